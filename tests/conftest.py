@@ -1,0 +1,38 @@
+"""What every test shares: which tests run where."""
+
+import importlib.util
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--torture", action="store_true", help="run the long crash and fault tests too"
+    )
+
+
+def why_no_gpu() -> str | None:
+    """The reason why tests marked gpu cannot run here, or None where they can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CUDA says: {error}"
+    return None if devices else "no CUDA device"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--torture"):
+        skip = pytest.mark.skip(reason="long: needs --torture (make torture)")
+        for item in items:
+            if "torture" in item.keywords:
+                item.add_marker(skip)
+
+    on_gpu = [item for item in items if "gpu" in item.keywords]
+    reason = why_no_gpu() if on_gpu else None
+    if reason:
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
