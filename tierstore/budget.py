@@ -1,0 +1,92 @@
+"""How much memory a store may take, in bytes or rows, for all its tables or table by table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tierstore.errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["Budget", "Size", "format_bytes", "parse_bytes"]
+
+Size = int | str
+"""A number of bytes: an int, or a text such as "2GiB"."""
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(size: Size) -> int:
+    """Turn a size into a whole number of bytes.
+
+    `"2GiB"` counts in powers of 1024, `"2GB"` and `"2G"` in powers of 1000, and a plain number in
+    bytes. Raises InvalidInputError for anything else and for negative sizes.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise InvalidTypeError(f"a size is an int or a text such as '2GiB', not {size!r}")
+    if isinstance(size, int):
+        if size < 0:
+            raise InvalidInputError(f"a size cannot be negative: {size}")
+        return size
+    match = _PATTERN.fullmatch(size.strip())
+    if match is None:
+        raise InvalidInputError(f"not a size: {size!r}; write bytes, or for example 512MiB or 2GB")
+    number, unit, binary = match.groups()
+    base = 1024 if binary else 1000
+    return int(float(number) * base ** _POWERS[unit.lower()])
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write a number of bytes for people, in powers of 1024: `"14.3 GiB"`."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} PiB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Hard caps on the memory of the host and GPU tiers.
+
+    `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
+    and `gpu_rows` are numbers of slots instead, with the maps on top. Each is one value, shared by
+    the tables in proportion to their bytes, or a dict from table name to value. None takes the
+    default: the host tier the table or a quarter of the available RAM, the GPU tier the table or
+    half of the free device memory, whichever is less. 0 leaves the tier out.
+
+    >>> Budget(host="1GiB", gpu_rows=1000)
+    Budget(host='1GiB', gpu=None, host_rows=None, gpu_rows=1000)
+    """
+
+    host: Size | Mapping[str, Size] | None = None
+    gpu: Size | Mapping[str, Size] | None = None
+    host_rows: int | Mapping[str, int] | None = None
+    gpu_rows: int | Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be read, before any memory is taken."""
+        for value in (self.host, self.gpu, self.host_rows, self.gpu_rows):
+            for size in value.values() if isinstance(value, Mapping) else (value,):
+                if size is not None:
+                    parse_bytes(size)
+        for tier in ("host", "gpu"):
+            if getattr(self, tier) is not None and getattr(self, f"{tier}_rows") is not None:
+                raise InvalidInputError(f"give {tier} or {tier}_rows, not both")
+
+    def slots(self, tier: str, table: str) -> int | None:
+        """Return the number of slots asked for `table` in `tier`, or None where bytes decide."""
+        value = getattr(self, f"{tier}_rows")
+        return value.get(table) if isinstance(value, Mapping) else value
+
+    def nbytes(self, tier: str, table: str, share: float) -> int | None:
+        """Return the bytes for `table` in `tier`, or None for the default.
+
+        `share` is the table's part (0..1) of a value that is given for all tables together.
+        """
+        value = getattr(self, tier)
+        if isinstance(value, Mapping):
+            return None if table not in value else parse_bytes(value[table])
+        return None if value is None else int(parse_bytes(value) * share)

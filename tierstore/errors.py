@@ -1,0 +1,159 @@
+"""Every error this library raises, in one tree.
+
+Each class is also the builtin a caller would catch anyway, and each message says what happened, the
+numbers involved and the next step.
+
+    TierStoreError
+    ├── NotAStoreError         FileNotFoundError   the path holds no store
+    ├── FormatError            ValueError          a file that cannot be read as what it claims to be
+    ├── CorruptStoreError      OSError             a checksum or size does not match
+    │   └── CorruptRowError                        … of single rows
+    ├── LockedError            BlockingIOError     another writer has the store
+    │   └── ConcurrentWriterError                  … and has published in between
+    ├── StoreFullError         OSError             no space, quota or file-size limit
+    ├── StoreIOError           OSError             any other failure of the file system
+    ├── CommitFailedError      OSError             a commit that cannot be retried; the last one is intact
+    ├── ExistsError            FileExistsError     the target exists already
+    ├── RowIndexError          IndexError          row ids outside the table
+    ├── InvalidInputError      ValueError          a value that cannot be used
+    ├── InvalidTypeError       TypeError           a value of the wrong kind
+    ├── UnknownNameError       KeyError            no such table, field, key or payload
+    ├── VersionError           LookupError         no such version
+    ├── CapacityError          MemoryError         a budget too small for what it must hold
+    ├── ClosedError            ValueError          the store was closed
+    ├── ReadOnlyError          PermissionError     the store was opened for reading
+    ├── ForkedStoreError       RuntimeError        a store used in a forked child
+    ├── DeviceError            RuntimeError        a GPU that is absent, lost or the wrong one
+    └── MissingExtraError      ImportError         an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "CapacityError",
+    "ClosedError",
+    "CommitFailedError",
+    "ConcurrentWriterError",
+    "CorruptRowError",
+    "CorruptStoreError",
+    "DeviceError",
+    "ExistsError",
+    "ForkedStoreError",
+    "FormatError",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "LockedError",
+    "MissingExtraError",
+    "NotAStoreError",
+    "ReadOnlyError",
+    "RowIndexError",
+    "StoreFullError",
+    "StoreIOError",
+    "TierStoreError",
+    "UnknownNameError",
+    "VersionError",
+]
+
+
+class TierStoreError(Exception):
+    """Root of the tree: catches everything this library raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message alone; builtins such as KeyError would quote it."""
+        return str(self.args[0]) if self.args else self.__class__.__name__
+
+
+class NotAStoreError(TierStoreError, FileNotFoundError):
+    """The path does not hold a tierstore store."""
+
+
+class FormatError(TierStoreError, ValueError):
+    """A file is not what it claims to be, or was written by a newer version."""
+
+
+class CorruptStoreError(TierStoreError, OSError):
+    """A file of the store is missing, has the wrong size or fails its checksum."""
+
+
+class CorruptRowError(CorruptStoreError):
+    """Rows whose bytes do not match their checksum; they are never returned.
+
+    Attributes:
+        rows: the ids of the damaged rows that were found, ascending.
+        file: the file that holds them, relative to the store.
+    """
+
+    def __init__(self, message: str, *, rows: Sequence[int] = (), file: str = "") -> None:
+        super().__init__(message)
+        self.rows = list(rows)
+        self.file = file
+
+
+class LockedError(TierStoreError, BlockingIOError):
+    """Another writer holds the store."""
+
+
+class ConcurrentWriterError(LockedError):
+    """Another writer, one that got past the lock, published a version in between."""
+
+
+class StoreFullError(TierStoreError, OSError):
+    """No space left, or a quota or file-size limit was reached; the last commit is intact."""
+
+
+class StoreIOError(TierStoreError, OSError):
+    """The file system failed in another way than being full."""
+
+
+class CommitFailedError(TierStoreError, OSError):
+    """A commit failed in a way that must not be retried; the last version is intact."""
+
+
+class ExistsError(TierStoreError, FileExistsError):
+    """The target exists already and was left as it is."""
+
+
+class RowIndexError(TierStoreError, IndexError):
+    """Row ids outside 0..rows-1."""
+
+
+class InvalidInputError(TierStoreError, ValueError):
+    """A value, shape or combination that cannot be used."""
+
+
+class InvalidTypeError(TierStoreError, TypeError):
+    """A value of a kind that cannot be used."""
+
+
+class UnknownNameError(TierStoreError, KeyError):
+    """No table, field, external key or payload of that name."""
+
+
+class VersionError(TierStoreError, LookupError):
+    """A version that does not exist or is no longer kept."""
+
+
+class CapacityError(TierStoreError, MemoryError):
+    """A memory budget is too small for what it must hold."""
+
+
+class ClosedError(TierStoreError, ValueError):
+    """The store was closed before this call."""
+
+
+class ReadOnlyError(TierStoreError, PermissionError):
+    """A write to a store that was opened for reading."""
+
+
+class ForkedStoreError(TierStoreError, RuntimeError):
+    """A store that was opened before a fork is used in the child."""
+
+
+class DeviceError(TierStoreError, RuntimeError):
+    """A GPU that is missing, lost, or not the one the data is on."""
+
+
+class MissingExtraError(TierStoreError, ImportError):
+    """An optional dependency is missing; the message holds the pip line."""
