@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import (
+    CorruptStoreError,
     ExistsError,
     FormatError,
     InvalidInputError,
@@ -341,45 +342,49 @@ class Directory:
         self.close()
 
 
-def map_files(
-    files: Sequence[tuple[File | None, int]], *, advice: int = mmap.MADV_RANDOM
-) -> npt.NDArray[np.uint8]:
-    """Map files read-only, one after another, as one array of bytes.
+def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray[np.uint8]:
+    """Map the first `nbytes` of each file read-only, one after another, as one array of bytes.
 
-    Each part is a file, or None for zeros, and its number of bytes; every part but the last must be
-    a multiple of the page size and every file at least that long. The mapping lives as long as the
-    array or a view of it, and the files may be closed.
+    More than one file needs `nbytes` to be a multiple of the page size. A file that is shorter is
+    refused, since touching a page behind its end would kill the process. The mapping lives as long
+    as the array or a view of it; the files may be closed.
     """
-    total = sum(nbytes for _, nbytes in files)
-    if total == 0:
+    for file in files:
+        if file.size < nbytes:
+            raise CorruptStoreError(
+                f"{file.path} has {file.size} bytes, at least {nbytes} are expected; "
+                "restore the file from a copy, or open another version"
+            )
+    if nbytes * len(files) == 0:
         return np.empty(0, np.uint8)
-    for file, nbytes in files:
-        if file is not None and file.size < nbytes:
-            raise StoreIOError(f"{file.path} has {file.size} bytes, {nbytes} were to be mapped")
-    if len(files) == 1 and files[0][0] is not None:
-        region = mmap.mmap(files[0][0].fd, total, mmap.MAP_SHARED, mmap.PROT_READ)
-    else:
-        region = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_NORESERVE, mmap.PROT_READ)
+    with _explained("map", files[0].path):
+        if len(files) == 1:
+            region = mmap.mmap(files[0].fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        else:
+            region = _reserve(nbytes * len(files))
     array = np.frombuffer(region, np.uint8)
     if len(files) > 1:
-        _map_over(array, files)
+        _map_over(array, files, nbytes)
     region.madvise(advice)
     return array
 
 
-def _map_over(array: npt.NDArray[np.uint8], files: Sequence[tuple[File | None, int]]) -> None:
-    """Lay each file over its part of an anonymous mapping, which stays the owner."""
+def _reserve(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_NORESERVE, mmap.PROT_READ)
+
+
+def _map_over(array: npt.NDArray[np.uint8], files: Sequence[File], nbytes: int) -> None:
+    """Lay each file over its part of a reserved range, whose mapping stays the owner."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
     address, map_fixed = array.ctypes.data, 0x10
-    for file, nbytes in files:
-        if file is not None and nbytes:
-            flags = mmap.MAP_SHARED | map_fixed
-            mapped = libc.mmap(address, nbytes, mmap.PROT_READ, flags, file.fd, 0)
-            if mapped != address:
-                code = ctypes.get_errno()
-                raise StoreIOError(f"cannot map {file.path}: {os.strerror(code)}")
+    for file in files:
+        mapped = libc.mmap(
+            address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | map_fixed, file.fd, 0
+        )
+        if mapped != address:
+            raise StoreIOError(f"cannot map {file.path}: {os.strerror(ctypes.get_errno())}")
         address += nbytes
 
 

@@ -1,0 +1,130 @@
+"""Records in compressed chunks: smaller on disk, a whole chunk to decode for a row.
+
+Meant for tables that are kept or read more than they are trained. A chunk is replaced as a whole,
+by a complete new file that takes its name, so a crash leaves the old chunk or the new one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import io
+from tierstore.errors import CorruptStoreError
+from tierstore.spec import TableSpec
+
+__all__ = ["CompressedRecords"]
+
+_CACHED_CHUNKS = 16
+
+
+class _Codec(Protocol):
+    def encode(self, data: Any) -> Any: ...
+
+    def decode(self, data: Any, out: Any = None) -> Any: ...
+
+
+def _codec(name: str | None) -> _Codec:
+    """Return the numcodecs codec that stands behind a zarr v3 codec of ours."""
+    import numcodecs
+
+    if name == "lz4":
+        codec: _Codec = numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
+    else:
+        codec = numcodecs.Zstd(level=3)
+    return codec
+
+
+class CompressedRecords:
+    """The records of a compressed array, read and replaced by whole chunks.
+
+    The few chunks decoded last are kept, since rows of a batch often share them.
+    """
+
+    def __init__(self, directory: io.Directory, spec: TableSpec, *, write: bool) -> None:
+        """Take over the array's open directory."""
+        self.rows = spec.rows
+        self.record_bytes = spec.layout.record_bytes
+        self._directory = directory
+        self._chunk_rows = spec.chunk_rows or spec.rows
+        self._codec = _codec(spec.compression)
+        self._write = write
+        self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
+
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
+        chunks = rows // self._chunk_rows
+        order = np.argsort(chunks, kind="stable")
+        bounds = np.flatnonzero(np.diff(chunks[order], prepend=-1))
+        for part in np.split(order, bounds[1:]):
+            if part.size:
+                number = int(chunks[part[0]])
+                out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Do nothing: a chunk is decoded when it is read."""
+
+    def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct."""
+        chunks = rows // self._chunk_rows
+        bounds = np.flatnonzero(np.diff(chunks, prepend=-1))
+        for part in np.split(np.arange(rows.size), bounds[1:]):
+            if part.size:
+                number = int(chunks[part[0]])
+                chunk = self._chunk(number).copy()
+                chunk[rows[part] - number * self._chunk_rows] = records[part]
+                self._replace(number, chunk)
+
+    def sync(self) -> None:
+        """Make every write durable; chunks were synced as they were written, their names are now."""
+        self._directory.sync()
+
+    def close(self) -> None:
+        """Close the directory and forget decoded chunks."""
+        self._decoded.clear()
+        self._directory.close()
+
+    def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
+        chunk = self._decoded.get(number)
+        if chunk is None:
+            chunk = self._decode(number)
+            self._decoded[number] = chunk
+            if len(self._decoded) > _CACHED_CHUNKS:
+                self._decoded.popitem(last=False)
+        else:
+            self._decoded.move_to_end(number)
+        return chunk
+
+    def _decode(self, number: int) -> npt.NDArray[np.uint8]:
+        shape = (self._chunk_rows, self.record_bytes)
+        name = f"c.{number}.0"
+        nbytes = self._chunk_rows * self.record_bytes
+        chunk = np.empty(nbytes, np.uint8)
+        try:
+            packed = self._directory.read_file(name, nbytes + nbytes // 8 + 4096)
+        except FileNotFoundError:
+            return np.zeros(shape, np.uint8)
+        try:
+            decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
+        except (RuntimeError, ValueError) as error:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)} cannot be decoded ({error}); "
+                "restore the file from a copy"
+            ) from None
+        if decoded.size != nbytes:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)} holds {decoded.size} bytes of records, "
+                f"{nbytes} are expected; restore the file from a copy"
+            )
+        return chunk.reshape(shape)
+
+    def _replace(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
+        name = f"c.{number}.0"
+        temporary = f"{name}.{uuid.uuid4().hex[:8]}.partial"
+        self._directory.write_file(temporary, bytes(self._codec.encode(chunk)))
+        self._directory.rename(temporary, name)
+        self._decoded[number] = chunk

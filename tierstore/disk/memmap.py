@@ -1,0 +1,76 @@
+"""The memmap base: a plain .npy file that `np.load(path, mmap_mode="r")` opens without tierstore."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tierstore import io
+from tierstore.disk.records import RecordFiles
+from tierstore.errors import CorruptStoreError
+from tierstore.spec import RecordLayout, TableSpec
+
+__all__ = ["create", "names", "open_records"]
+
+ROWS = "rows.npy"
+DATA_OFFSET = 4096
+"""The header fills one page, so that records start at a page boundary."""
+
+_SHAPE = re.compile(rb"'shape': \((\d{1,16}),")
+
+
+def header(layout: RecordLayout, rows: int) -> bytes:
+    """Return the .npy header of a table, padded to DATA_OFFSET bytes.
+
+    Format: NumPy enhancement proposal 1, version 1.0.
+    """
+    if layout.dtype.names is None:
+        descr: Any = layout.dtype.str
+        shape: tuple[int, ...] = (rows, layout.record_bytes // layout.dtype.itemsize)
+    else:
+        descr, shape = np.lib.format.dtype_to_descr(layout.dtype), (rows,)
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode("ascii")
+    magic = b"\x93NUMPY\x01\x00" + (DATA_OFFSET - 10).to_bytes(2, "little")
+    return magic + text.ljust(DATA_OFFSET - 11) + b"\n"
+
+
+def names(spec: TableSpec) -> list[str]:
+    """Names of the files of this backend, relative to the generation."""
+    return [ROWS]
+
+
+def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
+    """Create the file, with space for every row unless the table is sparse, and open it."""
+    file = directory.create(ROWS)
+    nbytes = DATA_OFFSET + spec.nbytes
+    if spec.sparse:
+        file.truncate(nbytes)
+    else:
+        file.allocate(0, nbytes)
+    file.write(header(spec.layout, spec.rows), 0)
+    return _records(file, spec)
+
+
+def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> RecordFiles:
+    """Open the file, whose header must be the one this table's spec gives; it is never evaluated.
+
+    A table that grew has more rows in the header than a version from before knows of.
+    """
+    file = directory.open_file(ROWS, write=write)
+    found = file.read(DATA_OFFSET)
+    match = _SHAPE.search(found)
+    rows = int(match.group(1)) if match else 0
+    if rows < spec.rows or found != header(spec.layout, rows):
+        raise CorruptStoreError(
+            f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+            "restore the file from a copy"
+        )
+    return _records(file, spec)
+
+
+def _records(file: io.File, spec: TableSpec) -> RecordFiles:
+    return RecordFiles(
+        [file], rows=spec.rows, record_bytes=spec.layout.record_bytes, offset=DATA_OFFSET
+    )

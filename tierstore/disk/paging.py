@@ -1,0 +1,117 @@
+"""Getting the pages of scattered records off the disk before a copy touches them.
+
+A page fault reads one page and waits for it: 11,000 a second where the same device serves 141,000
+when every page is announced first. `madvise(WILLNEED)` announces pages without waiting, so one
+thread keeps the device's queue full. `process_madvise` takes 512 page ranges a call; a kernel
+without it is served range by range.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["announce", "method"]
+
+PAGE = mmap.PAGESIZE
+MERGE_GAP = 12 << 10
+"""Neighbouring ranges are merged across this many bytes: bandwidth ÷ requests a second."""
+
+_RANGES_PER_CALL = 512
+_SAMPLES = 64
+_SYS_PIDFD_OPEN = 434
+_SYS_PROCESS_MADVISE = 440
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    libc.syscall.restype = ctypes.c_long
+    return libc
+
+
+@cache
+def _pidfd(pid: int) -> int:
+    """A descriptor for this process, or -1 where `process_madvise` is not to be had.
+
+    Keyed by the process id, so that a forked child opens its own.
+    """
+    fd = int(_libc().syscall(_SYS_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0)))
+    if fd < 0:
+        return -1
+    probe = mmap.mmap(-1, PAGE)
+    address = np.frombuffer(probe, np.uint8).ctypes.data
+    return fd if _process_madvise(fd, np.array([[address, PAGE]], np.uint64)) else -1
+
+
+def _process_madvise(fd: int, ranges: npt.NDArray[np.uint64]) -> bool:
+    result = _libc().syscall(
+        ctypes.c_long(_SYS_PROCESS_MADVISE),
+        ctypes.c_int(fd),
+        ctypes.c_void_p(ranges.ctypes.data),
+        ctypes.c_size_t(len(ranges)),
+        ctypes.c_int(mmap.MADV_WILLNEED),
+        ctypes.c_uint(0),
+    )
+    return bool(result >= 0)
+
+
+def method() -> str:
+    """Name the way pages are announced on this machine, for `tierstore doctor`."""
+    return "process_madvise" if _pidfd(os.getpid()) >= 0 else "madvise"
+
+
+def announce(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> None:
+    """Start reading the pages that hold `rows` of mapped `records`, without waiting for them.
+
+    Costs nothing but a sample of the page table where the pages are in memory already.
+    """
+    if rows.size and not _looks_resident(records, rows):
+        _willneed(_page_ranges(records, rows))
+
+
+def _looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
+    sample = rows[:: max(1, rows.size // _SAMPLES)]
+    start, width = records.ctypes.data, records.shape[1]
+    state = ctypes.create_string_buffer(width // PAGE + 2)
+    mincore = _libc().mincore
+    for row in sample.tolist():
+        first = (start + row * width) // PAGE * PAGE
+        nbytes = start + (row + 1) * width - first
+        if mincore(first, nbytes, state) != 0:
+            return False
+        if not all(byte & 1 for byte in state.raw[: -(-nbytes // PAGE)]):
+            return False
+    return True
+
+
+def _page_ranges(
+    records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """Return (address, bytes) of the pages of `rows`, merged across small gaps, ascending."""
+    width = records.shape[1]
+    starts = np.sort(rows) * width + records.ctypes.data
+    first = starts // PAGE * PAGE
+    last = -(-(starts + width) // PAGE) * PAGE
+    opens = np.ones(first.size, bool)
+    opens[1:] = first[1:] > last[:-1] + MERGE_GAP
+    closes = np.append(opens[1:], True)
+    begin = first[opens]
+    return np.stack([begin, last[closes] - begin], axis=1).astype(np.uint64)
+
+
+def _willneed(ranges: npt.NDArray[np.uint64]) -> None:
+    fd = _pidfd(os.getpid())
+    for start in range(0, len(ranges), _RANGES_PER_CALL):
+        part = np.ascontiguousarray(ranges[start : start + _RANGES_PER_CALL])
+        if fd >= 0 and _process_madvise(fd, part):
+            continue
+        for address, nbytes in part.tolist():
+            _libc().madvise(address, nbytes, mmap.MADV_WILLNEED)

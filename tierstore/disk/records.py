@@ -1,0 +1,112 @@
+"""Records that lie row after row in one or more files, mapped to be read and patched by writes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import io
+from tierstore.disk import paging
+
+__all__ = ["BLOCK_BYTES", "RecordFiles"]
+
+BLOCK_BYTES = 4 << 20
+"""Bytes that are staged at a time: small enough for the caches, large enough for the disk."""
+
+_DENSE_PAGES = 1 / 8
+"""Share of a block's pages above which it is rewritten as a whole."""
+
+
+class RecordFiles:
+    """Fixed-size records in files of `rows_per_file` each, the first of which starts at `offset`.
+
+    Where there is more than one file, each starts at 0 and holds whole pages.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[io.File],
+        *,
+        rows: int,
+        record_bytes: int,
+        offset: int = 0,
+        rows_per_file: int | None = None,
+    ) -> None:
+        """Map the files, which must be complete, and keep them for writing."""
+        self.rows = rows
+        self.record_bytes = record_bytes
+        self._files = files
+        self._offset = offset
+        self._rows_per_file = rows_per_file or rows
+        length = offset + self._rows_per_file * record_bytes
+        mapped = io.map_files(files, length, advice=mmap.MADV_RANDOM)
+        data = mapped[offset : offset + rows * record_bytes]
+        self.records: npt.NDArray[np.uint8] = data.reshape(rows, record_bytes)
+        """The rows, `(rows, record_bytes)`, read-only."""
+
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`; pages come from the disk at once."""
+        self.prefetch(rows)
+        np.take(self.records, rows, axis=0, out=out, mode="clip")
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Start reading the pages of `rows` without waiting."""
+        paging.announce(self.records, rows)
+
+    def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
+
+        Where many pages of a block change, the block is read, patched and written in one piece;
+        elsewhere the pages are announced first, since a write to part of a page must read it.
+        """
+        span = max(1, BLOCK_BYTES // self.record_bytes)
+        blocks = np.flatnonzero(np.diff(rows // span, prepend=-1))
+        for begin, end in zip(blocks.tolist(), [*blocks[1:].tolist(), rows.size], strict=True):
+            self._write_block(rows[begin:end], records[begin:end], span)
+
+    def _write_block(
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], span: int
+    ) -> None:
+        first, last = int(rows[0]), int(rows[-1])
+        start = first // span * span
+        stop = min(start + span, self.rows)
+        pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size
+        if pages > _DENSE_PAGES * (stop - start) * self.record_bytes / mmap.PAGESIZE:
+            block = self.records[first : last + 1].copy()
+            block[rows - first] = records
+            self._put(first, block)
+            return
+        self.prefetch(rows)
+        runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
+        for begin, end in zip(runs, [*runs[1:], rows.size], strict=True):
+            self._put(int(rows[begin]), records[begin:end])
+
+    def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
+        """Write consecutive records, each part into the file that holds it."""
+        done = 0
+        while done < len(records):
+            number, row = divmod(first + done, self._rows_per_file)
+            count = min(len(records) - done, self._rows_per_file - row)
+            part = np.ascontiguousarray(records[done : done + count])
+            self._files[number].write(part, self._offset + row * self.record_bytes)
+            done += count
+
+    def sync(self) -> None:
+        """Make every write durable."""
+        for file in self._files:
+            file.sync()
+
+    def drop_cache(self) -> None:
+        """Let the system forget the clean pages of these files."""
+        for file in self._files:
+            file.advise(os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the files; the mapping goes with the last view of it."""
+        for file in self._files:
+            file.close()
+        self.records = np.empty((0, self.record_bytes), np.uint8)
