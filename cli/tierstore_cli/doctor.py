@@ -1,0 +1,56 @@
+"""`tierstore doctor`: check this machine and what is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tierstore import machine
+from tierstore.budget import format_bytes
+from tierstore_cli.command import Command
+from tierstore_cli.failure import Failure
+from tierstore_cli.output import Grid, Output
+
+
+@click.command(cls=Command)
+@click.argument("path", type=click.Path(path_type=Path), default=Path())
+def doctor(out: Output, path: Path) -> None:
+    """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
+
+    Nothing is changed, nothing leaves the machine, and no GPU is touched. Exits with 1 when
+    something is wrong, and prints the line that mends it.
+
+    \b
+    Examples:
+      tierstore doctor
+      tierstore doctor /mnt/nvme/emb.tier
+      tierstore doctor --json
+    """
+    facts = machine.examine(path)
+    out.show(facts.to_dict(), Grid((), _rows(facts)))
+    if facts.problems:
+        raise Failure("\n".join(facts.problems))
+
+
+def _rows(facts: machine.Machine) -> list[tuple[str, str]]:
+    """Return the facts as names and texts."""
+    locked, cuda, disk = facts.lock_limit_bytes, facts.cuda, facts.storage
+    packages = {name: version or "not installed" for name, version in facts.packages.items()}
+    return [
+        ("python", f"{facts.python} on {facts.platform}"),
+        *packages.items(),
+        *(cuda.cupy.items() or [("cupy", "not installed")]),
+        ("torch's CUDA", cuda.torch or "none"),
+        ("NVIDIA driver", cuda.driver or "none"),
+        ("GPUs", ", ".join(cuda.devices) or "none"),
+        ("CPUs", str(facts.cpus)),
+        (
+            "memory",
+            f"{format_bytes(facts.available_bytes)} free of {format_bytes(facts.memory_bytes)}",
+        ),
+        ("ulimit -l", "unlimited" if locked is None else format_bytes(locked)),
+        ("disk", f"{format_bytes(disk.free_bytes)} free of {format_bytes(disk.total_bytes)}"),
+        ("page reads", facts.page_reads),
+        ("filesystem", f"{disk.filesystem or 'unknown'} at {disk.path}"),
+    ]

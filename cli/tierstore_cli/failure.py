@@ -1,0 +1,87 @@
+"""From errors to one line on stderr and an exit code. The only place where that is decided."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import click
+
+from tierstore_cli.text import fitted, printable
+
+
+class Failure(click.ClickException):
+    """A command that could not do its work: a message and an exit code."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message to stderr."""
+        file = file or sys.stderr
+        message = printable(self.message, keep="\n")
+        click.echo(fitted(f"Error: {message}", file), file=file)
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C, or a signal that is treated like it."""
+
+    exit_code = 130
+
+    def __init__(self) -> None:
+        super().__init__("interrupted")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say so on stderr, on a line of its own."""
+        click.echo("\nInterrupted.", err=True)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code for an error of the library or the operating system."""
+    from tierstore import errors
+
+    table: list[tuple[type[BaseException], int]] = [
+        (errors.NotAStoreError, 3),
+        (errors.FormatError, 3),
+        (errors.CorruptStoreError, 4),
+        (errors.LockedError, 5),
+        (errors.StoreFullError, 6),
+        (errors.StoreIOError, 6),
+        (errors.CommitFailedError, 6),
+        (errors.TierStoreError, 1),
+        (OSError, 6),
+    ]
+    return next((code for kind, code in table if isinstance(error, kind)), 1)
+
+
+@contextmanager
+def failures(debug: bool) -> Iterator[None]:
+    """Turn whatever the body raises into a Failure; click's own exceptions pass.
+
+    A closed pipe passes too: click ends quietly there. With `debug` the traceback is printed first.
+    """
+    from tierstore.errors import TierStoreError
+
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            raise
+        if debug:
+            traceback.print_exc()
+        if isinstance(error, (TierStoreError, OSError)):
+            message = str(error)
+        elif isinstance(error, MemoryError):
+            message = "out of memory"
+        else:
+            message = (
+                f"unexpected {type(error).__name__}: {error}\nRun again with --debug and report it."
+            )
+        raise Failure(message, exit_code(error)) from error

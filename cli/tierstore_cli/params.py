@@ -1,0 +1,150 @@
+"""Types of option values, and the options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+import tierstore
+from tierstore.errors import InvalidInputError, TierStoreError
+from tierstore.laws import Law
+from tierstore.spec import DTYPES, Field, check_name
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # not generic in older versions of click
+
+LawOfSeed = Callable[[int], Law]
+
+
+class RowRange(ParamType):
+    """Rows `A:B`, from A up to but without B; either may be left out."""
+
+    name = "A:B"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int | None]:
+        """Return (first, last + 1), the latter None where it was left out."""
+        match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
+        if match is None:
+            self.fail(f"{value!r}: write A:B, rows A up to but without B, such as 0:5", param, ctx)
+        start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
+        if stop is not None and stop <= start:
+            self.fail(f"{value!r} holds no row: {stop} is not after {start}", param, ctx)
+        return start, stop
+
+
+class InitLaw(ParamType):
+    """A law of first values, written as a call: `normal(0,0.01)`."""
+
+    name = "zeros|uniform(a,b)|normal(mean,std)|xavier_uniform"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> LawOfSeed:
+        """Return a function from a seed to the law."""
+        match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
+        laws: dict[tuple[str, int], Callable[..., Law]] = {
+            ("zeros", 0): lambda seed: tierstore.zeros(),
+            ("uniform", 2): lambda a, b, seed: tierstore.uniform(a, b, seed=seed),
+            ("normal", 2): lambda mean, std, seed: tierstore.normal(mean, std, seed=seed),
+            ("xavier_uniform", 0): lambda seed: tierstore.xavier_uniform(seed=seed),
+        }
+        try:
+            name, arguments = match.groups() if match else ("", None)
+            numbers = [float(text) for text in arguments.split(",")] if arguments else []
+            law = laws[name, len(numbers)]
+            law(*numbers, seed=0)  # finite, in order, …
+        except InvalidInputError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        except (KeyError, ValueError):
+            self.fail(f"{value!r} is not one of {self.name}, with numbers", param, ctx)
+        return lambda seed: law(*numbers, seed=seed)
+
+
+# Names as torch.optim keeps them in `optimizer.state`; None: the dim of the weight.
+PRESETS: dict[str, dict[str, int | None]] = {
+    "adadelta": {"square_avg": None, "acc_delta": None},
+    "adagrad": {"sum": None},
+    "adam": {"exp_avg": None, "exp_avg_sq": None},
+    "adamax": {"exp_avg": None, "exp_inf": None},
+    "adamw": {"exp_avg": None, "exp_avg_sq": None},
+    "amsgrad": {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": None},
+    "nadam": {"exp_avg": None, "exp_avg_sq": None},
+    "radam": {"exp_avg": None, "exp_avg_sq": None},
+    "rmsprop": {"square_avg": None},
+    "rowwise_adagrad": {"sum": 1},
+    "sgd-momentum": {"momentum_buffer": None},
+    "sparse_adam": {"exp_avg": None, "exp_avg_sq": None},
+}
+"""The row-shaped state of optimizers, by the name under which one asks for it."""
+
+
+@dataclass(frozen=True)
+class StateField:
+    """A field beside the weight; what is None is as the weight's."""
+
+    name: str
+    dtype: str | None
+    dim: int | None
+
+    def beside(self, weight: Field) -> Field:
+        """Return the field for a table with this weight."""
+        return Field(self.dim or weight.dim, self.dtype or weight.dtype)
+
+
+class State(ParamType):
+    """Optimizer state: a preset (`adam`, `adam:bfloat16`) or one field `NAME[:DTYPE[:DIM]]`."""
+
+    name = "adam|adagrad|…|NAME[:DTYPE[:DIM]]"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[StateField]:
+        """Return the fields that are asked for."""
+        name, dtype, dim = (*str(value).split(":", 2), "", "")[:3]
+        if dtype and dtype not in DTYPES:
+            self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(DTYPES)}", param, ctx)
+        if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
+            self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
+        if name in PRESETS:
+            if dim:
+                self.fail(f"{name} has the weight's dim; leave {dim!r} out", param, ctx)
+            return [StateField(each, dtype or None, n) for each, n in PRESETS[name].items()]
+        try:
+            check_name(name, "field")
+        except InvalidInputError as error:
+            self.fail(f"{error}; or one of {', '.join(PRESETS)}", param, ctx)
+        return [StateField(name, dtype or None, int(dim) if dim else None)]
+
+
+def complete_table(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the names of the store's tables."""
+    try:
+        with tierstore.open(ctx.params["store"]) as store:
+            return [CompletionItem(name) for name in store.tables if name.startswith(incomplete)]
+    except (KeyError, TierStoreError, OSError):
+        return []
+
+
+STORE = click.argument("store", type=click.Path(path_type=Path))
+TABLE = click.option(
+    "--table",
+    metavar="NAME",
+    shell_complete=complete_table,
+    help="The table; may be left out where the store has one.",
+)
+FIELD = click.option(
+    "--field", default="weight", show_default=True, metavar="NAME", help="The field of its records."
+)
+DTYPE = click.Choice(list(DTYPES))

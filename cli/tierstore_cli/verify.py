@@ -1,0 +1,69 @@
+"""`tierstore verify`: check every checksum and list the damaged rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import tierstore
+from tierstore_cli.command import Command
+from tierstore_cli.failure import Failure
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import STORE
+from tierstore_cli.progress import Progress
+
+DAMAGE = 4
+LISTED = 20
+
+
+@click.command(cls=Command)
+@STORE
+@click.option(
+    "--sample", type=click.IntRange(min=1), metavar="N", help="Check N random rows of each table."
+)
+def verify(out: Output, store: Path, sample: int | None) -> None:
+    """Check the rows and files of STORE against their checksums.
+
+    Goes on after the first damage and lists all of it; exits with 4 if there is any. What is
+    checked is the newest version; a trainer may go on writing meanwhile.
+
+    \b
+    Examples:
+      tierstore verify emb.tier
+      tierstore verify emb.tier --sample 100000
+      tierstore verify emb.tier --json | jq .bad_rows
+    """
+    with tierstore.open(store) as opened, Progress("verifying") as progress:
+        version = opened.version
+        report = opened.verify(sample=sample, progress=progress)
+
+    data = {
+        "store": str(store),
+        "version": version,
+        "ok": report.ok,
+        "rows_checked": report.rows_checked,
+        "bad_rows": report.bad_rows,
+        "bad_files": report.bad_files,
+    }
+    damage = [("file", name, "") for name in report.bad_files]
+    damage += [("rows", name, _listed(ids)) for name, ids in report.bad_rows.items() if ids]
+    summary = f"version {version}: {report.rows_checked:,} rows checked"
+    out.show(data, f"{summary}, all sound" if report.ok else summary, *_grid(damage))
+    if not report.ok:
+        rows = sum(map(len, report.bad_rows.values()))
+        raise Failure(
+            f"damage found: {rows:,} rows, {len(report.bad_files)} files; restore them from a copy, "
+            "or write those rows anew",
+            DAMAGE,
+        )
+
+
+def _grid(damage: list[tuple[str, str, str]]) -> list[Grid]:
+    return [Grid(("DAMAGED", "IN", "IDS"), damage)] if damage else []
+
+
+def _listed(ids: list[int]) -> str:
+    """Return the first ids as text; --json has them all."""
+    rest = len(ids) - LISTED
+    return " ".join(map(str, ids[:LISTED])) + (f" … and {rest:,} more" if rest > 0 else "")
