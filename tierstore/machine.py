@@ -213,7 +213,9 @@ def _torch_cuda() -> str | None:
 
 
 def _driver() -> str | None:
-    match = re.search(r"Kernel Module\D*([\d.]+)", _read(Path("/proc/driver/nvidia/version")))
+    match = re.search(
+        r"Kernel Module +(?:for \S+ +)?([\d.]+)", _read(Path("/proc/driver/nvidia/version"))
+    )
     return match[1] if match else None
 
 

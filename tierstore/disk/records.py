@@ -72,6 +72,9 @@ class RecordFiles:
         self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], span: int
     ) -> None:
         first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 == rows.size:
+            self._put(first, records)
+            return
         start = first // span * span
         stop = min(start + span, self.rows)
         pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size

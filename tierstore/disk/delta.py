@@ -1,0 +1,224 @@
+"""A delta: the records changed in one version, with their ids and checksums.
+
+    records   n × record_bytes     at position p: the p-th row to have changed
+    ids       n × uint64
+    sums      n × uint32           crc32c(id ‖ record)
+    footer    64 bytes             what the file is, and a checksum of ids, sums and itself
+
+While a version is being written its delta is live: records are put at positions as they are evicted,
+and a row that is evicted again overwrites its own. Sealing adds the rest. No manifest names a live
+delta, so a crash leaves a file that the next writer removes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import checksum, io
+from tierstore.disk import paging
+from tierstore.errors import CorruptRowError, CorruptStoreError
+
+__all__ = ["Delta", "DeltaInfo", "LiveDelta"]
+
+_MAGIC = b"TSDELTA1"
+_FOOTER = struct.Struct("<8s16sQQQI")
+_FOOTER_BYTES = 64
+_ALLOCATION = (1 << 20, 64 << 20)
+
+
+@dataclass(frozen=True)
+class DeltaInfo:
+    """What a manifest says of a delta: file name, bytes, rows, version and checksum of the footer."""
+
+    name: str
+    size: int
+    rows: int
+    version: int
+    crc32c: int
+
+
+def _footer(store: bytes, version: int, count: int, record_bytes: int, body: int) -> bytes:
+    head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body)
+    head = head.ljust(_FOOTER_BYTES - 4, b"\0")
+    return head + struct.pack("<I", checksum.crc32c(head))
+
+
+def _read(
+    name: str,
+    records: npt.NDArray[np.uint8],
+    ids: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.uint32],
+    positions: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+) -> None:
+    paging.announce(records, positions)
+    np.take(records, positions, axis=0, out=out, mode="clip")
+    rows = ids[positions]
+    wrong = checksum.mismatches(rows, out, sums[positions])
+    if wrong.size:
+        bad = np.unique(rows[wrong]).tolist()
+        raise CorruptRowError(
+            f"{len(bad)} rows in {name} do not match their checksum, the first is row {bad[0]}; "
+            "run 'tierstore verify' for the whole list",
+            rows=bad,
+            file=name,
+        )
+
+
+class Delta:
+    """A sealed delta, immutable, mapped to be read by position."""
+
+    def __init__(
+        self, directory: io.Directory, info: DeltaInfo, *, store: bytes, record_bytes: int
+    ) -> None:
+        """Open and check a delta: its exact size, its footer, its ids and checksums.
+
+        Raises CorruptStoreError if anything differs from what the manifest says.
+        """
+        self.info = info
+        self.record_bytes = record_bytes
+        self._sums_at = info.rows * (record_bytes + 8)
+        try:
+            file = directory.open_file(info.name)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{directory.join(info.name)} is missing, which version {info.version} needs; "
+                "restore it from a copy, or open an older version"
+            ) from None
+        with file:
+            self._check_size(file)
+            data = io.map_files([file], info.size, advice=mmap.MADV_RANDOM)
+        body = info.rows * record_bytes
+        self.records: npt.NDArray[np.uint8] = data[:body].reshape(info.rows, record_bytes)
+        self.ids: npt.NDArray[np.int64] = data[body : self._sums_at].view("<i8")
+        self.sums: npt.NDArray[np.uint32] = data[self._sums_at : -_FOOTER_BYTES].view("<u4")
+        expected = _footer(
+            store, info.version, info.rows, record_bytes, checksum.crc32c(data[body:-_FOOTER_BYTES])
+        )
+        found = data[-_FOOTER_BYTES:].tobytes()
+        if found != expected or checksum.crc32c(found) != info.crc32c:
+            raise CorruptStoreError(
+                f"{file.path}: ids, checksums or footer are damaged, or it belongs to another "
+                "store or version; restore it from a copy, or open an older version"
+            )
+
+    def _check_size(self, file: io.File) -> None:
+        expected = self._sums_at + 4 * self.info.rows + _FOOTER_BYTES
+        if self.info.size != expected or file.size != expected:
+            raise CorruptStoreError(
+                f"{file.path} has {file.size} bytes, {expected} are expected; restore it from a "
+                "copy, or open an older version"
+            )
+
+    def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        _read(self.info.name, self.records, self.ids, self.sums, positions, out)
+
+    def prefetch(self, positions: npt.NDArray[np.int64]) -> None:
+        """Start reading the records at `positions` without waiting."""
+        paging.announce(self.records, positions)
+
+
+class LiveDelta:
+    """The delta of the version that is being written."""
+
+    def __init__(self, directory: io.Directory, name: str, record_bytes: int) -> None:
+        """Create the file."""
+        self.name = name
+        self.record_bytes = record_bytes
+        self.count = 0
+        self._directory = directory
+        self._file = directory.create(name)
+        self._allocated = 0
+        self._records = np.empty((0, record_bytes), np.uint8)
+        self._ids = np.empty(0, np.int64)
+        self._sums = np.empty(0, np.uint32)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Row ids by position."""
+        return self._ids[: self.count]
+
+    def put(
+        self,
+        positions: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+    ) -> None:
+        """Write records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
+
+        Nothing is durable before the delta is sealed. If the disk is full nothing has changed.
+        """
+        count = max(self.count, int(positions.max(initial=-1)) + 1)
+        self._reserve(count)
+        sums = checksum.row_checksums(rows, records)
+        order = np.argsort(positions, kind="stable")
+        runs = np.flatnonzero(np.diff(positions[order], prepend=-2) != 1).tolist()
+        for begin, end in zip(runs, [*runs[1:], order.size], strict=True):
+            part = order[begin:end]
+            block = np.ascontiguousarray(records[part])
+            self._file.write(block, int(positions[part[0]]) * self.record_bytes)
+        self._ids[positions] = rows
+        self._sums[positions] = sums
+        self.count = count
+
+    def _reserve(self, count: int) -> None:
+        if count > self._ids.size:
+            room = max(count, 2 * self._ids.size, 1024)
+            ids = np.zeros(room, np.int64)
+            sums = np.zeros(room, np.uint32)
+            ids[: self.count], sums[: self.count] = self.ids, self._sums[: self.count]
+            self._ids, self._sums = ids, sums
+        needed = count * self.record_bytes
+        if needed > self._allocated:
+            least, most = _ALLOCATION
+            step = max(needed - self._allocated, min(max(self._allocated, least), most))
+            self._file.allocate(self._allocated, step)
+            self._allocated += step
+            self._map()
+
+    def _map(self) -> None:
+        data = io.map_files([self._file], self._allocated, advice=mmap.MADV_RANDOM)
+        whole = self._allocated // self.record_bytes
+        self._records = data[: whole * self.record_bytes].reshape(whole, self.record_bytes)
+
+    def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        _read(self.name, self._records, self._ids, self._sums, positions, out)
+
+    def prefetch(self, positions: npt.NDArray[np.int64]) -> None:
+        """Start reading the records at `positions` without waiting."""
+        paging.announce(self._records, positions)
+
+    def seal(self, *, store: bytes, version: int) -> DeltaInfo:
+        """Complete the file and make it durable; its name is not, until the directory is synced.
+
+        Where the version is not published after all, records may be put again and the delta be
+        sealed again.
+        """
+        tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
+        footer = _footer(store, version, self.count, self.record_bytes, checksum.crc32c(tail))
+        body = self.count * self.record_bytes
+        size = body + len(tail) + _FOOTER_BYTES
+        self._file.allocate(body, size - body)
+        self._file.write(tail + footer, body)
+        self._file.truncate(size)
+        self._allocated = body
+        self._map()
+        self._file.sync()
+        return DeltaInfo(self.name, size, self.count, version, checksum.crc32c(footer))
+
+    def close(self) -> None:
+        """Close the file; a mapping of it lives as long as it is read."""
+        self._file.close()
+        self._records = np.empty((0, self.record_bytes), np.uint8)
+
+    def remove(self) -> None:
+        """Close and delete the file: its rows were never committed."""
+        self.close()
+        self._directory.unlink(self.name)

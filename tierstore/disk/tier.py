@@ -1,0 +1,283 @@
+"""The lowest tier: base, committed deltas and the live delta, seen as one table of records.
+
+Committed bytes are never written over here. A record that is written goes to the live delta; an
+index says for every row which delta position holds its newest image, or that the base does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.disk.base import Base
+from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.records import BLOCK_BYTES
+from tierstore.errors import CapacityError
+from tierstore.stats import TierStats
+
+__all__ = ["DiskTier"]
+
+_MAX_POSITIONS = 2**31 - 2
+
+
+class DiskTier:
+    """Records by row, from wherever the newest image of each lies on disk.
+
+    `index[row]` is 0 where the base holds the row, else one more than a position in the deltas laid
+    end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
+    each row of a table only where deltas are dense.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        deltas: Sequence[Delta] = (),
+        *,
+        new_live: Callable[[], LiveDelta] | None = None,
+    ) -> None:
+        """Lay committed `deltas`, oldest first, over `base`.
+
+        `new_live` creates the live delta when the first record is written; None is read-only.
+        """
+        self.rows = base.rows
+        self.record_bytes = base.record_bytes
+        self.stats = TierStats()
+        self._base = base
+        self._new_live = new_live
+        self._live: LiveDelta | None = None
+        self._index = np.zeros(self.rows, np.int32)
+        self._replaced = np.empty(0, np.int32)
+        self._deltas: list[Delta] = []
+        self._starts = np.zeros(1, np.int64)
+        for delta in deltas:
+            self._lay(delta)
+
+    @property
+    def deltas(self) -> Sequence[Delta]:
+        """The committed deltas, oldest first."""
+        return self._deltas
+
+    @property
+    def live(self) -> LiveDelta | None:
+        """The delta of uncommitted records, if there are any."""
+        return self._live
+
+    @property
+    def index_bytes(self) -> int:
+        """Most bytes the index can take."""
+        return self._index.nbytes
+
+    def _lay(self, delta: Delta) -> None:
+        """Lay a delta over what is there: its rows are found in it from now on."""
+        self._point_to(np.asarray(delta.ids))
+        self._append(delta)
+
+    def _point_to(self, ids: npt.NDArray[np.int64]) -> None:
+        """Let the index say that `ids` lie, in order, behind all committed deltas."""
+        first = int(self._starts[-1]) + 1
+        self._check_positions(first + ids.size)
+        self._index[ids] = np.arange(first, first + ids.size, dtype=np.int32)
+
+    def _append(self, delta: Delta) -> None:
+        stop = int(self._starts[-1]) + delta.info.rows
+        self._check_positions(stop)
+        self._deltas.append(delta)
+        self._starts = np.append(self._starts, stop)
+
+    @staticmethod
+    def _check_positions(count: int) -> None:
+        if count > _MAX_POSITIONS:
+            raise CapacityError(f"the deltas hold {count} records; fold the store")
+
+    def read(
+        self,
+        rows: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        admit: bool = True,
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+
+        Every record is read whole and checked. `admit` is for tiers that keep what they read.
+        """
+        hi = self.record_bytes if hi is None else hi
+        whole = (lo, hi) == (0, self.record_bytes) and out.flags.c_contiguous
+        step = max(1, BLOCK_BYTES // self.record_bytes)
+        block = None if whole else np.empty((min(step, rows.size), self.record_bytes), np.uint8)
+        self.prefetch(rows[:step])
+        for start in range(0, rows.size, step):
+            part = rows[start : start + step]
+            self.prefetch(rows[start + step : start + 2 * step])
+            if block is None:
+                self._read(part, out[start : start + step])
+            else:
+                self._read(part, block[: part.size])
+                out[start : start + step] = block[: part.size, lo:hi]
+        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+
+    def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        places = self._index[rows]
+        if not places.any():
+            self._base.read(rows, out)
+            return
+        in_base = np.flatnonzero(places == 0)
+        if in_base.size:
+            records = np.empty((in_base.size, self.record_bytes), np.uint8)
+            self._base.read(rows[in_base], records)
+            out[in_base] = records
+        for source, start, which in self._by_delta(places):
+            records = np.empty((which.size, self.record_bytes), np.uint8)
+            source.read(places[which].astype(np.int64) - 1 - start, records)
+            out[which] = records
+
+    def _by_delta(
+        self, places: npt.NDArray[np.int32]
+    ) -> list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]]:
+        """Split index entries by delta: the delta, its first position, which entries are in it."""
+        number = np.searchsorted(self._starts, places - 1, side="right") - 1
+        parts: list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]] = []
+        sources: list[Delta | LiveDelta] = [*self._deltas]
+        if self._live is not None:
+            sources.append(self._live)
+        for found in np.unique(number[places > 0]).tolist():
+            which = np.flatnonzero((number == found) & (places > 0))
+            parts.append((sources[found], int(self._starts[found]), which))
+        return parts
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Start reading `rows` from the disk, without waiting."""
+        places = self._index[rows]
+        if not places.any():
+            self._base.prefetch(rows)
+            return
+        self._base.prefetch(rows[places == 0])
+        for source, start, which in self._by_delta(places):
+            source.prefetch(places[which].astype(np.int64) - 1 - start)
+
+    def write(
+        self,
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        lo: int = 0,
+        hi: int | None = None,
+    ) -> None:
+        """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
+
+        The rest of each record is kept. Raises StoreFullError, with nothing changed, on a full disk.
+        """
+        if not rows.size:
+            return
+        hi = self.record_bytes if hi is None else hi
+        if (lo, hi) != (0, self.record_bytes):
+            whole = np.empty((rows.size, self.record_bytes), np.uint8)
+            self.read(rows, whole)
+            whole[:, lo:hi] = records
+            records = whole
+        live = self._live
+        if live is None:
+            if self._new_live is None:
+                raise RuntimeError("a read-only disk tier was written to")
+            live = self._live = self._new_live()
+        start = int(self._starts[-1])
+        places = self._index[rows]
+        fresh = np.flatnonzero(places <= start)
+        positions = places.astype(np.int64) - 1 - start
+        positions[fresh] = np.arange(live.count, live.count + fresh.size)
+        self._check_positions(start + live.count + fresh.size)
+        first = live.count
+        replaced = _grown(self._replaced, first + fresh.size)
+        live.put(positions, rows, records)
+        replaced[first : first + fresh.size] = places[fresh]
+        self._replaced = replaced
+        self._index[rows[fresh]] = (positions[fresh] + 1 + start).astype(np.int32)
+        self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
+
+    def flush(self) -> None:
+        """Do nothing: what was written is in the live delta already."""
+
+    def seal_with(self, delta: Delta) -> None:
+        """Take the live delta, now committed as `delta`, among the committed ones."""
+        if self._live is not None:
+            self._live.close()
+        self._live = None
+        self._append(delta)
+
+    def discard(self) -> npt.NDArray[np.int64]:
+        """Drop the live delta and return the rows it held, which show their committed values again."""
+        live, self._live = self._live, None
+        if live is None:
+            return np.empty(0, np.int64)
+        rows = live.ids.copy()
+        self._index[rows] = self._replaced[: rows.size]
+        live.remove()
+        return rows
+
+    def newest(self, upto: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the rows in committed deltas of versions up to `upto`, ascending, and where.
+
+        The place of a row is the position of its newest image among those deltas.
+        """
+        count = sum(delta.info.version <= upto for delta in self._deltas)
+        ids = [np.asarray(delta.ids, np.int64) for delta in self._deltas[:count]]
+        if not ids:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
+        return rows, int(self._starts[count]) - 1 - last
+
+    def fold(self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
+        """Write the images of `rows` at delta positions `places`, as `newest` gave them, to the base.
+
+        Idempotent, and durable on return. Readers of the versions these deltas belong to, and of
+        newer ones, see no difference: they find these rows in the deltas.
+        """
+        step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
+        for start in range(0, rows.size, step):
+            part, at = rows[start : start + step], places[start : start + step]
+            records = np.empty((part.size, self.record_bytes), np.uint8)
+            sums = np.empty(part.size, np.uint32)
+            for number, (first, stop) in enumerate(pairwise(self._starts.tolist())):
+                which = np.flatnonzero((at >= first) & (at < stop))
+                if which.size:
+                    delta = self._deltas[number]
+                    images = np.empty((which.size, self.record_bytes), np.uint8)
+                    delta.read(at[which] - first, images)
+                    records[which] = images
+                    sums[which] = delta.sums[at[which] - first]
+            self._base.write(part, records, sums)
+        self._base.sync()
+
+    def drop(self, upto: int) -> list[str]:
+        """Forget deltas of versions up to `upto`, once folded, and return their file names."""
+        count = sum(delta.info.version <= upto for delta in self._deltas)
+        gone = int(self._starts[count])
+        folded, kept = self._deltas[:count], self._deltas[count:]
+        for delta in folded:
+            self._index[np.asarray(delta.ids)] = 0
+        self._deltas, self._starts = [], np.zeros(1, np.int64)
+        for delta in kept:
+            self._lay(delta)
+        if self._live is not None:
+            replaced = self._replaced[: self._live.count]
+            np.subtract(replaced, gone, out=replaced, where=replaced > 0)
+            np.maximum(replaced, 0, out=replaced)
+            self._point_to(self._live.ids)
+        return [delta.info.name for delta in folded]
+
+    def close(self) -> None:
+        """Close the files; an uncommitted live delta is removed."""
+        self.discard()
+        self._base.close()
+        self._deltas = []
+
+
+def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
+    if count <= array.size:
+        return array
+    room = np.zeros(max(count, 2 * array.size, 1024), np.int32)
+    room[: array.size] = array
+    return room

@@ -1,0 +1,98 @@
+"""Files in which each row is a word and its numbers, found only by reading one after another."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierstore.errors import FormatError
+from tierstore.formats.files import InputFile
+from tierstore.formats.keys import Keys, without_row_numbers
+from tierstore.formats.seam import Array, Source
+from tierstore.spec import DTYPES
+
+__all__ = ["RecordSource", "decode_word", "format_rows", "parse_numbers"]
+
+
+class RecordSource(Source):
+    """A file of words and numbers, read from the start for each pass over its rows."""
+
+    def __init__(self, file: InputFile, rows: int, dim: int, dtype: str) -> None:
+        """Read `file`, which the source closes."""
+        super().__init__(file.path, rows, dim, dtype)
+        self._file = file
+
+    @abstractmethod
+    def _vectors(self) -> Iterator[Any]:
+        """Yield the `dim` numbers of each row, as anything NumPy assigns to a row."""
+
+    @abstractmethod
+    def _words(self) -> Iterator[str] | None:
+        """Yield the word of each row; None if rows have none."""
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        vectors = self._vectors()
+        for start in range(0, self.rows, block_rows):
+            count = min(block_rows, self.rows - start)
+            block = np.empty((count, self.dim), DTYPES[self.dtype])
+            filled = 0
+            with np.errstate(over="ignore"):
+                for filled, vector in enumerate(islice(vectors, count), 1):
+                    block[filled - 1] = vector
+            if filled < count:
+                raise self._wrong_count(start + filled)
+            yield block
+        if next(vectors, None) is not None:
+            raise self._wrong_count(self.rows + 1)
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        """The words, unless they only count the rows; whole numbers are int64."""
+        words = self._words()
+        if words is None:
+            return None
+        found = list(islice(words, self.rows + 1))
+        if len(found) != self.rows:
+            raise self._wrong_count(len(found))
+        return without_row_numbers(found)
+
+    def _wrong_count(self, found: int) -> FormatError:
+        more = "or more " if found > self.rows else ""
+        return FormatError(f"{self.path}: {found} {more}rows, but {self.rows} were expected")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def parse_numbers(path: Path, row: int, words: Sequence[bytes] | Sequence[str]) -> list[float]:
+    """Return the numbers that words spell, rounded to float64; raises FormatError."""
+    try:
+        return list(map(float, words))
+    except ValueError as error:
+        raise FormatError(f"{path}: row {row}: {error!s:.100}") from None
+
+
+def decode_word(path: Path, row: int, word: bytes) -> str:
+    """Return the text of a word in UTF-8; raises FormatError."""
+    try:
+        return word.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: the word of row {row} is not UTF-8: {error}") from None
+
+
+def format_rows(words: Sequence[bytes], block: Array, separator: bytes) -> bytes:
+    """Return lines of a word and the numbers of its row, in decimal and exact.
+
+    Nine significant digits tell all float32 apart, seventeen all float64.
+    """
+    number = separator + (b"%.17g" if block.dtype.itemsize == 8 else b"%.9g")
+    line = b"%b" + number * block.shape[1] + b"\n"
+    pairs = zip(words, block.tolist(), strict=True)
+    return b"".join([line % (word, *numbers) for word, numbers in pairs])

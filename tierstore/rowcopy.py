@@ -1,0 +1,97 @@
+"""Copying byte ranges of scattered records, at the speed of memory and over all cores.
+
+One `np.take` moves 512-byte rows as fast as a C loop of memcpy (9 M rows a second and core) and
+lets go of the interpreter lock while it does, so large batches are split among threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["gather", "scatter"]
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.integer[Any]]
+
+_MOST_UNITS = 4
+_BYTES_PER_THREAD = 1 << 20
+_MOST_THREADS = 16
+
+
+@cache
+def _threads(pid: int) -> tuple[ThreadPoolExecutor, int]:
+    """The copying threads of this process and their number; a forked child makes its own."""
+    count = min(len(os.sched_getaffinity(pid)), _MOST_THREADS)
+    return ThreadPoolExecutor(count, thread_name_prefix="tierstore-copy"), count
+
+
+def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
+    """Call `work` on parts of the rows, in threads where that pays."""
+    pool, count = _threads(os.getpid())
+    parts = min(count, nbytes // _BYTES_PER_THREAD)
+    if parts < 2:
+        work(slice(0, rows))
+        return
+    edges = [rows * part // parts for part in range(parts + 1)]
+    for done in pool.map(work, map(slice, edges[:-1], edges[1:])):
+        del done
+
+
+def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
+    """Copy bytes `lo …` of records `slots` `(n,)` into `out` `(n, width)`, contiguous.
+
+    `records` is `(slots, record_bytes)`, contiguous; slots may repeat and must exist.
+    """
+    width, record = out.shape[1], records.shape[1]
+    unit = math.gcd(lo, width, record)
+    count = width // unit
+    if count > _MOST_UNITS:
+        word = np.dtype(f"u{math.gcd(unit, 8)}")
+        source = records.view(word)[:, lo // word.itemsize : (lo + width) // word.itemsize]
+        target = out.view(word)
+
+        def copy(part: slice) -> None:
+            target[part] = source[slots[part]]
+    else:
+        units = records.reshape(-1, unit)
+        flat = out.reshape(-1, unit)
+
+        def copy(part: slice) -> None:
+            index = _unit_index(slots[part], record // unit, lo // unit, count)
+            into = flat[part.start * count : part.stop * count]
+            np.take(units, index, axis=0, out=into, mode="clip")
+
+    _split(copy, slots.size, out.nbytes)
+
+
+def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
+    """Number the units of the asked byte range of each slot, slot by slot."""
+    if per_record == 1:
+        return slots
+    index = slots.astype(np.int64) * per_record + first
+    return index if count == 1 else (index[:, None] + np.arange(count)).ravel()
+
+
+def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
+    """Copy `values` `(n, width)`, contiguous, over bytes `lo …` of records `slots` `(n,)`, distinct."""
+    width, record = values.shape[1], records.shape[1]
+    unit = math.gcd(lo, width, record)
+    if width == unit:
+        target, source, scale, first = records.reshape(-1, unit), values, record // unit, lo // unit
+    else:
+        word = np.dtype(f"u{math.gcd(unit, 8)}")
+        target = records.view(word)[:, lo // word.itemsize : (lo + width) // word.itemsize]
+        source, scale, first = values.view(word), 1, 0
+
+    def copy(part: slice) -> None:
+        target[_unit_index(slots[part], scale, first, 1)] = source[part]
+
+    _split(copy, slots.size, values.nbytes)

@@ -1,0 +1,265 @@
+"""Which row lies in which slot of a tier.
+
+`CachedSlots` maps rows to fewer slots and asks a policy whom to evict; `DirectSlots` serves a tier
+that holds every row: slot = row, and nothing is to be looked up once all are there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.policy import Policy
+
+__all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
+
+Rows = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.integer[Any]]
+Take = Callable[[str, int, Any], npt.NDArray[Any]]
+"""Hands out a named array of a size and dtype from the tier's arena."""
+
+
+class SlotMap(Protocol):
+    """The seam between a tier and the way it places rows."""
+
+    dirty: npt.NDArray[np.uint8]
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the slot of each row, negative where it has none."""
+
+    def touch(self, slots: Slots) -> None:
+        """Note that the current batch uses these slots, which may repeat."""
+
+    def next_batch(self) -> None:
+        """End the current batch."""
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each of `rows`, none of which has a slot, once."""
+
+    def free(self, rows: Rows) -> Slots:
+        """Take free slots for a leading part of `rows`, which are distinct and have none."""
+
+    def victims(self, count: int) -> Slots:
+        """Take up to `count` slots whose rows may be evicted; they keep them until `release`."""
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot."""
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Let each row, loaded or written, lie in its slot, in the current batch."""
+
+    def release(self, slots: Slots) -> None:
+        """Make slots free, whatever was in them."""
+
+
+class DirectSlots:
+    """Every row has its own slot; only whether it has been loaded is to be known."""
+
+    def __init__(self, rows: int, take: Take) -> None:
+        """Start with no row loaded."""
+        self.resident: npt.NDArray[np.uint8] = take("resident", rows, np.uint8)
+        self.dirty: npt.NDArray[np.uint8] = take("dirty", rows, np.uint8)
+        self._missing = rows
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Bytes of the marks of a table."""
+        return 2 * rows
+
+    @property
+    def full(self) -> bool:
+        """Whether every row has been loaded."""
+        return self._missing == 0
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the rows themselves, -1 for those not loaded."""
+        if self._missing == 0:
+            return rows
+        return np.where(self.resident[rows] != 0, rows, -1)
+
+    def touch(self, slots: Slots) -> None:
+        """Do nothing: no row is ever evicted."""
+
+    def next_batch(self) -> None:
+        """Do nothing."""
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each row once, ascending."""
+        return np.unique(rows)
+
+    def free(self, rows: Rows) -> Slots:
+        """Return the rows: each has its slot."""
+        return rows
+
+    def victims(self, count: int) -> Slots:
+        """Return nothing: there is always room."""
+        return np.empty(0, np.int64)
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot."""
+        return slots.astype(np.int64)
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Mark rows as loaded."""
+        self._missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
+        self.resident[rows] = 1
+
+    def release(self, slots: Slots) -> None:
+        """Mark rows as not loaded."""
+        self._missing += int(np.count_nonzero(self.resident[slots]))
+        self.resident[slots] = 0
+        self.dirty[slots] = 0
+
+
+class CachedSlots:
+    """A direct map from row to slot, four bytes a row, and its inverse.
+
+    Fully associative: a table that fits has no misses after one pass, whatever its ids.
+    """
+
+    def __init__(self, rows: int, slots: int, policy: Policy, take: Take) -> None:
+        """Start with every slot free."""
+        self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
+        self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
+        self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
+        self.slot_of.fill(-1)
+        self.row_of.fill(-1)
+        self.pins = Pins(slots, take)
+        self._policy = policy
+        self._unused = 0
+        self._released: list[Slots] = []
+
+    @staticmethod
+    def bytes_for(rows: int, slots: int) -> int:
+        """Bytes of the maps and marks, without the policy's."""
+        return 4 * rows + (9 + Pins.BYTES) * slots
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the slot of each row, negative where it has none."""
+        return self.slot_of[rows]
+
+    def touch(self, slots: Slots) -> None:
+        """Note that the current batch uses these slots, which may repeat."""
+        self._policy.touch(slots.astype(np.int32, copy=False))
+        self.pins.used(slots)
+
+    def next_batch(self) -> None:
+        """End the current batch."""
+        self._policy.next_batch()
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each of `rows`, none of which has a slot, once.
+
+        The map serves as scratch: each entry writes its own number, negative and so still absent,
+        and the one that is read back stands for the row. No sort is needed.
+        """
+        number = np.arange(-1, -1 - rows.size, -1, dtype=np.int32)
+        self.slot_of[rows] = number
+        return rows[self.slot_of[rows] == number]
+
+    def free(self, rows: Rows) -> Slots:
+        """Take free slots for a leading part of `rows`: never used ones first, in order."""
+        fresh = min(rows.size, self.row_of.size - self._unused)
+        parts: list[Slots] = [np.arange(self._unused, self._unused + fresh, dtype=np.int32)]
+        self._unused += fresh
+        wanted = rows.size - fresh
+        while wanted and self._released:
+            slots = self._released.pop()
+            if slots.size > wanted:
+                self._released.append(slots[wanted:])
+                slots = slots[:wanted]
+            parts.append(slots)
+            wanted -= slots.size
+        return np.concatenate(parts)
+
+    def victims(self, count: int) -> Slots:
+        """Take up to `count` slots whose rows may be evicted; they keep them until `release`."""
+        return self._policy.victims(count, self.pins.barred)
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot, -1 for free ones."""
+        return self.row_of[slots]
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Let each row lie in its slot, in the current batch."""
+        self.row_of[slots] = rows
+        self.slot_of[rows] = slots
+        self.touch(slots)
+
+    def release(self, slots: Slots) -> None:
+        """Make slots free, whatever was in them."""
+        if not slots.size:
+            return
+        slots = slots.astype(np.int32, copy=False)
+        rows = self.row_of[slots]
+        self.slot_of[rows[rows >= 0]] = -1
+        self.row_of[slots] = -1
+        self.dirty[slots] = 0
+        self._policy.forget(slots)
+        self._released.append(slots)
+
+
+class Pins:
+    """Slots that must not be evicted: those of open leases, and of rows fetched ahead.
+
+    A row fetched ahead stays until it is used or `window` newer batches were fetched ahead, so a
+    batch that never comes costs its slots for a while, and no more.
+    """
+
+    BYTES = 8
+
+    def __init__(self, slots: int, take: Take) -> None:
+        """Start with no pin."""
+        self.leases: npt.NDArray[np.int32] = take("leases", slots, np.int32)
+        self._ahead: npt.NDArray[np.int32] = take("ahead", slots, np.int32)
+        self._tickets: deque[int] = deque()
+        self._ticket = 0
+        self._floor = 0
+        self._leased = 0
+
+    @property
+    def ahead(self) -> int:
+        """Slots that batches within the window were fetched ahead into, used ones included."""
+        return sum(self._tickets)
+
+    def lease(self, slots: Slots) -> None:
+        """Pin distinct slots until they are given back."""
+        self.leases[slots] += 1
+        self._leased += slots.size
+
+    def give_back(self, slots: Slots) -> None:
+        """End one lease of distinct slots."""
+        self.leases[slots] -= 1
+        self._leased -= slots.size
+
+    def fetched(self, slots: Slots, window: int) -> None:
+        """Pin slots that were fetched ahead."""
+        self._ticket += 1
+        self._tickets.append(slots.size)
+        while len(self._tickets) > window:
+            self._tickets.popleft()
+        self._floor = self._ticket - len(self._tickets)
+        self._ahead[slots] = self._ticket
+
+    def used(self, slots: Slots) -> None:
+        """End the pins of slots that were fetched ahead and are used now."""
+        if self._tickets:
+            self._ahead[slots] = 0
+
+    def clear(self) -> None:
+        """End every pin of what was fetched ahead."""
+        self._tickets.clear()
+        self._floor = self._ticket
+
+    def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell which of `slots` must stay."""
+        barred = np.zeros(slots.size, np.bool_)
+        if self._leased:
+            barred |= self.leases[slots] > 0
+        if self._tickets:
+            barred |= self._ahead[slots] > self._floor
+        return barred

@@ -1,0 +1,1 @@
+"""The tiers above the disk: caches of whole records, each over the tier below it."""

@@ -1,0 +1,312 @@
+"""The host tier: a cache of whole records in memory over any other tier.
+
+Over the disk tier it is the host cache; over another host tier it is the stand-in for a GPU tier
+that tests use. Where it has a slot for every row, slot = row and nothing is ever evicted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import memory, rowcopy
+from tierstore.errors import CapacityError
+from tierstore.policy import LRU
+from tierstore.slots import CachedSlots, DirectSlots, SlotMap
+from tierstore.stats import TierStats
+from tierstore.tier.base import Bytes, Rows, Tier
+
+__all__ = ["HostTier"]
+
+Slots = npt.NDArray[np.integer[Any]]
+
+_STAGING_BYTES = 2 << 20
+_UNIQUE_SAMPLE = 64
+_ALIGNMENT = 256
+
+
+class HostTier:
+    """Records of the rows used last, at most `slots` of them, in one arena.
+
+    Reads and writes admit the rows they miss; the least recently used make room, and those that
+    changed go to the tier below. Rows of a batch that find no room, because the batch itself or
+    open leases fill the tier, are served by the tier below.
+    """
+
+    def __init__(self, below: Tier, *, slots: int, kind: str = "pageable") -> None:
+        """Reserve the arena.
+
+        Args:
+            below: the tier that holds every row.
+            slots: most records to hold; a number of at least `below.rows` holds them all.
+            kind: kind of memory, as `memory.allocate` knows them.
+        """
+        if slots < 1:
+            raise CapacityError(f"a host tier needs at least one slot, not {slots}")
+        self.below = below
+        self.rows = below.rows
+        self.record_bytes = below.record_bytes
+        self.slots = min(slots, self.rows)
+        self.direct = self.slots == self.rows
+        self.stats = TierStats()
+        self._batches = 0
+        self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots)
+        self._arena = _Arena(kind, self.nbytes + 16 * _ALIGNMENT)
+        self.records: Bytes = self._arena.take(
+            "records", self.slots * self.record_bytes, np.uint8
+        ).reshape(self.slots, self.record_bytes)
+        self.map: SlotMap = (
+            DirectSlots(self.rows, self._arena.take)
+            if self.direct
+            else CachedSlots(self.rows, self.slots, LRU(self.slots), self._arena.take)
+        )
+        self._stage = np.empty((self._staging_rows(self.record_bytes), self.record_bytes), np.uint8)
+
+    @property
+    def arena(self) -> memory.Arena:
+        """The memory that records and maps lie in."""
+        return self._arena.memory
+
+    @staticmethod
+    def _staging_rows(record_bytes: int) -> int:
+        return max(1, _STAGING_BYTES // record_bytes)
+
+    @classmethod
+    def bytes_for(cls, rows: int, record_bytes: int, slots: int) -> int:
+        """Bytes of a tier: records, maps, marks, policy and staging."""
+        slots = min(slots, rows)
+        staging = min(cls._staging_rows(record_bytes), slots) * record_bytes
+        if slots == rows:
+            return slots * record_bytes + DirectSlots.bytes_for(rows) + staging
+        per_slot = CachedSlots.bytes_for(rows, slots) + LRU.bytes_for(slots)
+        return slots * record_bytes + per_slot + staging
+
+    @classmethod
+    def slots_for(cls, rows: int, record_bytes: int, nbytes: int) -> int:
+        """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
+
+        Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
+        """
+        if nbytes == 0:
+            return 0
+        if cls.bytes_for(rows, record_bytes, rows) <= nbytes:
+            return rows
+        low, high = 0, rows - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = cls.bytes_for(rows, record_bytes, middle) <= nbytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        if low == 0:
+            raise CapacityError(
+                f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one record: "
+                f"that takes {cls.bytes_for(rows, record_bytes, 1)}; give more, or 0 for no host tier"
+            )
+        return low
+
+    def read(
+        self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+
+        With `admit=False` rows that are missing are read from below and not kept.
+        """
+        hi = self.record_bytes if hi is None else hi
+        slots = self._locate(rows, admit=admit)
+        absent = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
+        if not absent.size:
+            rowcopy.gather(self.records, slots, out, lo)
+        else:
+            present = np.flatnonzero(slots >= 0)
+            for part in self._parts(present.size):
+                block = np.empty((present[part].size, hi - lo), np.uint8)
+                rowcopy.gather(self.records, slots[present[part]], block, lo)
+                out[present[part]] = block
+            for part in self._parts(absent.size):
+                block = np.empty((absent[part].size, hi - lo), np.uint8)
+                self.below.read(rows[absent[part]], block, lo, hi, admit=admit)
+                out[absent[part]] = block
+        self.stats.count(bytes_out=rows.size * (hi - lo))
+
+    def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
+        hi = self.record_bytes if hi is None else hi
+        if (lo, hi) == (0, self.record_bytes):
+            slots = self._place(rows, records)
+        else:
+            slots = self._locate(rows, admit=True)
+        absent = np.flatnonzero(slots < 0)
+        if absent.size:
+            present = np.flatnonzero(slots >= 0)
+            self._overwrite(slots[present], records[present], lo)
+            self.below.write(rows[absent], records[absent], lo, hi)
+        else:
+            self._overwrite(slots, records, lo)
+        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+
+    def _overwrite(self, slots: Slots, records: Bytes, lo: int) -> None:
+        self.map.dirty[slots] = 1
+        rowcopy.scatter(self.records, slots, np.ascontiguousarray(records), lo)
+
+    def _locate(self, rows: Rows, *, admit: bool) -> Slots:
+        """Return the slot of each row, admitting those that are missing; -1 where there was no room."""
+        slots = self.map.lookup(rows)
+        if slots is rows:
+            self._count(rows, rows.size)
+            return slots
+        missing = np.flatnonzero(slots < 0)
+        self._count(rows, rows.size - missing.size, slots)
+        if not admit:
+            return slots
+        self.map.touch(slots if not missing.size else slots[slots >= 0])
+        if missing.size:
+            wanted = rows[missing]
+            self._promote(self.map.distinct(wanted))
+            slots[missing] = self.map.lookup(wanted)
+        self.map.next_batch()
+        return slots
+
+    def _promote(self, rows: Rows) -> None:
+        """Load a leading part of `rows`, distinct and absent, into the slots that can be had."""
+        slots = self._make_room(rows)
+        done = 0
+        try:
+            for part in self._parts(slots.size):
+                block = self._stage[: slots[part].size]
+                self.below.read(rows[part], block)
+                rowcopy.scatter(self.records, slots[part], block)
+                self.map.bind(rows[part], slots[part])
+                done = part.stop
+        finally:
+            self.map.release(slots[done:])
+        self.stats.count(bytes_promoted=slots.size * self.record_bytes)
+
+    def _place(self, rows: Rows, records: Bytes) -> Slots:
+        """Return a slot for each row, as far as there are any, with whole records in new ones."""
+        slots = self.map.lookup(rows)
+        missing = np.flatnonzero(slots < 0)
+        self._count(rows, rows.size - missing.size, slots)
+        self.map.touch(slots if not missing.size else slots[slots >= 0])
+        if missing.size:
+            slots = slots.copy() if slots is rows else slots
+            new = self._make_room(rows[missing])
+            missing = missing[: new.size]
+            rowcopy.scatter(self.records, new, np.ascontiguousarray(records[missing]))
+            self.map.bind(rows[missing], new)
+            self.map.dirty[new] = 1
+            slots[missing] = new
+        self.map.next_batch()
+        return slots
+
+    def _make_room(self, rows: Rows) -> Slots:
+        """Take slots for a leading part of `rows`, distinct and absent, evicting what must go."""
+        slots = self.map.free(rows)
+        if slots.size == rows.size:
+            return slots
+        try:
+            victims = self.map.victims(rows.size - slots.size)
+            try:
+                self._write_back(victims[self.map.dirty[victims] != 0])
+            except BaseException:
+                self.map.touch(victims)
+                raise
+            self.map.release(victims)
+            self.stats.count(evictions=victims.size)
+            victims = self.map.free(rows[slots.size :])
+        except BaseException:
+            self.map.release(slots)
+            raise
+        return np.concatenate([slots, victims])
+
+    def _write_back(self, slots: Slots) -> None:
+        """Hand the records in `slots` to the tier below; afterwards they are clean."""
+        for part in self._parts(slots.size):
+            block = self._stage[: slots[part].size]
+            rowcopy.gather(self.records, slots[part], block)
+            self.below.write(self.map.rows(slots[part]), block)
+            self.map.dirty[slots[part]] = 0
+        self.stats.count(
+            write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes
+        )
+
+    def _parts(self, count: int) -> list[slice]:
+        step = len(self._stage)
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def _count(self, rows: Rows, hits: int, slots: Slots | None = None) -> None:
+        """Count requests and hits, and every so often the distinct ids behind them."""
+        self.stats.count(requested=rows.size, hits=hits)
+        if self._batches % _UNIQUE_SAMPLE == 0:
+            unique = np.unique(rows)
+            found = unique.size if slots is None else np.unique(rows[slots >= 0]).size
+            self.stats.count(unique=unique.size, unique_hits=found, unique_of=rows.size)
+        self._batches += 1
+
+    def prefetch(self, rows: Rows) -> None:
+        """Start reading rows that are missing from the disk, without waiting."""
+        self.below.prefetch(rows[self.map.lookup(rows) < 0])
+
+    def fetch(self, rows: Rows, window: int) -> None:
+        """Promote rows and keep them until they are used or `window` newer batches were fetched.
+
+        At most half the slots are kept so; what does not fit is left to be read when it is used.
+        """
+        if isinstance(self.map, CachedSlots):
+            room = max(0, self.slots // 2 - self.map.pins.ahead)
+            rows = np.unique(rows)[:room]
+            slots = self._locate(rows, admit=True)
+            self.map.pins.fetched(slots[slots >= 0], window)
+        else:
+            self._locate(rows, admit=True)
+
+    def lease(self, rows: Rows) -> Slots:
+        """Promote distinct rows and pin them; return their slots, -1 where there was no room."""
+        slots = self._locate(rows, admit=True)
+        if isinstance(self.map, CachedSlots):
+            self.map.pins.lease(slots[slots >= 0])
+        return slots
+
+    def give_back(self, slots: Slots) -> None:
+        """End a lease."""
+        if isinstance(self.map, CachedSlots):
+            self.map.pins.give_back(slots[slots >= 0])
+
+    def flush(self) -> None:
+        """Hand every changed record to the tier below, by ascending row, and flush that."""
+        dirty = np.flatnonzero(self.map.dirty)
+        self._write_back(dirty[np.argsort(self.map.rows(dirty), kind="stable")])
+        self.below.flush()
+
+    def discard(self, rows: Rows) -> None:
+        """Drop every changed record, and `rows` whose bytes below are no longer the same."""
+        slots = self.map.lookup(rows)
+        gone = np.concatenate([np.flatnonzero(self.map.dirty), slots[slots >= 0]])
+        self.map.release(np.unique(gone))
+        if isinstance(self.map, CachedSlots):
+            self.map.pins.clear()
+
+    @property
+    def dirty_rows(self) -> int:
+        """Number of changed records in the tier."""
+        return int(np.count_nonzero(self.map.dirty))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.records = np.empty((0, self.record_bytes), np.uint8)
+        self._arena.memory.close()
+
+
+class _Arena:
+    """Named arrays laid one after another into one block of memory."""
+
+    def __init__(self, kind: str, nbytes: int) -> None:
+        self.memory = memory.allocate(nbytes, kind)
+        self._used = 0
+
+    def take(self, name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
+        """Hand out the next array; each starts at a multiple of 256 bytes."""
+        nbytes = size * np.dtype(dtype).itemsize
+        start = self._used
+        self._used = -(-(start + nbytes) // _ALIGNMENT) * _ALIGNMENT
+        return self.memory.array[start : start + nbytes].view(dtype)
