@@ -58,7 +58,7 @@ class Group(click.Group):
 
 @contextmanager
 def ended_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
-    """Let signals that nobody handles raise KeyboardInterrupt, so that what is half made is removed."""
+    """Let signals that nobody handles raise KeyboardInterrupt, so that half-made files go."""
     unhandled = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
     for number in unhandled:
         signal.signal(number, signal.default_int_handler)

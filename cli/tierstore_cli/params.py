@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 import tierstore
 from tierstore.errors import InvalidInputError, TierStoreError
-from tierstore.laws import Law
+from tierstore.laws import Law, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import DTYPES, Field, check_name
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class InitLaw(ParamType):
         """Return a function from a seed to the law."""
         match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
         laws: dict[tuple[str, int], Callable[..., Law]] = {
-            ("zeros", 0): lambda seed: tierstore.zeros(),
-            ("uniform", 2): lambda a, b, seed: tierstore.uniform(a, b, seed=seed),
-            ("normal", 2): lambda mean, std, seed: tierstore.normal(mean, std, seed=seed),
-            ("xavier_uniform", 0): lambda seed: tierstore.xavier_uniform(seed=seed),
+            ("zeros", 0): lambda seed: zeros(),
+            ("uniform", 2): lambda a, b, seed: uniform(a, b, seed=seed),
+            ("normal", 2): lambda mean, std, seed: normal(mean, std, seed=seed),
+            ("xavier_uniform", 0): lambda seed: xavier_uniform(seed=seed),
         }
         try:
             name, arguments = match.groups() if match else ("", None)
@@ -146,5 +146,8 @@ TABLE = click.option(
 )
 FIELD = click.option(
     "--field", default="weight", show_default=True, metavar="NAME", help="The field of its records."
+)
+VERSION = click.option(
+    "--version", type=click.IntRange(min=0), metavar="V", help="A kept version; else the newest."
 )
 DTYPE = click.Choice(list(DTYPES))

@@ -1,0 +1,64 @@
+"""Write docs/cli.md from the help of the commands: `make docs`."""
+
+from pathlib import Path
+
+import click
+from tierstore_cli.main import COMMANDS, cli
+
+PAGE = Path(__file__).with_name("cli.md")
+
+HEAD = """\
+# The command line
+
+<!-- Generated from the commands' help by `make docs`; change the help, not this page. -->
+
+Every command takes `--json`, which prints one object on one line of stdout and nothing else: keys are stable, sizes are
+bytes as integers. Messages and progress bars go to stderr, bars only on a terminal and only after a second. Options can
+be given as environment variables too: `--table` of `export` is `TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables
+are plain even where `rich` is installed.
+
+Commands that write make the whole result beside its name and then move it there: what is interrupted or fails leaves
+nothing half made.
+
+| exit code | meaning |
+|---|---|
+| 0 | ok |
+| 1 | failure: a target that exists, ids out of range, no such table or version |
+| 2 | usage |
+| 3 | not a store, or a file that cannot be read |
+| 4 | damage found |
+| 5 | locked by another writer |
+| 6 | no space, or an I/O error |
+| 130 | interrupted |
+
+## Completion
+
+Commands, options and the names of a store's tables are completed in the shell:
+
+```
+eval "$(_TIERSTORE_COMPLETE=bash_source tierstore)"      # bash: in ~/.bashrc
+eval "$(_TIERSTORE_COMPLETE=zsh_source tierstore)"       # zsh: in ~/.zshrc
+_TIERSTORE_COMPLETE=fish_source tierstore | source       # fish: in ~/.config/fish/completions/tierstore.fish
+```
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    group = click.Context(cli, info_name="tierstore", max_content_width=100, terminal_width=100)
+    sections = [HEAD, section("tierstore", group)]
+    for name in COMMANDS:
+        command = cli.get_command(group, name)
+        context = click.Context(command, group, info_name=name, terminal_width=100)
+        sections.append(section(f"tierstore {name}", context))
+    return "\n".join(sections)
+
+
+def section(title: str, context: click.Context) -> str:
+    """Return the help of one command as a section."""
+    context.help_option_names = ["-h", "--help"]
+    return f"## {title}\n\n```\n{context.command.get_help(context)}\n```\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,50 @@
+"""tierstore doctor."""
+
+import pytest
+
+from tierstore import machine
+
+KEYS = {
+    "python",
+    "platform",
+    "cpus",
+    "memory_bytes",
+    "available_bytes",
+    "lock_limit_bytes",
+    "page_reads",
+    "packages",
+    "cuda",
+    "storage",
+    "problems",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Whatever this machine has, doctor shall find nothing wrong unless a test says so."""
+    monkeypatch.setattr(machine, "_driver", lambda: None)
+    monkeypatch.setattr(machine, "_torch_cuda", lambda: None)
+
+
+def test_json_keys(run_json, tmp_path):
+    data = run_json("doctor", tmp_path)
+    assert set(data) == KEYS
+    assert set(data["cuda"]) == {"driver", "devices", "torch", "cupy", "advice"}
+    assert set(data["storage"]) == {"path", "filesystem", "network", "free_bytes", "total_bytes"}
+    assert data["storage"]["path"] == str(tmp_path)
+    assert data["packages"]["numpy"]
+    assert data["problems"] == []
+
+
+def test_text_names_what_matters(run):
+    text = run("doctor").stdout
+    for name in ("python", "numpy", "torch", "cupy", "ulimit -l", "disk", "page reads"):
+        assert name in text
+
+
+def test_a_wrong_pair_prints_the_line_that_mends_it_and_fails(run, run_json, monkeypatch):
+    monkeypatch.setattr(machine, "_torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(machine, "_cupy_distributions", lambda: {"cupy-cuda12x": "14.2.0"})
+    result = run("doctor", code=1)
+    assert "pip uninstall -y cupy-cuda12x && pip install 'cupy-cuda13x[ctk]>=14'" in result.stderr
+    assert run_json("doctor", code=1)["problems"][0] in result.stderr

@@ -1,0 +1,212 @@
+"""The group: help, lazy imports, exit codes of errors, signals."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tierstore import errors
+from tierstore_cli.command import Command
+from tierstore_cli.failure import exit_code
+from tierstore_cli.main import COMMANDS, Group, cli
+
+HEAVY = ("torch", "cupy", "zarr", "pyarrow", "rich", "safetensors", "matplotlib")
+
+
+def loaded(code: str) -> set[str]:
+    """Return the top-level modules that are loaded after running `code` in a new interpreter."""
+    report = "import sys; print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+def test_import_loads_nothing_heavy():
+    assert not loaded("import tierstore").intersection(HEAVY)
+
+
+def test_help_loads_not_even_numpy():
+    code = "from tierstore_cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass"
+    assert not loaded(code).intersection({*HEAVY, "numpy", "tierstore"})
+
+
+def test_no_arguments_show_help_and_mean_usage(run):
+    result = run(code=2)
+    assert "Commands:" in result.output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["frobnicate"],
+        ["init"],
+        ["init", "x.tier", "--rows", "-5", "--dim", "4"],
+        ["init", "x.tier", "--rows", "1e6", "--dim", "4"],
+        ["init", "x.tier", "--rows", "10", "--dim", "4", "--dtype", "object"],
+        ["inspect", "x.tier", "--rows", "5:3"],
+        ["verify", "x.tier", "--sample", "some"],
+        ["doctor", "--frobnicate"],
+    ],
+)
+def test_usage_errors_end_with_2_and_make_nothing(run, tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    assert "Usage:" in run(*args, code=2).output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(run, name):
+    for flag in ("-h", "--help"):
+        text = run(name, flag).output
+        assert "Examples:" in text and f"tierstore {name} " in text
+        assert "--json" in text and "--debug" in text
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, Command)
+    assert all(p.help for p in command.params if isinstance(p, click.Option))
+
+
+def test_group_help_has_examples_and_every_command(run):
+    text = run("-h").output
+    assert "Examples:" in text
+    assert all(f"  {name} " in text and line in text for name, line in COMMANDS.items())
+
+
+def test_version(run):
+    assert "0.1.0" in run("--version").output
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ExistsError("x"), 1),
+        (errors.RowIndexError("x"), 1),
+        (errors.InvalidInputError("x"), 1),
+        (errors.VersionError("x"), 1),
+        (errors.UnknownNameError("x"), 1),
+        (errors.MissingExtraError("x"), 1),
+        (MemoryError(), 1),
+        (ZeroDivisionError("x"), 1),
+        (errors.NotAStoreError("x"), 3),
+        (errors.FormatError("x"), 3),
+        (errors.CorruptStoreError("x"), 4),
+        (errors.CorruptRowError("x"), 4),
+        (errors.LockedError("x"), 5),
+        (errors.ConcurrentWriterError("x"), 5),
+        (errors.StoreFullError("x"), 6),
+        (errors.StoreIOError("x"), 6),
+        (errors.CommitFailedError("x"), 6),
+        (OSError(errno.ENOSPC, "No space left on device"), 6),
+    ],
+)
+def test_exit_code_of_each_error(error, code):
+    assert exit_code(error) == code
+    result = CliRunner().invoke(failing(error), ["fail"])
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code():
+    result = CliRunner().invoke(failing(errors.LockedError("taken")), ["fail", "--debug"])
+    assert result.exit_code == 5
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("Error: taken\n")
+
+
+def test_an_unexpected_error_is_a_line_that_asks_for_debug():
+    result = CliRunner().invoke(failing(ZeroDivisionError("by what?")), ["fail"])
+    assert "unexpected ZeroDivisionError: by what?" in result.stderr
+    assert "--debug" in result.stderr
+
+
+def test_messages_cannot_steer_the_terminal():
+    result = CliRunner().invoke(failing(errors.FormatError("name \x1b[2J\u202e")), ["fail"])
+    assert result.stderr == "Error: name \\x1b[2J\\u202e\n"
+
+
+def test_interrupted_ends_with_130():
+    result = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "Interrupted."
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_with_130_and_clean_up(number, tmp_path):
+    """What a command has half made must go, whichever way one ends it."""
+    half = tmp_path / "half made"
+    code = f"""
+import time, click
+from pathlib import Path
+from tierstore_cli.command import Command
+from tierstore_cli.main import cli
+@click.command(cls=Command)
+def slow(out):
+    half = Path({str(half)!r})
+    half.touch()
+    try: time.sleep(60)
+    finally: half.unlink()
+cli.get_command = lambda ctx, name: slow
+cli(["slow"])
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    while not half.exists():
+        assert child.poll() is None
+        time.sleep(0.01)
+    os.kill(child.pid, number)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "Traceback" not in said
+    assert not half.exists()
+
+
+def test_a_closed_pipe_is_quiet(program):
+    code = "from tierstore_cli.main import cli; cli(['doctor'])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.close(0)\n{code}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    child.stdout.close()  # before it can have written anything
+    assert child.stderr.read() == ""
+    assert child.wait(30) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_an_io_error():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from tierstore_cli.main import cli; cli(['doctor', '--json'])"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 6
+    assert "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_options_can_come_from_the_environment(program, tmp_path):
+    done = program("doctor", TIERSTORE_DOCTOR_JSON="1")
+    assert done.stdout.startswith("{")
+
+
+def failing(error: BaseException) -> Group:
+    """Return the group with one command, `fail`, that raises `error`."""
+
+    @click.command(cls=Command)
+    def fail(out: object) -> None:
+        raise error
+
+    class OneCommand(Group):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+            return fail
+
+    return OneCommand("tierstore")

@@ -1,0 +1,139 @@
+"""Text, tables and progress bars."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from tierstore_cli import progress as progress_module
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.progress import Progress
+from tierstore_cli.text import fitted, printable
+
+GRID = Grid(("NAME", "ROWS"), [("item", "1,000"), ("u", "5")], right=frozenset({1}))
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("plain café ▁█", "plain café ▁█"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\u202eexe.txt", "\\u202eexe.txt"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\udce9"),
+        ("it's", "it's"),
+        ("\\", "\\"),
+    ],
+)
+def test_printable(text, safe):
+    assert printable(text) == safe
+
+
+def test_printable_keeps_what_it_is_told_to():
+    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+def test_fitted_survives_ascii():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert fitted("v · ▁█ é", stream) == "v | _# \\xe9"
+    assert fitted("plain", stream) == "plain"
+
+
+def test_grid_lines_up_without_rich(capsys):
+    Output().show({}, "head", GRID)
+    assert capsys.readouterr().out == "head\nNAME   ROWS\nitem  1,000\nu         5\n"
+
+
+def test_grid_without_headers_is_a_list(capsys):
+    Output().show({}, Grid((), [("a", "b")]))
+    assert capsys.readouterr().out == "a  b\n"
+
+
+def test_json_is_one_strict_object(capsys):
+    Output(as_json=True).show({"a": 1, "é": "\x1b"}, "for people", GRID)
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"a": 1, "é": "\x1b"}
+    assert text.isascii() and "\x1b" not in text
+    with pytest.raises(ValueError, match="JSON"):
+        Output(as_json=True).show({"a": float("nan")})
+
+
+def test_rich_draws_on_a_terminal_unless_no_color(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = {}
+    for no_color in (False, True):
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", "1")
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        Output().show({}, GRID)
+        drawn[no_color] = terminal.getvalue()
+    assert "─" in drawn[False] and "1,000" in drawn[False]
+    assert drawn[True] == "NAME   ROWS\nitem  1,000\nu         5\n"
+
+
+def test_plain_without_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    Output().show({}, GRID)
+    assert terminal.getvalue() == "NAME   ROWS\nitem  1,000\nu         5\n"
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    return clock
+
+
+def test_a_bar_waits_a_second_then_shows_and_wipes_itself(clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("copying") as progress:
+        progress(1, 10)
+        assert terminal.getvalue() == ""
+        clock.now = 2.0
+        progress(5, 10)
+        assert "copying" in terminal.getvalue() and "50%" in terminal.getvalue()
+        assert "2 s left" in terminal.getvalue()
+        drawn = terminal.getvalue()
+        clock.now = 2.01
+        progress(6, 10)
+        assert terminal.getvalue() == drawn
+    assert terminal.getvalue().endswith(" \r")
+
+
+def test_no_bar_where_stderr_is_no_terminal(clock, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("copying") as progress:
+        clock.now = 5.0
+        progress(5, 10)
+    assert stream.getvalue() == ""
+
+
+def test_a_bar_of_nothing(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("copying") as progress:
+        clock.now = 5.0
+        progress(0, 0)

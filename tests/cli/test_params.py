@@ -1,0 +1,120 @@
+"""Values of options."""
+
+import click
+import numpy as np
+import pytest
+
+from tierstore.laws import normal, uniform, xavier_uniform, zeros
+from tierstore.spec import Field
+from tierstore_cli.params import PRESETS, InitLaw, RowRange, State
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [("0:5", (0, 5)), (":5", (0, 5)), ("3:", (3, None)), (":", (0, None)), ("7:8", (7, 8))],
+)
+def test_rows(text, rows):
+    assert RowRange().convert(text, None, None) == rows
+
+
+@pytest.mark.parametrize(
+    "text", ["5:3", "3:3", "0:0", "5", "-1:3", "a:b", "1:2:3", "", "1e3:2e3", "٣:٤"]
+)
+def test_bad_rows(text):
+    with pytest.raises(click.BadParameter):
+        RowRange().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("zeros", zeros()),
+        ("zeros()", zeros()),
+        ("uniform(-0.1,0.1)", uniform(-0.1, 0.1, seed=3)),
+        (" normal( 0 , 1e-2 ) ", normal(0, 0.01, seed=3)),
+        ("xavier_uniform", xavier_uniform(seed=3)),
+    ],
+)
+def test_laws(text, law):
+    made = InitLaw().convert(text, None, None)(3)
+    assert made == law
+    first = made.block(0, 4, (4, 3), 0)
+    assert np.array_equal(first, law.block(0, 4, (4, 3), 0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ones",
+        "normal",
+        "normal(0)",
+        "normal(0,1,2)",
+        "normal(0,-1)",
+        "normal(0,inf)",
+        "uniform(2,1)",
+        "uniform(a,b)",
+        "zeros(1)",
+        "normal(0,1); import os",
+        "__import__('os')",
+    ],
+)
+def test_bad_laws(text):
+    with pytest.raises(click.BadParameter):
+        InitLaw().convert(text, None, None)
+
+
+def fields(text: str) -> dict[str, Field]:
+    weight = Field(8, "float16")
+    return {each.name: each.beside(weight) for each in State().convert(text, None, None)}
+
+
+def test_states():
+    assert fields("adam") == {"exp_avg": Field(8, "float16"), "exp_avg_sq": Field(8, "float16")}
+    assert fields("adagrad:float32") == {"sum": Field(8, "float32")}
+    assert fields("rowwise_adagrad") == {"sum": Field(1, "float16")}
+    assert fields("mine") == {"mine": Field(8, "float16")}
+    assert fields("mine:bfloat16") == {"mine": Field(8, "bfloat16")}
+    assert fields("mine:float64:2") == {"mine": Field(2, "float64")}
+    assert fields("mine::2") == {"mine": Field(2, "float16")}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "9lives", "adam:int8", "adam::4", "m:float32:0", "m:float32:x", "../x"]
+)
+def test_bad_states(text):
+    with pytest.raises(click.BadParameter):
+        State().convert(text, None, None)
+
+
+OPTIMIZERS = {
+    "adadelta": ("Adadelta", {}),
+    "adagrad": ("Adagrad", {}),
+    "adam": ("Adam", {}),
+    "adamax": ("Adamax", {}),
+    "adamw": ("AdamW", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "nadam": ("NAdam", {}),
+    "radam": ("RAdam", {}),
+    "rmsprop": ("RMSprop", {}),
+    "sgd-momentum": ("SGD", {"momentum": 0.9}),
+    "sparse_adam": ("SparseAdam", {}),
+}
+
+
+def test_every_preset_is_compared_with_torch_or_is_not_of_torch():
+    assert set(PRESETS) - set(OPTIMIZERS) == {"rowwise_adagrad"}
+
+
+@pytest.mark.parametrize("preset", OPTIMIZERS)
+def test_presets_are_what_torch_keeps(preset):
+    torch = pytest.importorskip("torch")
+    name, options = OPTIMIZERS[preset]
+    weight = torch.nn.Parameter(torch.randn(5, 8))
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1, **options)
+    gradient = torch.randn(5, 8)
+    weight.grad = gradient.to_sparse(1) if name == "SparseAdam" else gradient
+    optimizer.step()
+    state = optimizer.state[weight]
+    rowwise = {key for key, value in state.items() if getattr(value, "shape", ()) == weight.shape}
+    assert set(PRESETS[preset]) == rowwise
