@@ -13,11 +13,13 @@ __all__ = ["choose"]
 _LISTED = 8
 
 
-def choose(path: Path, wanted: Wanted, matrices: Mapping[str, object], others: Mapping[str, object]) -> str:
+def choose(
+    path: Path, wanted: Wanted, matrices: Mapping[str, object], others: Mapping[str, object]
+) -> str:
     """Return the name of the matrix to read: the one named, the one preferred, or the only one.
 
-    `matrices` are those that could be read and `others` what else is in the file; both map a name to
-    something whose string describes it. Raises FormatError, listing what there is.
+    `matrices` are those that could be read and `others` what else is in the file; both map a name
+    to something whose string describes it. Raises FormatError, listing what there is.
     """
     name = wanted.name if wanted.name is not None else wanted.field
     if name is not None and name in matrices:

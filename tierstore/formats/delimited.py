@@ -1,8 +1,8 @@
 """.csv, .tsv: a line of numbers for each row, perhaps after a key.
 
 A header line is one with a cell after the first that is no number, or a lone one. The first column
-holds keys if the header calls it so, or if the first cell below is no number. What is written is .tsv
-with a header and a column of keys, the numbers of the rows where there are no others.
+holds keys if the header calls it so, or if the first cell below is no number. What is written is
+.tsv with a header and a column of keys, the numbers of the rows where there are no others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from pathlib import Path
 
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile, open_input, parsing, unless_it_fails
-from tierstore.formats.records import RecordSource, format_rows, parse_numbers
+from tierstore.formats.records import (
+    MAX_WORD_CHARACTERS,
+    RecordSource,
+    format_rows,
+    parse_numbers,
+)
 from tierstore.formats.seam import Array, Content, Format, Source, Wanted, Write
 from tierstore.spec import MAX_RECORD_BYTES
 
@@ -23,7 +28,7 @@ __all__ = ["CSV", "TSV"]
 
 MAX_LINE_CHARACTERS = 64 << 20
 KEY_HEADERS = frozenset({"", "id", "index", "key", "word"})
-"""What a header may call the column of keys; data frames leave the name of their index empty."""
+"""What a header may call the column of keys, or NAME_id; data frames leave their index unnamed."""
 
 
 class _DelimitedSource(RecordSource):
@@ -35,7 +40,7 @@ class _DelimitedSource(RecordSource):
             raise FormatError(f"{file.path}: empty")
         self._header = int(_is_header(first))
         below = next(cells, None) if self._header else first
-        named = bool(self._header) and first[0].strip().lower() in KEY_HEADERS
+        named = bool(self._header) and _names_keys(first[0])
         self._keyed = int(named or (below is not None and not _is_number(below[0])))
         rows = sum(1 for _ in cells) + (below is not None)
         super().__init__(file, rows, len(below or first) - self._keyed, dtype)
@@ -88,6 +93,11 @@ def _is_header(cells: list[str]) -> bool:
     return not all(map(_is_number, numbers))
 
 
+def _names_keys(header: str) -> bool:
+    name = header.strip().lower()
+    return name in KEY_HEADERS or name.endswith("_id")
+
+
 def _is_number(cell: str) -> bool:
     try:
         float(cell)
@@ -105,8 +115,9 @@ def _open(path: Path, wanted: Wanted) -> Source:
 def _write(path: Path, content: Content) -> Iterator[Write]:
     if content.keys is not None:
         content.keys.reject(
-            lambda key: any(c in key for c in "\t\r\n"),
-            "holds a tab or a line end, which .tsv cannot hold; write .parquet or .safetensors",
+            lambda key: any(c in key for c in "\t\r\n") or len(key) > MAX_WORD_CHARACTERS,
+            f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; "
+            ".tsv cannot hold it: write .parquet or .safetensors instead",
         )
     with path.open("xb") as file:
         names = [f"{content.field}_{column}" for column in range(content.dim)]
@@ -120,6 +131,4 @@ def _write(path: Path, content: Content) -> Iterator[Write]:
 
 
 CSV = Format((".csv",), _open)
-TSV = Format(
-    (".tsv",), _open, _write, ("float32", "float64"), keys="always", block_bytes=1 << 20
-)
+TSV = Format((".tsv",), _open, _write, ("float32", "float64"), keys="always", block_bytes=1 << 20)

@@ -25,8 +25,8 @@ def floats(block: Array, dtype: str) -> Array:
 def convert(block: Array, source: str, target: str) -> Array:
     """Return a block stored as `source` stored as `target`: rounded to nearest, ties to even.
 
-    The block itself, not a copy, where nothing changes. Values beyond the range of the target become
-    infinite.
+    The block itself, not a copy, where nothing changes. Values beyond the range of the target
+    become infinite.
     """
     if source == target:
         return block

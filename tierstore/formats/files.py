@@ -6,7 +6,8 @@ import contextlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
 from tierstore.io import Directory, File
@@ -26,7 +27,7 @@ class InputFile:
         self.size = file.size
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return exactly `nbytes` bytes from `offset`; raises FormatError where the file ends first."""
+        """Return exactly `nbytes` bytes from `offset`; raises FormatError if the file ends."""
         data = self._file.read(nbytes, offset)
         if len(data) != nbytes:
             raise FormatError(
@@ -41,6 +42,19 @@ class InputFile:
     def close(self) -> None:
         """Close the file; streams end with it."""
         self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
 
 
 class _Stream(io.RawIOBase):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ import numpy.typing as npt
 
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
-__all__ = ["KeyColumn", "Keys", "as_integers", "blob_to_strings", "without_row_numbers"]
+__all__ = [
+    "KeyColumn",
+    "Keys",
+    "as_integers",
+    "blob_to_strings",
+    "strings_of",
+    "without_row_numbers",
+]
 
 Keys = npt.NDArray[np.int64] | Sequence[str]
 """The key of each row: a 1-D int64 array, or strings."""
@@ -41,6 +49,11 @@ class KeyColumn:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def block(self, start: int, stop: int) -> npt.NDArray[np.int64] | list[str]:
+        """Return keys start..stop-1, int64 or strings."""
+        take = self.integer_block if self.integers else self.string_block
+        return take(start, stop)
+
     def integer_block(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return keys start..stop-1 as int64; only where `integers` is true."""
         block = np.asarray(self._keys[start:stop])
@@ -58,14 +71,15 @@ class KeyColumn:
         for key in block:
             if not isinstance(key, str):
                 raise InvalidTypeError(f"keys are all integers or all strings, not {key!r}")
+        try:
+            "".join(block).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"a key has no UTF-8 form: {error}") from None
         return block
 
     def bytes_block(self, start: int, stop: int) -> list[bytes]:
         """Return keys start..stop-1 in UTF-8, integers in decimal."""
-        try:
-            return [key.encode() for key in self.string_block(start, stop)]
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(f"key {error.object!r} has no UTF-8 form: {error}") from None
+        return [key.encode() for key in self.string_block(start, stop)]
 
     def string_blocks(self) -> Iterator[list[str]]:
         """Yield all keys as strings, in blocks."""
@@ -92,7 +106,7 @@ class KeyColumn:
             yield ends
 
     def reject(self, unfit: Callable[[str], bool], why: str) -> KeyColumn:
-        """Return the column itself; raise InvalidInputError naming the first key that is `unfit`."""
+        """Return the column itself; raise InvalidInputError for the first key that is `unfit`."""
         if not self.integers:
             for number, block in enumerate(self.string_blocks()):
                 for at, key in enumerate(block):
@@ -131,12 +145,23 @@ def without_row_numbers(words: Sequence[str]) -> Keys | None:
     return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
+def strings_of(path: Path, values: npt.NDArray[np.str_]) -> list[str]:
+    """Return an array of fixed-width strings as a list; raises FormatError if any is no text."""
+    try:
+        strings: list[str] = values.tolist()
+        for key in strings:
+            key.encode()
+    except (ValueError, SystemError):
+        raise FormatError(f"{path}: a key holds code points that are no characters") from None
+    return strings
+
+
 def blob_to_strings(path: Path, blob: bytes, offsets: npt.NDArray[np.int64]) -> list[str]:
     """Cut the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
     bounds = offsets.tolist()
     if bounds[0] != 0 or bounds[-1] != len(blob) or bool((np.diff(offsets) < 0).any()):
         raise FormatError(f"{path}: the offsets of its keys do not fit their {len(blob)} bytes")
     try:
-        return [blob[lo:hi].decode() for lo, hi in zip(bounds, bounds[1:], strict=False)]
+        return [blob[lo:hi].decode() for lo, hi in pairwise(bounds)]
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: a key is not UTF-8: {error}") from None

@@ -31,9 +31,7 @@ def _open(path: Path, wanted: Wanted) -> Source:
         rows, dim = header.shape
         kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
         big_endian = header.dtype.str.startswith(">")
-        return kind(
-            file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian
-        )
+        return kind(file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian)
 
 
 def _is_column_major(header: NpyHeader) -> bool:
@@ -54,7 +52,7 @@ class _ColumnMajorSource(SpanSource):
 def _write(path: Path, content: Content) -> Iterator[Write]:
     with path.open("xb") as file:
         file.write(format_header(content.storage, (content.rows, content.dim)))
-        yield lambda block: file.write(block.data)
+        yield lambda _, block: file.write(block.data)
 
 
 FORMAT = Format((".npy",), _open, _write, ("float16", "float32", "float64"), keys="never")

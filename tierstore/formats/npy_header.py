@@ -1,6 +1,7 @@
 """The header of a .npy file, read strictly and without evaluating anything but literals.
 
-It is a magic string, a version, a length and a Python dictionary in ASCII or UTF-8. Also inside .npz.
+It is a magic string, a version, a length and a Python dictionary in ASCII or UTF-8. Also inside
+.npz.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class _Readable(Protocol):
 
 
 def read_header(stream: _Readable, path: Path) -> NpyHeader:
-    """Read a header from the start of an array; raises FormatError for anything but plain numbers."""
+    """Read a header from the start of an array; raises FormatError if it is not plain numbers."""
     start = stream.read(8)
     if len(start) < 8 or start[:6] != MAGIC:
         raise FormatError(f"{path}: not a .npy array: it does not start with the NumPy magic")
     if (start[6], start[7]) not in ((1, 0), (2, 0), (3, 0)):
-        raise FormatError(f"{path}: .npy version {start[6]}.{start[7]} is unknown; 1.0 to 3.0 are read")
+        raise FormatError(
+            f"{path}: .npy version {start[6]}.{start[7]} is unknown; 1.0 to 3.0 are read"
+        )
 
     prefix = "<H" if start[6] == 1 else "<I"
     length_bytes = stream.read(struct.calcsize(prefix))
@@ -101,7 +104,9 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
             dtype = np.dtype(object)
         if dtype.kind in "fiuU" and dtype.str == descr:
             return dtype
-    raise FormatError(f"{path}: elements of type {descr!r:.100}; need floats, not objects or records")
+    raise FormatError(
+        f"{path}: elements of type {descr!r:.100}; need floats, not objects or records"
+    )
 
 
 def format_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

@@ -20,7 +20,7 @@ import numpy as np
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.formats.choice import choose
 from tierstore.formats.files import InputFile, open_input, parsing, unless_it_fails
-from tierstore.formats.keys import KeyColumn, Keys
+from tierstore.formats.keys import KeyColumn, Keys, strings_of
 from tierstore.formats.npy_header import NpyHeader, format_header, read_header
 from tierstore.formats.seam import (
     Array,
@@ -43,9 +43,17 @@ MAX_KEY_LENGTH = 1024
 
 _KEYS = "keys"
 _ERRORS = (
-    zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, KeyError,
-    OverflowError, OSError,
-)  # fmt: skip
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What zipfile raises about archives that are damaged, encrypted or too new."""
 
 
 class _Archive:
@@ -67,8 +75,8 @@ class _Archive:
             raise FormatError(f"{self.path}: {name!r} is packed in a way NumPy does not use")
         if entry.file_size > FREE_BYTES + MAX_RATIO * entry.compress_size:
             raise FormatError(
-                f"{self.path}: {name!r} would unpack from {entry.compress_size} to {entry.file_size} "
-                f"bytes, more than {MAX_RATIO} times as much; save it with np.savez"
+                f"{self.path}: {name!r} would unpack {entry.compress_size} bytes to "
+                f"{entry.file_size}, over {MAX_RATIO} times as many; save it with np.savez"
             )
         with self.open(name) as stream, parsing(self.path, ".npz archive", *_ERRORS):
             header = read_header(stream, self.path)
@@ -122,11 +130,7 @@ class _NpzSource(Source):
             return None
         blocks = list(self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize)))
         if header.dtype.kind == "U":
-            with parsing(self.path, ".npz archive", ValueError, SystemError, UnicodeError):
-                strings = [key for block in blocks for key in block.tolist()]
-                for key in strings:
-                    key.encode()
-            return strings
+            return [key for block in blocks for key in strings_of(self.path, block)]
         values = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
         return KeyColumn(values, self.rows).integer_block(0, self.rows)
 
@@ -157,7 +161,7 @@ def _write(path: Path, content: Content) -> Iterator[Write]:
             _write_keys(archive, content.keys)
         with archive.open(zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True) as entry:
             entry.write(format_header(content.storage, (content.rows, content.dim)))
-            yield lambda block: entry.write(block.data)
+            yield lambda _, block: entry.write(block.data)
 
 
 def _write_keys(archive: zipfile.ZipFile, keys: KeyColumn) -> None:

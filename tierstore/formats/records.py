@@ -17,7 +17,10 @@ from tierstore.formats.keys import Keys, without_row_numbers
 from tierstore.formats.seam import Array, Source
 from tierstore.spec import DTYPES
 
-__all__ = ["RecordSource", "decode_word", "format_rows", "parse_numbers"]
+__all__ = ["MAX_WORD_CHARACTERS", "RecordSource", "decode_word", "format_rows", "parse_numbers"]
+
+MAX_WORD_CHARACTERS = 1 << 14
+"""The longest word that is written, well within what is read."""
 
 
 class RecordSource(Source):

@@ -1,8 +1,8 @@
 """.safetensors: named tensors behind a JSON header, as the Hugging Face tools read and write it.
 
-Eight bytes hold the length of the header, the header maps each name to dtype, shape and span, and the
-spans fill the rest of the file without gaps. Integer keys are a tensor `keys`; strings are their UTF-8
-bytes, `keys`, and where each starts, `keys_offsets`.
+Eight bytes hold the length of the header, the header maps each name to dtype, shape and span, and
+the spans fill the rest of the file without gaps. Integer keys are a tensor `keys`; strings are
+their UTF-8 bytes, `keys`, and where each starts, `keys_offsets`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
     (length,) = struct.unpack("<Q", file.read_at(0, 8))
     if length > min(MAX_HEADER_BYTES, file.size - 8):
         raise FormatError(
-            f"{path}: a header of {length} bytes in a file of {file.size}; at most {MAX_HEADER_BYTES}"
+            f"{path}: a header of {length} bytes in a file of {file.size}; "
+            f"at most {MAX_HEADER_BYTES} are read"
         )
     text = file.read_at(8, length)
     if not text.startswith(b"{"):
@@ -167,7 +168,7 @@ def _write(path: Path, content: Content) -> Iterator[Write]:
         if keys is not None:
             for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
                 file.write(numbers.astype("<i8", copy=False).data)
-        yield lambda block: file.write(block.data)
+        yield lambda _, block: file.write(block.data)
         if keys is not None and not keys.integers:
             for strings in keys.bytes_blocks():
                 file.write(b"".join(strings))
@@ -184,7 +185,13 @@ def _format_header(content: Content) -> bytes:
 
     keys = content.keys
     if keys is not None:
-        add(*((_KEYS, "I64", content.rows) if keys.integers else (_OFFSETS, "I64", content.rows + 1)))
+        add(
+            *(
+                (_KEYS, "I64", content.rows)
+                if keys.integers
+                else (_OFFSETS, "I64", content.rows + 1)
+            )
+        )
     add(content.field, _CODES[content.dtype], content.rows, content.dim)
     if keys is not None and not keys.integers:
         add(_KEYS, "U8", _blob_bytes(keys))

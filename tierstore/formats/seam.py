@@ -1,8 +1,8 @@
 """The seam between files of vectors and everything that uses them.
 
-A file of vectors is a matrix (rows, dim) of one element type, with a key beside each row or without.
-A `Source` is such a file opened for reading, a `Writer` makes one, and a `Format` names both for some
-suffixes. Nothing here knows a format, a table or a store.
+A file of vectors is a matrix (rows, dim) of one element type, with a key beside each row or
+without. A `Source` is such a file opened for reading, a `Writer` makes one, and a `Format` names
+both for some suffixes. Nothing here knows a format, a table or a store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Source(ABC):
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Check the numbers that the file claims before anything is allocated for them."""
         row_bytes = dim * DTYPES[dtype].itemsize
-        if not (0 <= rows <= MAX_ROWS and 1 <= dim and row_bytes <= MAX_RECORD_BYTES):
+        if not (0 <= rows <= MAX_ROWS and dim >= 1 and row_bytes <= MAX_RECORD_BYTES):
             raise FormatError(
                 f"{path}: {rows} rows of {dim} {dtype}; a table has at most {MAX_ROWS} rows of 1 "
                 f"to {MAX_RECORD_BYTES // DTYPES[dtype].itemsize} elements"
@@ -124,24 +124,37 @@ class Content:
 
     Attributes:
         rows, dim, dtype: of the matrix as the file will hold it.
+        block_rows: rows of every block but the last, which may have fewer.
         field: name of the matrix, where the format gives it one.
         keys: the key of each row, or None.
+        first_row: number of the first row, for formats that write one where there is no key.
     """
 
     rows: int
     dim: int
     dtype: str
+    block_rows: int
     field: str
     keys: KeyColumn | None
+    first_row: int
 
     @property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
         return DTYPES[self.dtype]
 
+    def words(self, start: int, stop: int) -> list[bytes]:
+        """Return the keys of rows start..stop-1 in UTF-8, or their numbers."""
+        if self.keys is None:
+            return [b"%d" % row for row in range(self.first_row + start, self.first_row + stop)]
+        return self.keys.bytes_block(start, stop)
 
-Write = Callable[[Array], object]
-"""Takes the next block of rows `(n, dim)`, n >= 1, C-contiguous and of the stored NumPy dtype."""
+
+Write = Callable[[int, Array], object]
+"""Takes the number of a block's first row, from 0, and the block.
+
+Blocks come in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
+"""
 
 Writer = Callable[[Path, Content], AbstractContextManager[Write]]
 """Makes a file at a fresh path; it is complete when the context ends without an error."""
@@ -159,6 +172,7 @@ class Format:
         writer: makes a file, or None where the format is only read.
         dtypes: element types that a written file can hold.
         keys: whether a file never, optionally or always has a key in each row.
+        block_bytes: bytes of the blocks that the writer takes.
     """
 
     suffixes: Sequence[str]
@@ -166,3 +180,4 @@ class Format:
     writer: Writer | None = None
     dtypes: Sequence[str] = ()
     keys: Literal["never", "optional", "always"] = "optional"
+    block_bytes: int = BLOCK_BYTES

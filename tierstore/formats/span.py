@@ -19,7 +19,14 @@ class SpanSource(Source):
     """A matrix whose elements fill a span of a file row by row, in either byte order."""
 
     def __init__(
-        self, file: InputFile, rows: int, dim: int, dtype: str, *, offset: int, big_endian: bool = False
+        self,
+        file: InputFile,
+        rows: int,
+        dim: int,
+        dtype: str,
+        *,
+        offset: int,
+        big_endian: bool = False,
     ) -> None:
         """Read `file`, which the source closes, from byte `offset` on."""
         super().__init__(file.path, rows, dim, dtype)

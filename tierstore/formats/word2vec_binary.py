@@ -1,4 +1,4 @@
-""".bin: the binary form of word2vec: a line with the two counts, then each word, a space, its float32s."""
+""".bin: the binary form of word2vec: two counts, then each word, a space and its float32s."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile, open_input, unless_it_fails
-from tierstore.formats.records import RecordSource, decode_word
+from tierstore.formats.records import MAX_WORD_CHARACTERS, RecordSource, decode_word
 from tierstore.formats.seam import Array, Content, Format, Source, Wanted, Write
-from tierstore.formats.vec import reject_spaced_keys
+from tierstore.formats.word2vec_text import reject_unfit_words
 
 __all__ = ["FORMAT"]
 
-MAX_WORD_BYTES = 1 << 16
+MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 2
 
 _COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")
 _FASTTEXT_MAGIC = b"\xba\x16O/"
@@ -40,7 +40,7 @@ class _BinSource(RecordSource):
             yield decode_word(self.path, row, word)
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield each word and the bytes of its numbers; the end of the file must follow the last."""
+        """Yield each word and the bytes of its numbers; nothing may follow the last."""
         stream = self._file.stream()
         stream.seek(self._offset)
         nbytes = 4 * self.dim
@@ -78,14 +78,12 @@ def _open(path: Path, wanted: Wanted) -> Source:
 
 @contextmanager
 def _write(path: Path, content: Content) -> Iterator[Write]:
-    reject_spaced_keys(content)
+    reject_unfit_words(content)
     with path.open("xb") as file:
         file.write(b"%d %d\n" % (content.rows, content.dim))
 
         def write(start: int, block: Array) -> None:
             words = content.words(start, start + len(block))
-            if max(map(len, words)) >= MAX_WORD_BYTES:
-                ...
             data, size = block.tobytes(), 4 * content.dim
             for row, word in enumerate(words):
                 file.write(b"%b %b\n" % (word, data[row * size : (row + 1) * size]))

@@ -1,7 +1,7 @@
 """.vec, .txt: the text form of word2vec, fastText and GloVe; a word and its numbers on each line.
 
-word2vec and fastText put the numbers of rows and of dimensions on the first line, GloVe does not; both
-are read, the former is written. The text does not name an element type.
+word2vec and fastText put the numbers of rows and of dimensions on the first line, GloVe does not;
+both are read, the former is written. The text does not name an element type.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from pathlib import Path
 
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile, open_input, unless_it_fails
-from tierstore.formats.records import RecordSource, decode_word, format_rows, parse_numbers
+from tierstore.formats.records import (
+    MAX_WORD_CHARACTERS,
+    RecordSource,
+    decode_word,
+    format_rows,
+    parse_numbers,
+)
 from tierstore.formats.seam import Array, Content, Format, Source, Wanted, Write
 from tierstore.spec import MAX_RECORD_BYTES
 
-__all__ = ["FORMAT", "reject_spaced_keys"]
+__all__ = ["FORMAT", "reject_unfit_words"]
 
 MAX_LINE_BYTES = 64 << 20
 
@@ -38,7 +44,7 @@ class _VecSource(RecordSource):
             yield decode_word(self.path, row, self._split(row, line)[0])
 
     def _split(self, row: int, line: bytes) -> list[bytes]:
-        """Return the word and the numbers. Only the last `dim` count: some GloVe words hold spaces."""
+        """Return the word and the last `dim` parts: a few words of GloVe hold spaces."""
         parts = line.rsplit(b" ", self.dim)
         if len(parts) != self.dim + 1 or not parts[0]:
             raise FormatError(f"{self.path}: row {row} is not a word and {self.dim} numbers")
@@ -74,19 +80,19 @@ def _open(path: Path, wanted: Wanted) -> Source:
         return _VecSource(file, rows, dim, wanted.text_dtype, offset=len(first))
 
 
-def reject_spaced_keys(content: Content) -> None:
-    """Raise InvalidInputError if a key is empty or holds white space, which ends a word."""
+def reject_unfit_words(content: Content) -> None:
+    """Raise InvalidInputError if a key is empty, very long or holds white space."""
     if content.keys is not None:
         content.keys.reject(
-            lambda key: key.split() != [key],
-            "is empty or holds white space, which word2vec files cannot hold; "
-            "write .tsv, .parquet or .safetensors instead",
+            lambda key: key.split() != [key] or len(key) > MAX_WORD_CHARACTERS,
+            f"is empty, holds white space or has over {MAX_WORD_CHARACTERS} characters; "
+            "word2vec files cannot hold it: write .parquet or .safetensors instead",
         )
 
 
 @contextmanager
 def _write(path: Path, content: Content) -> Iterator[Write]:
-    reject_spaced_keys(content)
+    reject_unfit_words(content)
     with path.open("xb") as file:
         file.write(b"%d %d\n" % (content.rows, content.dim))
 

@@ -1,0 +1,323 @@
+"""What every format promises."""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.formats.matrices import (
+    random_integers,
+    random_matrix,
+    random_words,
+    read_file,
+    read_keys_of,
+    write_file,
+)
+
+from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
+from tierstore.formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
+from tierstore.formats.dtypes import convert
+from tierstore.formats.registry import format_of
+from tierstore.spec import DTYPES
+
+TEXT = {".vec", ".txt", ".tsv", ".bin"}
+KEYED = [
+    suffix for suffix in SINK_SUFFIXES if format_of(Path(suffix * 2), write=True).keys != "never"
+]
+HELD = [
+    (suffix, dtype)
+    for suffix in SINK_SUFFIXES
+    for dtype in DTYPES
+    if not (suffix == ".bin" and dtype == "float64")
+]
+SHAPES = [(0, 3), (1, 1), (1, 300), (2, 5), (13, 1), (64, 7), (257, 16)]
+
+every_sink = pytest.mark.parametrize("suffix", SINK_SUFFIXES)
+every_keyed = pytest.mark.parametrize("suffix", KEYED)
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), HELD)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
+    matrix = random_matrix(*shape, dtype)
+    path = tmp_path / f"file{suffix}"
+    held = write_file(path, matrix, dtype)
+    assert held in (dtype, "float32")
+
+    found = read_file(path, block_rows=7, text_dtype=held)
+    assert found.tobytes() == convert(matrix, dtype, held).tobytes()
+    assert read_file(path, text_dtype=held).tobytes() == found.tobytes()
+    assert read_keys_of(path) is None
+
+
+@every_sink
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.integers(0, 70),
+    dim=st.integers(1, 9),
+    written=st.integers(1, 80),
+    read=st.integers(1, 80),
+    seed=st.integers(0, 2**32),
+)
+def test_the_sizes_of_blocks_do_not_matter(
+    tmp_path_factory, suffix, rows, dim, written, read, seed
+):
+    path = tmp_path_factory.mktemp("file") / f"file{suffix}"
+    matrix = random_matrix(rows, dim, seed=seed)
+    write_file(path, matrix, "float32", block_rows=written)
+    assert read_file(path, block_rows=read).tobytes() == matrix.tobytes()
+
+
+@every_sink
+def test_more_rows_than_the_writer_takes_at_once(tmp_path, suffix):
+    matrix = random_matrix(9_001, 150)
+    path = tmp_path / f"file{suffix}"
+    write_file(path, matrix, "float32", block_rows=1_234, **keys_for(suffix, 9_001))
+    assert read_file(path, block_rows=1_000).tobytes() == matrix.tobytes()
+    if suffix in KEYED:
+        assert list(read_keys_of(path)) == random_words(9_001)
+
+
+def keys_for(suffix: str, count: int) -> dict[str, list[str]]:
+    return {"keys": random_words(count)} if suffix in KEYED else {}
+
+
+@every_keyed
+@pytest.mark.parametrize("count", [0, 1, 2, 64])
+def test_integer_keys(tmp_path, suffix, count):
+    keys, path = random_integers(count), tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(count, 3), "float32", keys=keys)
+    found = read_keys_of(path)
+    if count:
+        assert found.dtype == np.int64
+    assert list(found if found is not None else []) == list(keys)
+
+
+@every_keyed
+@pytest.mark.parametrize("count", [1, 2, 64])
+@pytest.mark.parametrize("kind", [list, np.array, lambda w: np.array(w, object)])
+def test_string_keys(tmp_path, suffix, count, kind):
+    keys, path = random_words(count), tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(count, 3), "float32", keys=kind(keys))
+    found = read_keys_of(path)
+    assert list(found) == keys
+    assert all(type(key) is str for key in found)
+
+
+@every_keyed
+@pytest.mark.parametrize(
+    "key", ["", "two words", "a\u00a0b", " lead", "trail ", "\ttab", "new\nline"]
+)
+def test_keys_that_need_care_are_kept_or_refused(tmp_path, suffix, key):
+    keys, path = ["first", key, "last"], tmp_path / f"file{suffix}"
+    try:
+        write_file(path, random_matrix(3, 2), "float32", keys=keys)
+    except InvalidInputError as error:
+        assert suffix in TEXT
+        assert "row 1" in str(error)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert suffix not in (".vec", ".txt", ".bin")
+        assert list(read_keys_of(path)) == keys
+
+
+@every_keyed
+def test_keys_that_cannot_be(tmp_path, suffix):
+    matrix = random_matrix(3, 2)
+    for keys, error in [
+        (["a", "b"], InvalidInputError),
+        (["a", "\ud800", "c"], InvalidInputError),
+        (["a", 1, "c"], InvalidTypeError),
+        ([1.5, 2.5, 3.5], InvalidTypeError),
+        ([True, False, True], InvalidTypeError),
+        (np.array([1, 2, 2**63], np.uint64), InvalidInputError),
+        ([b"a", b"b", b"c"], InvalidTypeError),
+    ]:
+        with pytest.raises(error):
+            write_file(tmp_path / f"file{suffix}", matrix, "float32", keys=keys)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_are_refused_where_there_is_no_place_for_them(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"\.safetensors"):
+        write_file(tmp_path / "file.npy", random_matrix(2, 2), "float32", keys=["a", "b"])
+
+
+@pytest.mark.parametrize("suffix", sorted(TEXT))
+def test_rows_without_keys_are_numbered(tmp_path, suffix):
+    matrix = random_matrix(4, 2)
+    write_file(tmp_path / f"file{suffix}", matrix, "float32", first_row=100)
+    assert list(read_keys_of(tmp_path / f"file{suffix}")) == [100, 101, 102, 103]
+
+
+@every_sink
+def test_an_existing_file_is_left_alone_unless_forced(tmp_path, suffix):
+    path, matrix = tmp_path / f"file{suffix}", random_matrix(3, 2)
+    path.write_bytes(b"precious")
+    with pytest.raises(ExistsError):
+        write_file(path, matrix, "float32")
+    assert path.read_bytes() == b"precious"
+    if suffix != ".zarr":
+        write_file(path, matrix, "float32", force=True)
+        assert read_file(path).tobytes() == matrix.tobytes()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@every_sink
+def test_a_link_is_never_written_through(tmp_path, suffix):
+    target, link = tmp_path / "precious", tmp_path / f"file{suffix}"
+    target.write_bytes(b"precious")
+    link.symlink_to(target)
+    with pytest.raises(ExistsError):
+        write_file(link, random_matrix(3, 2), "float32", force=True)
+    assert target.read_bytes() == b"precious"
+
+
+@every_sink
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_when_the_rows_break_off(tmp_path, suffix, error):
+    matrix = random_matrix(9, 2)
+    with (
+        pytest.raises(error),
+        open_sink(tmp_path / f"f{suffix}", rows=9, dim=2, dtype="float32") as sink,
+    ):
+        sink.write(matrix[:5])
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_sink
+@pytest.mark.parametrize("rows", [8, 10])
+def test_the_number_of_rows_must_be_as_announced(tmp_path, suffix, rows):
+    matrix = random_matrix(9, 2)
+    with (
+        pytest.raises(InvalidInputError, match="announced"),
+        open_sink(tmp_path / f"f{suffix}", rows=rows, dim=2, dtype="float32") as sink,
+    ):
+        sink.write(matrix)
+        if rows == 10:
+            assert sink.rows_written == 9
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_sink
+def test_blocks_must_be_as_announced(tmp_path, suffix):
+    matrix = random_matrix(9, 2)
+    for block, error in [
+        (matrix.astype(np.float64), InvalidTypeError),
+        (matrix.astype(">f4"), InvalidTypeError),
+        (matrix[:, :1], InvalidInputError),
+        (matrix[0], InvalidInputError),
+    ]:
+        with (
+            pytest.raises(error),
+            open_sink(tmp_path / f"f{suffix}", rows=9, dim=2, dtype="float32") as sink,
+        ):
+            sink.write(block)
+
+
+@every_sink
+def test_blocks_need_not_be_contiguous(tmp_path, suffix):
+    matrix = random_matrix(40, 12)[::-2, ::3]
+    write_file(tmp_path / f"file{suffix}", matrix, "float32")
+    assert read_file(tmp_path / f"file{suffix}").tobytes() == matrix.tobytes()
+
+
+@every_sink
+def test_reading_never_changes_the_file(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(50, 6), "float32", **keys_for(suffix, 50))
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    before = [fingerprint(file) for file in files]
+    for file in files:
+        file.chmod(0o555 if file.is_dir() else 0o444)
+    with open_source(path) as source:
+        for block in source.blocks(7):
+            if block.flags.writeable:
+                block[:] = 1
+        _ = source.keys
+    assert [fingerprint(file) for file in files] == before
+    for file in files:
+        file.chmod(0o755)
+
+
+def fingerprint(path: Path) -> tuple[int, str]:
+    content = b"" if path.is_dir() else path.read_bytes()
+    return path.stat().st_mtime_ns, hashlib.sha256(content).hexdigest()
+
+
+@every_sink
+def test_sources_can_be_read_again_and_side_by_side(tmp_path, suffix):
+    matrix, path = random_matrix(20, 3), tmp_path / f"file{suffix}"
+    write_file(path, matrix, "float32")
+    with open_source(path) as source:
+        for first, second in zip(source.blocks(6), source.blocks(6), strict=True):
+            assert first.tobytes() == second.tobytes()
+        assert np.concatenate(list(source.blocks())).tobytes() == matrix.tobytes()
+        source.close()
+
+
+@pytest.mark.parametrize("suffix", SOURCE_SUFFIXES)
+def test_paths_that_are_no_files_of_vectors(tmp_path, suffix):
+    fifo, directory, empty, missing = (tmp_path / f"{n}{suffix}" for n in "fdem")
+    os.mkfifo(fifo)
+    directory.mkdir()
+    empty.touch()
+    loop = tmp_path / f"loop{suffix}"
+    loop.symlink_to(loop)
+    for path in (fifo, directory, empty, missing, loop, empty / f"below{suffix}"):
+        with pytest.raises(FormatError, match=str(tmp_path)):
+            open_source(path)
+
+
+@pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s != ".zarr"])
+def test_a_link_to_a_file_is_read(tmp_path, suffix):
+    matrix = random_matrix(5, 2)
+    write_file(tmp_path / f"file{suffix}", matrix, "float32")
+    (tmp_path / f"link{suffix}").symlink_to(tmp_path / f"file{suffix}")
+    assert read_file(tmp_path / f"link{suffix}").tobytes() == matrix.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s not in (".zarr", ".tsv")])
+def test_truncated_files_are_refused_wherever_they_end(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    matrix = random_matrix(6, 3)
+    matrix[-1, -1] = 1.23456789e-20
+    write_file(path, matrix, "float32")
+    content = path.read_bytes()
+    # Text can lose digits of its last number unseen, and the binary form its last newline.
+    spared = {".vec": len("1.23456789e-20"), ".txt": len("1.23456789e-20"), ".bin": 1}
+    for length in range(len(content) - spared.get(suffix, 0)):
+        path.write_bytes(content[:length])
+        with pytest.raises(FormatError):
+            read_file(path)
+
+
+def test_a_truncated_tsv_has_fewer_rows_but_no_torn_one(tmp_path):
+    """It does not say how many rows there are; only digits of its last number can be lost unseen."""
+    path, matrix = tmp_path / "file.tsv", random_matrix(6, 3)
+    write_file(path, matrix, "float32")
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with contextlib.suppress(FormatError):
+            found = read_file(path)
+            assert (
+                found.ravel()[:-1].tobytes() == matrix.ravel()[: max(0, found.size - 1)].tobytes()
+            )
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".bin"])
+def test_nothing_may_follow_the_rows(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    write_file(path, random_matrix(6, 3), "float32")
+    with path.open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(FormatError):
+        read_file(path)

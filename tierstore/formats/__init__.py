@@ -1,0 +1,35 @@
+"""Files of vectors: what other tools write and read, as blocks of rows.
+
+Everything streams, in blocks of a few MiB. A file is checked against what it claims before
+anything is allocated for it, and read without running code that comes with it.
+
+| suffix       | read | written as                          | keys | needs   |
+|--------------|------|-------------------------------------|------|---------|
+| .npy         | yes  | float16 float32 float64             | no   |         |
+| .npz         | yes  | float16 float32 float64             | yes  |         |
+| .safetensors | yes  | float16 bfloat16 float32 float64    | yes  |         |
+| .parquet     | yes  | float16 float32 float64             | yes  | pyarrow |
+| .zarr        | yes  | float16 bfloat16 float32 float64    | yes  |         |
+| .vec .txt    | yes  | float32 float64                     | yes  |         |
+| .tsv         | yes  | float32 float64                     | yes  |         |
+| .bin         | yes  | float32                             | yes  |         |
+| .csv         | yes  |                                     | yes  |         |
+| .pt          | yes  |                                     | yes  | torch   |
+"""
+
+from tierstore.formats.keyfile import read_keys
+from tierstore.formats.keys import Keys
+from tierstore.formats.registry import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
+from tierstore.formats.seam import Source
+from tierstore.formats.sink import Sink
+
+__all__ = [
+    "SINK_SUFFIXES",
+    "SOURCE_SUFFIXES",
+    "Keys",
+    "Sink",
+    "Source",
+    "open_sink",
+    "open_source",
+    "read_keys",
+]
