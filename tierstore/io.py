@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import (
+    CommitFailedError,
     CorruptStoreError,
     ExistsError,
     FormatError,
@@ -70,6 +71,24 @@ def _explained(action: str, path: str) -> Iterator[None]:
             )
         else:
             failure = StoreIOError(f"cannot {action} {path}: {error.strerror or error}")
+        failure.errno = error.errno
+        raise failure from error
+
+
+def _sync(fd: int, path: str) -> None:
+    """Sync a descriptor, once.
+
+    A failed sync must never be repeated: the kernel may have dropped the bytes it could not write
+    and marked their pages clean, and the next sync then succeeds for nothing (Rebello et al., "Can
+    applications recover from fsync failures?", USENIX ATC 2020).
+    """
+    try:
+        _os.fsync(fd)
+    except OSError as error:
+        failure = CommitFailedError(
+            f"cannot sync {path} ({error.strerror}): what was written since the last commit may be "
+            "lost, the last commit is intact; check the disk and open the store again"
+        )
         failure.errno = error.errno
         raise failure from error
 
@@ -140,9 +159,8 @@ class File:
             _os.ftruncate(self.fd, nbytes)
 
     def sync(self) -> None:
-        """Make the file's bytes and size durable."""
-        with _explained("sync", self.path):
-            _os.fsync(self.fd)
+        """Make the file's bytes and size durable; raises CommitFailedError, which is final."""
+        _sync(self.fd, self.path)
 
     def advise(self, advice: int, offset: int = 0, nbytes: int = 0) -> None:
         """Tell the system how a range will be read; failing to is no error."""
@@ -252,6 +270,10 @@ class Directory:
         with _explained("list", self.path):
             return sorted(_os.listdir(self.fd))
 
+    def size(self, name: str) -> int:
+        """Bytes of an entry."""
+        return int(_os.stat(_component(name), dir_fd=self.fd, follow_symlinks=False).st_size)
+
     def exists(self, name: str) -> bool:
         """Whether an entry of this name exists, of whatever kind."""
         try:
@@ -292,7 +314,8 @@ class Directory:
                     return False
                 _os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
                 return True
-            _os.unlink(temporary, dir_fd=self.fd)
+            with contextlib.suppress(OSError):
+                _os.unlink(temporary, dir_fd=self.fd)
         return True
 
     def rename(self, old: str, new: str) -> None:
@@ -313,9 +336,8 @@ class Directory:
             _os.rmdir(_component(name), dir_fd=self.fd)
 
     def sync(self) -> None:
-        """Make the directory's names durable."""
-        with _explained("sync", self.path):
-            _os.fsync(self.fd)
+        """Make the directory's names durable; raises CommitFailedError, which is final."""
+        _sync(self.fd, self.path)
 
     def free_bytes(self) -> int:
         """Bytes a user may still write to this file system."""
@@ -447,9 +469,8 @@ def _sync_tree(path: Path) -> None:
     for entry in sorted(path.iterdir()) if path.is_dir() else ():
         _sync_tree(entry)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with _explained("sync", str(path)):
-        fd = _os.open(path, flags)
-        try:
-            _os.fsync(fd)
-        finally:
-            _os.close(fd)
+    fd = _os.open(path, flags)
+    try:
+        _sync(fd, str(path))
+    finally:
+        _os.close(fd)

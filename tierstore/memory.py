@@ -1,16 +1,36 @@
-"""Arenas: the one block of memory that a tier keeps its records, maps and marks in."""
+"""Arenas: the one block of memory that a tier keeps its records, maps and marks in.
+
+Three kinds. `pageable` is ordinary memory. A GPU reads and writes the other two directly, over the
+link: `pinned` memory is locked in place and mapped, `managed` memory is advised to stay on the host
+with the GPU mapped to it. Random rows come out of a managed arena of any size at 50 GB/s over PCIe 5,
+out of a pinned one only up to about 1 GiB, then at 14 to 17: the driver maps managed memory in 2 MiB
+pages (measured on an H200). Nothing migrates.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
-from typing import Protocol
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import CapacityError, InvalidInputError
 
-__all__ = ["Arena", "allocate"]
+__all__ = ["KINDS", "Arena", "allocate", "available_bytes", "choose"]
+
+KINDS = ("pageable", "pinned", "managed")
+
+_HUGE_PAGE = 2 << 20
+_TOUCH_BYTES = 64 << 20
+_PORTABLE_MAPPED = 1 | 2
+_ATTACH_GLOBAL = 1
+_CONCURRENT_MANAGED_ACCESS = "ConcurrentManagedAccess"
 
 
 class Arena(Protocol):
@@ -28,7 +48,7 @@ class PageableArena:
     """Ordinary memory, which the system backs with huge pages where it can."""
 
     kind = "pageable"
-    device_pointer = None
+    device_pointer: int | None = None
 
     def __init__(self, nbytes: int) -> None:
         """Reserve `nbytes`; pages are taken as they are first touched."""
@@ -36,17 +56,144 @@ class PageableArena:
             region = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise CapacityError(f"cannot reserve {nbytes} bytes of memory: {error}") from None
-        if nbytes >= 2 << 20:
+        if nbytes >= _HUGE_PAGE:
             region.madvise(mmap.MADV_HUGEPAGE)
-        self.array = np.frombuffer(region, np.uint8, nbytes)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(region, np.uint8, nbytes)
 
     def close(self) -> None:
         """Drop the block; its pages go back once no view of it is left."""
         self.array = np.empty(0, np.uint8)
 
 
+class PinnedArena(PageableArena):
+    """Memory locked in place and mapped into every GPU.
+
+    Huge pages that many threads touch and that are then registered take a sixth of the time of
+    cudaHostAlloc (20 against 3 GB/s).
+    """
+
+    kind = "pinned"
+
+    def __init__(self, nbytes: int) -> None:
+        """Take all pages of `nbytes` and register them."""
+        import cupy
+
+        super().__init__(max(nbytes, 1))
+        self._runtime = cupy.cuda.runtime
+        self._pid = os.getpid()
+        pointer = self.array.ctypes.data
+        _touch(pointer, self.array.nbytes)
+        try:
+            self._runtime.hostRegister(pointer, self.array.nbytes, _PORTABLE_MAPPED)
+        except self._runtime.CUDARuntimeError as error:
+            raise CapacityError(
+                f"cannot pin {nbytes} bytes of host memory ({error}); "
+                "give a smaller host budget, or raise the limit that `ulimit -l` shows"
+            ) from None
+        self.device_pointer = pointer
+
+    def close(self) -> None:
+        """Wait for the device, unregister the block and drop it."""
+        if self.device_pointer is not None and os.getpid() == self._pid:
+            self._runtime.hostUnregister(self.device_pointer)
+        self.device_pointer = None
+        super().close()
+
+
+class ManagedArena:
+    """Managed memory that stays on the host, with the current GPU mapped to it."""
+
+    kind = "managed"
+    reserved = 0
+    """Bytes of all managed arenas of the process; see `_room`."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Take all pages of `nbytes` on the host and map the current device to them."""
+        import cupy
+
+        runtime = self._runtime = cupy.cuda.runtime
+        nbytes = max(nbytes, 1)
+        if nbytes > _room(runtime):
+            raise CapacityError(
+                f"{nbytes} bytes of managed memory are more than the GPU has free, which can hang it; "
+                "use a pinned arena"
+            )
+        self._pid = os.getpid()
+        self._nbytes = nbytes
+        self.device_pointer: int | None = runtime.mallocManaged(nbytes, _ATTACH_GLOBAL)
+        ManagedArena.reserved += nbytes
+        device = runtime.getDevice()
+        runtime.memAdvise(self.device_pointer, nbytes, runtime.cudaMemAdviseSetAccessedBy, device)
+        _touch(self.device_pointer, nbytes)
+        block = (ctypes.c_uint8 * nbytes).from_address(self.device_pointer)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8)
+
+    def close(self) -> None:
+        """Wait for the device and free the block."""
+        self.array = np.empty(0, np.uint8)
+        if self.device_pointer is not None and os.getpid() == self._pid:
+            self._runtime.free(self.device_pointer)
+            ManagedArena.reserved -= self._nbytes
+        self.device_pointer = None
+
+
+def _room(runtime: Any) -> int:
+    """Bytes of managed memory that may still be asked for: never more than the GPU has free.
+
+    A program whose managed memory exceeds that can hang the GPU, even where all of it stays on the
+    host.
+    """
+    return int(runtime.memGetInfo()[0]) - ManagedArena.reserved
+
+
+def _touch(pointer: int | None, nbytes: int) -> None:
+    """Take the pages of a block by writing zeros, with as many threads as there are processors."""
+    if pointer is None:
+        return
+    starts = range(pointer, pointer + nbytes, _TOUCH_BYTES)
+    with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
+        sizes = [min(_TOUCH_BYTES, pointer + nbytes - start) for start in starts]
+        list(pool.map(ctypes.memset, starts, [0] * len(sizes), sizes))
+
+
+def choose(nbytes: int, device: int) -> str:
+    """Return the best kind of arena of `nbytes` for a GPU to read: "managed" or "pinned".
+
+    Managed memory needs a system that lets host and GPU access it at the same time, and no more of it
+    than the GPU has free.
+    """
+    import cupy
+
+    with cupy.cuda.Device(device) as on_device:
+        concurrent = on_device.attributes.get(_CONCURRENT_MANAGED_ACCESS, 0)
+        fits = nbytes <= _room(cupy.cuda.runtime)
+    return "managed" if concurrent and fits else "pinned"
+
+
 def allocate(nbytes: int, kind: str = "pageable") -> Arena:
-    """Reserve a zeroed arena of `nbytes` bytes of the given kind."""
-    if kind != "pageable":
-        raise InvalidInputError(f"not a kind of memory: {kind!r}")
-    return PageableArena(nbytes)
+    """Reserve a zeroed arena of `nbytes` bytes of the given kind.
+
+    Pinned and managed arenas are for the current CUDA device. Raises CapacityError if there is not
+    as much memory of that kind.
+    """
+    if kind == "pageable":
+        return PageableArena(nbytes)
+    if kind == "pinned":
+        return PinnedArena(nbytes)
+    if kind == "managed":
+        return ManagedArena(nbytes)
+    raise InvalidInputError(f"not a kind of memory: {kind!r}; there are {', '.join(KINDS)}")
+
+
+def available_bytes() -> int:
+    """Return how much memory may still be taken: free RAM, within the limit of the memory cgroup."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        available = int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        available = min(available, max(0, limit - used))
+    return available

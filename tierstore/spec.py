@@ -36,13 +36,13 @@ MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
 
-_TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def check_name(name: object, kind: str = "table") -> str:
     """Return `name` if a table or field may bear it; raise InvalidInputError otherwise."""
-    pattern = _TABLE_NAME if kind == "table" else _FIELD_NAME
+    pattern = TABLE_NAME if kind == "table" else _FIELD_NAME
     if not isinstance(name, str) or pattern.fullmatch(name) is None:
         allowed = "A-Z a-z 0-9 _ -" if kind == "table" else "A-Z a-z 0-9 _, no digit first"
         raise InvalidInputError(f"not a {kind} name: {name!r}; 1 to 64 characters of {allowed}")
@@ -211,16 +211,17 @@ class TableSpec:
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
             return {"weight": Field(self.dim, self.dtype or "float32", self.init)}
-        if self.dim is not None or self.dtype is not None:
-            raise InvalidInputError("give dim and dtype, or fields, not both")
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):
                 raise InvalidTypeError(f"field {name!r} must be a tierstore.Field, not {item!r}")
             fields[check_name(name, "field")] = item
+        first = next(iter(fields))
+        dim, dtype = fields[first].dim, fields[first].dtype
+        if (self.dim or dim, self.dtype or dtype) != (dim, dtype):
+            raise InvalidInputError("give dim and dtype, or fields, not both")
         if self.init is not None:
-            first = next(iter(fields))
-            fields[first] = Field(fields[first].dim, fields[first].dtype, self.init)
+            fields[first] = Field(dim, dtype, self.init)
         return fields
 
     def _check_sizes(self) -> None:

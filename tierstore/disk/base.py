@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tierstore import checksum, io
 from tierstore.disk import memmap, zarr
 from tierstore.disk.records import RecordFiles
-from tierstore.errors import CorruptRowError, InvalidInputError
+from tierstore.errors import CorruptRowError, CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
 
 __all__ = ["Base", "Records"]
@@ -41,6 +41,9 @@ class Records(Protocol):
     def sync(self) -> None:
         """Make every write durable."""
 
+    def damaged_files(self) -> list[str]:
+        """Return names of files whose bytes outside any row are not as they must be."""
+
     def close(self) -> None:
         """Close the files."""
 
@@ -66,8 +69,9 @@ class Base:
     ) -> Base:
         """Create the files of a table and fill them, in order, from blocks of records.
 
-        `blocks` yields `(n, record_bytes)` arrays that add up to every row; a sparse table takes
-        none. The files are synced; the directory is not.
+        `blocks` yields `(n, record_bytes)` arrays that add up to every row; in a sparse table rows
+        that are missing at the end, or zero, take no space. The files are synced; the directory is
+        not.
         """
         records: Records = _BACKENDS[spec.backend].create(directory, spec)
         sums = directory.create(CHECKSUMS)
@@ -76,9 +80,13 @@ class Base:
         try:
             done = 0
             for block in blocks:
+                count = len(block)
                 rows = np.arange(done, done + len(block), dtype=np.int64)
+                if spec.sparse:
+                    rows = rows[block.any(axis=1)]
+                    block = block[rows - done]
                 base.write(rows, block, checksum.row_checksums(rows, block))
-                done += len(block)
+                done += count
                 if progress is not None:
                     progress(done, spec.rows)
             if done != spec.rows and not spec.sparse:
@@ -90,10 +98,27 @@ class Base:
         return base
 
     @classmethod
-    def open(cls, directory: io.Directory, spec: TableSpec, *, write: bool) -> Base:
-        """Open the files of a table, whose names, sizes and headers must be what the spec gives."""
-        records = _BACKENDS[spec.backend].open_records(directory, spec, write=write)
-        sums = directory.open_file(CHECKSUMS, write=write)
+    def open(
+        cls, directory: io.Directory, spec: TableSpec, extent: int | None = None, *, write: bool
+    ) -> Base:
+        """Open the files of a table, whose names, sizes and headers must be what the spec gives.
+
+        `extent` is the most rows they may hold, where that is more than the spec's. Raises
+        CorruptStoreError if a file is missing, cut, extended or another table's.
+        """
+        extent = max(spec.rows, extent or 0)
+        try:
+            records = _BACKENDS[spec.backend].open_records(directory, spec, extent, write=write)
+            sums = directory.open_file(CHECKSUMS, write=write)
+        except FileNotFoundError as error:
+            raise CorruptStoreError(
+                f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
+            ) from None
+        if not 4 * spec.rows <= sums.size <= 4 * extent:
+            raise CorruptStoreError(
+                f"{sums.path} has {sums.size} bytes, {4 * spec.rows} are expected; "
+                "restore it from a copy"
+            )
         return cls(records, _checksum_file(sums, spec), sparse=spec.sparse)
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
@@ -101,12 +126,7 @@ class Base:
 
         Raises CorruptRowError, with `out` undefined, if a checksum does not match.
         """
-        self.prefetch(rows)
-        self._records.read(rows, out)
-        sums = np.empty((rows.size, 4), np.uint8)
-        self._checksums.read(rows, sums)
-        expected = sums.view("<u4").ravel()
-        wrong = checksum.mismatches(rows, out, expected, sparse=self._sparse)
+        wrong = self._read(rows, out)
         if wrong.size:
             bad = np.unique(rows[wrong]).tolist()
             raise CorruptRowError(
@@ -115,6 +135,31 @@ class Base:
                 rows=bad,
                 file="base",
             )
+
+    def _read(
+        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.intp]:
+        """Copy records into `out` and return the positions that fail their checksum."""
+        self.prefetch(rows)
+        self._records.read(rows, out)
+        sums = np.empty((rows.size, 4), np.uint8)
+        self._checksums.read(rows, sums)
+        return checksum.mismatches(rows, out, sums.view("<u4").ravel(), sparse=self._sparse)
+
+    def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
+        """Return those of `rows` that cannot be read or fail their checksum."""
+        out = np.empty((rows.size, self.record_bytes), np.uint8)
+        try:
+            return rows[self._read(rows, out)].tolist()  # type: ignore[no-any-return]
+        except CorruptStoreError:
+            if rows.size == 1:
+                return rows.tolist()
+            half = rows.size // 2
+            return self.damaged(rows[:half]) + self.damaged(rows[half:])
+
+    def damaged_files(self) -> list[str]:
+        """Return names of files whose bytes outside any row are not as they must be."""
+        return self._records.damaged_files()
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Start reading `rows` without waiting."""

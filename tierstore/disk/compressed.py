@@ -83,6 +83,15 @@ class CompressedRecords:
         """Make every write durable; chunks were synced as they were written, their names are now."""
         self._directory.sync()
 
+    def damaged_files(self) -> list[str]:
+        """Return the last chunk's name if it cannot be read, or is not zero behind the last row."""
+        number = (self.rows - 1) // self._chunk_rows
+        try:
+            rest = self._decode(number)[self.rows - number * self._chunk_rows :]
+        except CorruptStoreError:
+            return [f"c.{number}.0"]
+        return [f"c.{number}.0"] if rest.any() else []
+
     def close(self) -> None:
         """Close the directory and forget decoded chunks."""
         self._decoded.clear()

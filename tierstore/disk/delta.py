@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,24 +21,15 @@ import numpy.typing as npt
 from tierstore import checksum, io
 from tierstore.disk import paging
 from tierstore.errors import CorruptRowError, CorruptStoreError
+from tierstore.manifest import DeltaInfo
 
-__all__ = ["Delta", "DeltaInfo", "LiveDelta"]
+__all__ = ["Delta", "LiveDelta"]
 
 _MAGIC = b"TSDELTA1"
 _FOOTER = struct.Struct("<8s16sQQQI")
 _FOOTER_BYTES = 64
+_CHECKED_BYTES = 4 << 20
 _ALLOCATION = (1 << 20, 64 << 20)
-
-
-@dataclass(frozen=True)
-class DeltaInfo:
-    """What a manifest says of a delta: file name, bytes, rows, version and checksum of the footer."""
-
-    name: str
-    size: int
-    rows: int
-    version: int
-    crc32c: int
 
 
 def _footer(store: bytes, version: int, count: int, record_bytes: int, body: int) -> bytes:
@@ -122,6 +112,18 @@ class Delta:
     def prefetch(self, positions: npt.NDArray[np.int64]) -> None:
         """Start reading the records at `positions` without waiting."""
         paging.announce(self.records, positions)
+
+    def damaged(self) -> list[int]:
+        """Return the rows whose record does not match its checksum."""
+        bad: list[int] = []
+        step = max(1, _CHECKED_BYTES // self.record_bytes)
+        for start in range(0, self.info.rows, step):
+            ids = self.ids[start : start + step]
+            wrong = checksum.mismatches(
+                ids, self.records[start : start + step], self.sums[start : start + step]
+            )
+            bad += ids[wrong].tolist()
+        return bad
 
 
 class LiveDelta:

@@ -53,19 +53,26 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
     return _records(file, spec)
 
 
-def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> RecordFiles:
+def open_records(
+    directory: io.Directory, spec: TableSpec, extent: int, *, write: bool
+) -> RecordFiles:
     """Open the file, whose header must be the one this table's spec gives; it is never evaluated.
 
-    A table that grew has more rows in the header than a version from before knows of.
+    The file of a table that grows, or grew since this version, holds up to `extent` rows.
     """
     file = directory.open_file(ROWS, write=write)
     found = file.read(DATA_OFFSET)
     match = _SHAPE.search(found)
     rows = int(match.group(1)) if match else 0
-    if rows < spec.rows or found != header(spec.layout, rows):
+    if not spec.rows <= rows <= extent or found != header(spec.layout, rows):
         raise CorruptStoreError(
             f"{file.path}: the header is not that of a table of {spec.rows} rows; "
             "restore the file from a copy"
+        )
+    least, most = (DATA_OFFSET + count * spec.layout.record_bytes for count in (spec.rows, extent))
+    if not least <= file.size <= most:
+        raise CorruptStoreError(
+            f"{file.path} has {file.size} bytes, {least} are expected; restore it from a copy"
         )
     return _records(file, spec)
 

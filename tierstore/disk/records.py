@@ -103,6 +103,14 @@ class RecordFiles:
         for file in self._files:
             file.sync()
 
+    def damaged_files(self) -> list[str]:
+        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        last = self.rows - (len(self._files) - 1) * self._rows_per_file
+        end = self._offset + last * self.record_bytes
+        rest = self._rows_per_file * self.record_bytes + self._offset - end
+        block = np.frombuffer(self._files[-1].read(rest, end), np.uint8)
+        return [os.path.basename(self._files[-1].path)] if block.any() else []
+
     def drop_cache(self) -> None:
         """Let the system forget the clean pages of these files."""
         for file in self._files:

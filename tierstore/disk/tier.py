@@ -200,7 +200,7 @@ class DiskTier:
     def flush(self) -> None:
         """Do nothing: what was written is in the live delta already."""
 
-    def seal_with(self, delta: Delta) -> None:
+    def settle(self, delta: Delta) -> None:
         """Take the live delta, now committed as `delta`, among the committed ones."""
         if self._live is not None:
             self._live.close()
@@ -268,9 +268,23 @@ class DiskTier:
             self._point_to(self._live.ids)
         return [delta.info.name for delta in folded]
 
+    def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
+        """Return those of `rows` whose record in the base does not match its checksum."""
+        return self._base.damaged(rows)
+
+    def damaged_files(self) -> list[str]:
+        """Return names of base files with damage outside any row."""
+        return self._base.damaged_files()
+
+    def damaged_deltas(self) -> list[int]:
+        """Return the rows whose record in a committed delta does not match its checksum."""
+        return [row for delta in self._deltas for row in delta.damaged()]
+
     def close(self) -> None:
-        """Close the files; an uncommitted live delta is removed."""
-        self.discard()
+        """Close the files; a live delta stays, for the next writer to sweep up."""
+        if self._live is not None:
+            self._live.close()
+        self._live = None
         self._base.close()
         self._deltas = []
 

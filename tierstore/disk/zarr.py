@@ -128,7 +128,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | Compressed
 
 
 def open_records(
-    directory: io.Directory, spec: TableSpec, *, write: bool
+    directory: io.Directory, spec: TableSpec, extent: int, *, write: bool
 ) -> RecordFiles | CompressedRecords:
     """Open the array, whose metadata must be what this table's spec gives."""
     with directory.directory(ARRAY) as array:
@@ -140,7 +140,14 @@ def open_records(
             )
         if spec.compression is not None:
             return CompressedRecords(directory.directory(ARRAY), spec, write=write)
-        return _records([array.open_file(name, write=write) for name in names(spec)], spec)
+        files = [array.open_file(name, write=write) for name in names(spec)]
+        for file in files:
+            if file.size != _chunk_bytes(spec):
+                raise CorruptStoreError(
+                    f"{file.path} has {file.size} bytes, {_chunk_bytes(spec)} are expected; "
+                    "restore it from a copy"
+                )
+        return _records(files, spec)
 
 
 def _chunk_bytes(spec: TableSpec) -> int:

@@ -132,22 +132,24 @@ class HostTier:
     def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
         hi = self.record_bytes if hi is None else hi
+        records = np.ascontiguousarray(records)
         if (lo, hi) == (0, self.record_bytes):
             slots = self._place(rows, records)
         else:
             slots = self._locate(rows, admit=True)
+            present = slots >= 0
+            every = bool(present.all())
+            self._overwrite(
+                slots if every else slots[present], records if every else records[present], lo
+            )
         absent = np.flatnonzero(slots < 0)
         if absent.size:
-            present = np.flatnonzero(slots >= 0)
-            self._overwrite(slots[present], records[present], lo)
             self.below.write(rows[absent], records[absent], lo, hi)
-        else:
-            self._overwrite(slots, records, lo)
         self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
 
     def _overwrite(self, slots: Slots, records: Bytes, lo: int) -> None:
         self.map.dirty[slots] = 1
-        rowcopy.scatter(self.records, slots, np.ascontiguousarray(records), lo)
+        rowcopy.scatter(self.records, slots, records, lo)
 
     def _locate(self, rows: Rows, *, admit: bool) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1 where there was no room."""
@@ -183,16 +185,20 @@ class HostTier:
         self.stats.count(bytes_promoted=slots.size * self.record_bytes)
 
     def _place(self, rows: Rows, records: Bytes) -> Slots:
-        """Return a slot for each row, as far as there are any, with whole records in new ones."""
+        """Write whole records of distinct rows, as far as there is room; return their slots."""
         slots = self.map.lookup(rows)
         missing = np.flatnonzero(slots < 0)
         self._count(rows, rows.size - missing.size, slots)
-        self.map.touch(slots if not missing.size else slots[slots >= 0])
-        if missing.size:
-            slots = slots.copy() if slots is rows else slots
+        if not missing.size:
+            self.map.touch(slots)
+            self._overwrite(slots, records, 0)
+        else:
+            present = np.flatnonzero(slots >= 0)
+            self.map.touch(slots[present])
+            self._overwrite(slots[present], records[present], 0)
             new = self._make_room(rows[missing])
             missing = missing[: new.size]
-            rowcopy.scatter(self.records, new, np.ascontiguousarray(records[missing]))
+            rowcopy.scatter(self.records, new, records[missing])
             self.map.bind(rows[missing], new)
             self.map.dirty[new] = 1
             slots[missing] = new
@@ -286,10 +292,9 @@ class HostTier:
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
 
-    @property
-    def dirty_rows(self) -> int:
-        """Number of changed records in the tier."""
-        return int(np.count_nonzero(self.map.dirty))
+    def dirty(self) -> Rows:
+        """Return the rows whose records have changed and were not handed down."""
+        return self.map.rows(np.flatnonzero(self.map.dirty))
 
     def close(self) -> None:
         """Give the memory back."""

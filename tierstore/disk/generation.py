@@ -1,0 +1,174 @@
+"""A generation: the directory that holds one base of a table, its deltas and its keys.
+
+Changing a table's fields or backend streams a new generation; the old one lives on while a kept
+version names it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import bfloat16, io
+from tierstore.disk import zarr
+from tierstore.disk.base import Base, Progress
+from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.keys import Keys
+from tierstore.disk.tier import DiskTier
+from tierstore.errors import CorruptStoreError
+from tierstore.laws import BLOCK_ROWS, zeros
+from tierstore.manifest import DeltaInfo, TableInfo
+from tierstore.spec import Field, TableSpec
+
+__all__ = ["Generation", "create", "encode", "initial_records", "unique_name"]
+
+
+def unique_name(kind: str, seq: int, ending: str = "") -> str:
+    """Return a file name that no other writer can choose: `delta-<seq>-<id>.bin` and the like."""
+    return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
+
+
+def encode(values: npt.NDArray[np.floating[object]], item: Field) -> npt.NDArray[np.generic]:
+    """Return floats `(n, dim)` as the elements a field stores, rounded to nearest."""
+    if item.dtype == "bfloat16":
+        return bfloat16.from_float32(values)
+    return values.astype(item.storage, copy=False)
+
+
+def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the first records of rows `start…` of a table, in blocks, as the fields' laws give them.
+
+    Any `start` gives the same bytes for the same row.
+    """
+    layout = spec.layout
+    for block in range(start // BLOCK_ROWS, -(-spec.rows // BLOCK_ROWS)):
+        count = min(BLOCK_ROWS, spec.rows - block * BLOCK_ROWS)
+        records = np.zeros((count, layout.record_bytes), np.uint8)
+        for number, (name, item) in enumerate(layout.fields):
+            law = item.init or zeros()
+            if not law.is_zero:
+                values = law.block(block, count, (spec.rows, item.dim), number)
+                layout.view(records, name)[:] = encode(values, item)
+        yield records[max(0, start - block * BLOCK_ROWS) :]
+
+
+def create(
+    table: io.Directory,
+    spec: TableSpec,
+    seq: int,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+    progress: Progress | None = None,
+) -> TableInfo:
+    """Create a generation in a table's directory and fill it; all of it is durable on return.
+
+    Without `blocks` of records the fields' laws give them.
+    """
+    if spec.backend == "zarr":
+        spec = zarr.with_chunks(spec)
+    name = unique_name("g", seq)
+    if blocks is None:
+        blocks = () if spec.sparse else initial_records(spec)
+    with table.make_directory(name) as directory:
+        Base.create(directory, spec, blocks, progress).close()
+        directory.sync()
+    table.sync()
+    return TableInfo(spec, name, extent=spec.rows)
+
+
+class Generation:
+    """An open generation: its disk tier, and what the newest manifest says of it."""
+
+    def __init__(
+        self,
+        table: io.Directory,
+        info: TableInfo,
+        *,
+        store: str,
+        seq: int | None,
+        extent: int | None = None,
+    ) -> None:
+        """Open a generation from its table's directory.
+
+        `store` is the uuid that deltas bear. `seq` is the number that uncommitted deltas get in
+        their name; None opens read-only. `extent` is the most rows the base may hold by now, where
+        newer versions grew it. Raises CorruptStoreError.
+        """
+        try:
+            self.directory = table.directory(info.generation)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{table.join(info.generation)} is missing; restore it from a copy"
+            ) from None
+        self.info = info
+        self._store = bytes.fromhex(store)
+        self._seq = seq
+        try:
+            self.tier = self._open_tier(max(info.extent, extent or 0))
+        except BaseException:
+            self.directory.close()
+            raise
+
+    def _open_tier(self, extent: int) -> DiskTier:
+        spec, write = self.info.spec, self._seq is not None
+        base = Base.open(self.directory, spec, extent, write=write)
+        try:
+            deltas = [self._delta(info) for info in self.info.deltas]
+            return DiskTier(base, deltas, new_live=self._new_live if write else None)
+        except BaseException:
+            base.close()
+            raise
+
+    def _delta(self, info: DeltaInfo) -> Delta:
+        width = self.info.spec.layout.record_bytes
+        return Delta(self.directory, info, store=self._store, record_bytes=width)
+
+    def _new_live(self) -> LiveDelta:
+        name = unique_name("delta-", self._seq or 0, ".bin")
+        return LiveDelta(self.directory, name, self.info.spec.layout.record_bytes)
+
+    def seal(self, version: int) -> DeltaInfo | None:
+        """Make the live delta durable, name included; None where nothing was written."""
+        live = self.tier.live
+        if live is None or not live.count:
+            return None
+        info = live.seal(store=self._store, version=version)
+        self.directory.sync()
+        return info
+
+    def committed(self, info: TableInfo, seq: int) -> None:
+        """Take what a published manifest says: the live delta, if it was sealed, is committed."""
+        if len(info.deltas) > len(self.info.deltas):
+            self.tier.settle(self._delta(info.deltas[-1]))
+        self.info = info
+        self._seq = seq
+
+    def keys(self) -> Keys | None:
+        """Open the external keys, if there are any."""
+        info = self.info.keys
+        return None if info is None else Keys(self.directory, info, self.info.spec.rows)
+
+    def damaged_files(self) -> list[str]:
+        """Return names of files with damage outside any row; opening checked the rest."""
+        return self.tier.damaged_files()
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the base and its checksums."""
+        spec = self.info.spec
+        if spec.compression is None:
+            return spec.nbytes + 4 * spec.rows
+        with self.directory.directory("rows.zarr") as array:
+            return sum(map(array.size, array.names())) + 4 * spec.rows
+
+    @property
+    def base_path(self) -> str:
+        """Path of the base file or array."""
+        return self.directory.join("rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr")
+
+    def close(self) -> None:
+        """Close every file; what was not committed is removed."""
+        self.tier.close()
+        self.directory.close()

@@ -1,0 +1,175 @@
+"""External keys of a table's rows: one int64 or text a row, kept in files beside the base.
+
+int64 keys are a plain .npy file. Texts are one UTF-8 blob and, as int64, the offset at which each
+begins and the last one ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import io
+from tierstore.checksum import crc32c
+from tierstore.errors import (
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+    UnknownNameError,
+)
+from tierstore.manifest import KeysInfo
+
+__all__ = ["Keys", "write_keys"]
+
+_HEADER = 128
+
+
+class Keys(Sequence[Any]):
+    """The keys of all rows, read as they are asked for: an int or text for an index, else an array."""
+
+    def __init__(self, directory: io.Directory, info: KeysInfo, rows: int) -> None:
+        """Map the key files; raises CorruptStoreError if a size or checksum does not match."""
+        self.kind = info.kind
+        self._rows = rows
+        parts = {}
+        for name, (size, expected) in info.files.items():
+            parts[name.rpartition(".")[2]] = _mapped(directory, name, size, expected)
+        if info.kind == "int64":
+            self._ints: npt.NDArray[np.int64] = parts["npy"][_HEADER:].view("<i8")
+            count = self._ints.size
+        else:
+            self._blob = parts["utf8"]
+            self._offsets: npt.NDArray[np.int64] = parts["offsets"].view("<i8")
+            count = self._offsets.size - 1
+        if count != rows:
+            raise CorruptStoreError(f"{directory.path} holds {count} keys for {rows} rows")
+        self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the key of a row, or for a slice or an array of ids an array of keys."""
+        if self.kind == "int64":
+            found = self._ints[index]
+            return int(found) if found.ndim == 0 else found.copy()
+        rows = np.arange(self._rows)[index]
+        if rows.ndim == 0:
+            return self._text(int(rows))
+        return np.array([self._text(row) for row in rows.tolist()], object)
+
+    def _text(self, row: int) -> str:
+        begin, end = self._offsets[row : row + 2].tolist()
+        return self._blob[begin:end].tobytes().decode()
+
+    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the row id of each key, in the shape of `keys`.
+
+        Raises UnknownNameError naming the first key that no row has. The first call sorts the keys,
+        or their hashes, which takes 16 bytes a row from then on.
+        """
+        wanted = np.asarray(keys)
+        if self.kind == "int64":
+            if wanted.dtype.kind not in "iu" and wanted.size:
+                raise InvalidTypeError(f"this table's keys are int64, not {wanted.dtype}")
+            values = wanted.ravel().astype(np.int64)
+        else:
+            if wanted.dtype.kind not in "UO" and wanted.size:
+                raise InvalidTypeError(f"this table's keys are texts, not {wanted.dtype}")
+            values = _hashes(wanted.ravel().tolist())
+        hashed, rows = self._sorted()
+        found = np.full(values.size, -1, np.int64)
+        left = np.searchsorted(hashed, values, side="left")
+        right = np.searchsorted(hashed, values, side="right")
+        for position, key in enumerate(wanted.ravel().tolist()):
+            for candidate in rows[left[position] : right[position]].tolist():
+                if self[candidate] == key:
+                    found[position] = candidate
+                    break
+            else:
+                raise UnknownNameError(f"no row has the key {key!r}")
+        return found.reshape(wanted.shape)
+
+    def _sorted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._order is None:
+            texts = (self._text(row) for row in range(self._rows))
+            values = self._ints if self.kind == "int64" else _hashes(texts)
+            rows = np.argsort(values, kind="stable")
+            self._order = values[rows], rows
+        return self._order
+
+
+def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(hash, texts), np.int64)
+
+
+def _mapped(directory: io.Directory, name: str, size: int, expected: int) -> npt.NDArray[np.uint8]:
+    try:
+        with directory.open_file(name) as file:
+            if file.size != size:
+                raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
+            data = io.map_files([file], size, advice=mmap.MADV_NORMAL)
+    except FileNotFoundError:
+        raise CorruptStoreError(f"{directory.join(name)} is missing") from None
+    if crc32c(data) != expected:
+        raise CorruptStoreError(
+            f"{directory.join(name)} does not match its checksum; restore it from a copy"
+        )
+    return data
+
+
+def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
+    """Write the keys of a table's rows to new, durable files of its generation.
+
+    `keys` are `rows` distinct ints or texts. Raises InvalidInputError or InvalidTypeError before
+    anything is written.
+    """
+    array = np.asarray(keys)
+    if array.shape != (rows,):
+        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {array.shape}")
+    stem = f"keys.{uuid.uuid4().hex[:8]}."
+    if array.dtype.kind in "iu":
+        _check_distinct(array)
+        if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+            raise InvalidInputError(f"keys are int64; {array.max()} is larger")
+        files = {stem + "npy": b"".join(_npy(array.astype("<i8")))}
+        kind = "int64"
+    else:
+        texts = array.tolist()
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidTypeError("keys are all ints or all texts")
+        _check_distinct(np.array(texts, object))
+        encoded = [text.encode() for text in texts]
+        offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
+        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
+        kind = "str"
+    for name, data in files.items():
+        directory.write_file(name, data)
+    directory.sync()
+    return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
+
+
+def _check_distinct(keys: npt.NDArray[Any]) -> None:
+    ordered = np.sort(keys)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if twice.size:
+        raise InvalidInputError(f"the key {ordered[twice[0]]!r} occurs more than once")
+
+
+def _npy(array: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    text = repr({"descr": "<i8", "fortran_order": False, "shape": array.shape}).encode()
+    yield b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    yield text.ljust(_HEADER - 11) + b"\n"
+    yield array.tobytes()

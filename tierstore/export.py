@@ -1,0 +1,164 @@
+"""Export: one field of a table, as a file that other tools read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
+from tierstore.formats.dtypes import convert, floats
+from tierstore.formats.registry import format_of, open_sink
+from tierstore.formats.seam import block_rows_for
+from tierstore.spec import check_dtype
+
+if TYPE_CHECKING:
+    from tierstore.table import Table
+
+__all__ = ["ExportResult", "export_table"]
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What an export wrote.
+
+    Attributes:
+        path: the file, or the directory of a `.zarr`.
+        rows: rows written.
+        dim: elements of each.
+        dtype: element type in the file.
+        bytes: size of the file, or of all files in the directory.
+        overflowed: finite values that became infinite in the conversion to `dtype`.
+    """
+
+    path: Path
+    rows: int
+    dim: int
+    dtype: str
+    bytes: int
+    overflowed: int
+
+
+def export_table(
+    table: Table,
+    out: str | Path,
+    *,
+    field: str = "weight",
+    rows: tuple[int, int] | None = None,
+    dtype: str | None = None,
+    keys: Any = None,
+    force: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> ExportResult:
+    """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
+
+    The file appears complete and synced, or not at all. Rows that were written but not yet
+    committed are part of it.
+
+    Args:
+        table: the table to read; caches are neither filled nor emptied.
+        out: the file; see `tierstore.formats` for the suffixes.
+        field: the field to write.
+        rows: the first row and the one after the last; all if None.
+        dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
+            format cannot hold a half precision, float32 is written, which is exact.
+        keys: one for each row of the table, or of `rows`. None takes the table's own where the
+            format can hold keys. `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        force: replace an existing file.
+        progress: called with the rows done and the rows in all.
+
+    Returns:
+        What was written. A value too large for `dtype` becomes infinite: such are counted, and a
+        warning says how many.
+
+    Raises:
+        ExistsError: `out` exists, or is a link or a directory.
+        InvalidInputError: an unknown suffix, a format that cannot hold the keys or the dtype, or a
+            file inside a store.
+        RowIndexError: `rows` outside the table.
+        UnknownNameError: no such field.
+        StoreFullError, StoreIOError: the file system failed.
+    """
+    path = Path(out)
+    _refuse_inside_store(path)
+    if field not in table.fields:
+        raise UnknownNameError(
+            f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}"
+        )
+    stored = table.fields[field]
+    wanted = stored.dtype if dtype is None else check_dtype(dtype)
+    start, stop = _checked_range(rows, table.rows)
+    overflowed = done = 0
+
+    with open_sink(
+        path,
+        rows=stop - start,
+        dim=stored.dim,
+        dtype=wanted,
+        field=field,
+        keys=_keys_of(table, path, keys, start, stop),
+        first_row=start,
+        force=force,
+    ) as sink:
+        size = block_rows_for(stored.nbytes)
+        for block in table.scan(start, stop, field=field, block_rows=size):
+            converted = convert(block, stored.dtype, wanted)
+            if converted is not block:
+                overflowed += _infinities(converted, wanted) - _infinities(block, stored.dtype)
+            sink.write(converted)
+            done += len(block)
+            if progress is not None:
+                progress(done, stop - start)
+
+    if overflowed:
+        warnings.warn(
+            f"{overflowed} values of {field!r} are too large for {wanted} and were written as "
+            "infinite",
+            stacklevel=2,
+        )
+    return ExportResult(path, stop - start, stored.dim, sink.dtype, _size(path), overflowed)
+
+
+def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
+    if rows is None:
+        return 0, count
+    start, stop = rows
+    if not (0 <= start <= count and 0 <= stop <= count):
+        raise RowIndexError(f"rows {start}:{stop} are not all within the table's 0:{count}")
+    if start > stop:
+        raise InvalidInputError(f"rows {start}:{stop} end before they start")
+    return start, stop
+
+
+def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
+    """Return the keys of rows start..stop-1, or None."""
+    if keys is None:
+        if table.keys is None or format_of(path, write=True).keys == "never":
+            return None
+        keys = table.keys
+    if len(keys) not in (table.rows, stop - start):
+        raise InvalidInputError(
+            f"{len(keys)} keys; need one for each of the table's {table.rows} rows"
+            + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
+        )
+    return keys if len(keys) == stop - start else keys[start:stop]
+
+
+def _infinities(block: npt.NDArray[Any], dtype: str) -> int:
+    return int(np.isinf(floats(block, dtype)).sum())
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _refuse_inside_store(path: Path) -> None:
+    for parent in path.resolve().parents:
+        if (parent / "STORE.json").is_file():
+            raise InvalidInputError(f"{path} lies inside the store {parent}; write it elsewhere")

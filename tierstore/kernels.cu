@@ -1,0 +1,794 @@
+// The GPU tier: which rows are in its slots, which must leave, and every copy of a record.
+//
+// A batch is two launches: `probe`, which serves the rows that are there and claims the others, and
+// `promote`, which fetches what was claimed and finishes the batch. Neither tells the host anything:
+// counts stay on the device. Where the host tier is itself a cache, `promote` stops after what it can
+// do alone; the host supplies the rest through staging, and `install` and `complete` end the batch.
+//
+// The direct map slot_of[row] holds a slot, or ABSENT, or for the length of a batch CLAIMED and then
+// FIRST - m for the m-th missed row. KEPT marks a row that a lease uses in host memory itself; it
+// must not be promoted before the lease ends.
+//
+// Least recently used: stamp[slot] is the number of the batch that used it last. Victims are the
+// slots with the smallest stamps, found by a radix select over all of them; an empty slot has stamp
+// 0 and goes first. Two bits of a stamp pin the slot: HELD while leases use it, AHEAD from when a
+// prefetch chose it until it is used, or until the prefetch is `window` prefetches old.
+//
+// Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+static const i32 ABSENT = -1, CLAIMED = -2, FIRST = -3, KEPT = -2147483647 - 1;
+static const u32 HELD = 0x80000000u, AHEAD = 0x40000000u, NUMBER = 0x3fffffffu;  // of a stamp
+static const u32 EVERY_LANE = 0xffffffffu;
+static const u64 NO_POSITION = ~0ull;
+
+static const u32 READ = 0, WRITE = 1, LEASE = 2, PREFETCH = 3;  // Batch.mode
+
+static const u32 THREADS = 256;   // a block, everywhere
+static const u32 BINS = 2048;     // of one pass of the radix select: 11 + 11 + 8 bits of a number
+static const u32 PASSES = 3;
+static const u32 WINDOW = 64;     // most prefetches whose rows may be pinned
+
+// What happens between launches stays here. `gate` and `histogram` are zero whenever none is running.
+struct Counters {
+    u64 bad_position;             // of the first id outside the table, in its batch
+    i64 bad_row;                  // that id
+    u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the tier was made
+    u32 bad;                      // 1 once bad_row is filled in
+    u32 missed, deferred;         // this batch: distinct rows claimed, positions not yet served
+    u32 victims, ties;            // slots chosen for them
+    u32 distinct;                 // this lease: records enrolled
+    u32 absent, evicted;          // this chunk: rows to read from, and write to, the host tier
+    u32 done;                     // number of the last prefetch whose rows have arrived
+    u32 gate;                     // grid_barrier
+    u32 moves[WINDOW];            // slots that each recent prefetch took
+    u32 histogram[PASSES][BINS];
+};
+
+struct Tier {
+    u8 *slots;                    // [capacity][record]
+    i32 *slot_of;                 // [rows]
+    i64 *row_of;                  // [capacity], -1 = empty
+    u32 *stamp, *pins;            // [capacity]
+    u32 *arrival;                 // [capacity]: number of the prefetch that filled it, where AHEAD
+    u32 *mark;                    // [capacity]: winner of a write, index in a lease; 0 between batches
+    u8 *dirty;                    // [capacity]
+    u8 *host;                     // the host tier's records, its map and marks
+    const i32 *host_slot_of;      // null where the host tier is direct: slot = row
+    u8 *host_dirty;
+    Counters *counters;
+    const u8 *poison;             // [record] of 0xff: NaN in every float type
+    i64 rows, record;
+    u32 capacity, direct;
+};
+
+struct Batch {
+    const i64 *ids;               // [n]
+    i64 n;
+    u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record
+    i64 lo, bytes;
+    // Workspace, n entries each.
+    u32 *deferred;                // positions that must wait for a copy
+    i64 *missed;                  // claimed rows; ~row where the row is KEPT
+    i32 *place;                   // their slots
+    u32 *contest;                 // for rows without a slot: what mark is for a slot
+    i64 *leaving;                 // prefetch: dirty row that the slot must first give up, or -1
+    // A lease: its distinct records in some order.
+    u64 *records;                 // address of each record
+    i32 *held;                    // its slot, or -1
+    i32 *positions;               // [n]: index of each id's record
+    u32 *count;                   // their number; of a prefetch: slots to fill
+    // Staging, in pinned host memory, `limit` entries each; null where the host tier is direct.
+    u8 *staged, *evicted;
+    i64 *staged_rows, *evicted_rows;
+    i32 *staged_place;            // slot that waits for it, or -1 - index among rows without one
+    u8 *spill;                    // lease: room for its rows without a slot
+    u32 first, limit;             // misses [first, first + limit) are being handled
+    u32 width;                    // bytes that one access may move: 16, 8, 4, 2 or 1
+    u32 now;                      // number of this batch
+    u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
+    u32 arrival;                  // number of this, or the last, prefetch
+    u32 expired;                  // number of the last prefetch whose pins have run out
+};
+
+// ---------------------------------------------------------------------------------- a warp, a grid
+
+__device__ u32 lane() { return threadIdx.x & 31; }
+__device__ u32 warp() { return (blockIdx.x * blockDim.x + threadIdx.x) >> 5; }
+__device__ u32 warps() { return (gridDim.x * blockDim.x) >> 5; }
+
+// Give every lane that asks an index of its own, counting on from *count.
+__device__ u32 append(u32 *count, bool asks) {
+    const u32 asking = __ballot_sync(EVERY_LANE, asks);
+    if (asking == 0) return 0;
+    const u32 leader = __ffs(asking) - 1;
+    u32 first = 0;
+    if (lane() == leader) first = atomicAdd(count, (u32)__popc(asking));
+    first = __shfl_sync(EVERY_LANE, first, leader);
+    return first + __popc(asking & ((1u << lane()) - 1));
+}
+
+__device__ void tally(u64 *total, bool counts) {
+    const u32 counting = __ballot_sync(EVERY_LANE, counts);
+    if (lane() == 0 && counting) atomicAdd(total, (u64)__popc(counting));
+}
+
+// How many of n items a warp takes at a time: all 32 lanes, or fewer so that every warp gets some.
+__device__ u32 span_for(u64 n) {
+    const u64 each = (n + warps() - 1) / warps();
+    return each < 1 ? 1 : each > 32 ? 32 : (u32)each;
+}
+
+// All threads of a cooperative launch meet. Block 0 completes the sum that flips the top bit, so the
+// gate is ready for the next meeting without being reset.
+__device__ void grid_barrier(u32 *gate) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        const u32 step = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
+        const u32 before = atomicAdd(gate, step);
+        while (((before ^ *(volatile u32 *)gate) & 0x80000000u) == 0) __nanosleep(64);
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// ------------------------------------------------------------------------------------------ copies
+
+// Copy `span` pieces of `units` Units each; lane j holds the ends of piece j, 0 where there is none.
+// The warp runs through all units of all pieces in a row, so every lane has work at any size.
+template <class Unit>
+__device__ void copy_units(u64 from, u64 to, u32 span, u32 units) {
+    const u32 UNROLL = 4;
+    const u32 pieces_on = 32 / units, units_on = 32 % units;
+    const u32 steps = (span * units + 31) / 32;
+    u32 piece = lane() / units, unit = lane() % units;
+    for (u32 step = 0; step < steps; step += UNROLL) {
+        Unit value[UNROLL];
+        u64 target[UNROLL];
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k) {
+            const u64 source = __shfl_sync(EVERY_LANE, from, piece & 31);
+            target[k] = __shfl_sync(EVERY_LANE, to, piece & 31);
+            if (piece >= span || source == 0) target[k] = 0;
+            if (target[k]) {
+                value[k] = *(const Unit *)(source + (u64)unit * sizeof(Unit));
+                target[k] += (u64)unit * sizeof(Unit);
+            }
+            piece += pieces_on;
+            unit += units_on;
+            if (unit >= units) { unit -= units; ++piece; }
+        }
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k)
+            if (target[k]) *(Unit *)target[k] = value[k];
+    }
+}
+
+__device__ void copy(u64 from, u64 to, u32 span, u64 bytes, u32 width) {
+    if (__ballot_sync(EVERY_LANE, from != 0 && to != 0) == 0) return;
+    const u32 units = (u32)(bytes / width);
+    switch (width) {
+        case 16: copy_units<uint4>(from, to, span, units); break;
+        case 8: copy_units<uint2>(from, to, span, units); break;
+        case 4: copy_units<u32>(from, to, span, units); break;
+        case 2: copy_units<u16>(from, to, span, units); break;
+        default: copy_units<u8>(from, to, span, units);
+    }
+}
+
+// -------------------------------------------------------------------------------- where a record is
+
+__device__ u64 slot_address(const Tier &t, i64 slot) { return (u64)(t.slots + slot * t.record); }
+__device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slot * t.record); }
+__device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : t.host_slot_of[row]; }
+
+// Address of the record of a row by its entry in the map, once its miss has been handled; 0 where
+// that happens in another chunk. `contest` gets the word that decides between writers.
+__device__ u64 locate(const Tier &t, const Batch &b, i64 row, i32 entry, u32 **contest) {
+    if (entry >= 0) {
+        *contest = t.mark + entry;
+        return b.last ? slot_address(t, entry) : 0;
+    }
+    const u32 m = (u32)(FIRST - entry);
+    *contest = b.contest + m;
+    if (m < b.first || m - b.first >= b.limit) return 0;
+    return t.direct ? host_address(t, row) : (u64)(b.staged + (i64)(-1 - b.place[m]) * t.record);
+}
+
+// Whether the slot's record is there, not still on its way.
+__device__ bool arrived(const Tier &t, i32 slot, u32 stamp, u32 done) {
+    return !(stamp & AHEAD) || (i32)(t.arrival[slot] - done) <= 0;
+}
+
+// Note that this batch uses the slot, which ends the pin of a prefetch; `keeping` some bits.
+__device__ void touch(const Tier &t, i32 slot, u32 stamp, u32 now, u32 keeping) {
+    const u32 stamped = now | (stamp & keeping);
+    if (stamp != stamped) t.stamp[slot] = stamped;
+}
+
+// Touch and hold; true for exactly one of all that do so in a batch.
+__device__ bool touch_first(const Tier &t, i32 slot, u32 stamp, u32 now) {
+    return (stamp & NUMBER) != now && (atomicExch(t.stamp + slot, now | HELD) & NUMBER) != now;
+}
+
+// Writers of one record: the last position wins.
+__device__ void compete(u32 *contest, u32 position) {
+    if (*(volatile u32 *)contest < position + 1) atomicMax(contest, position + 1);
+}
+
+// Take up a record in the lease and pin its slot; *mark becomes its index + 1.
+__device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 address, u32 *mark) {
+    const u32 k = append(&t.counters->distinct, mine);
+    if (!mine) return;
+    b.held[k] = slot;
+    b.records[k] = address;
+    *mark = k + 1;
+    if (slot >= 0) ++t.pins[slot];
+}
+
+// ------------------------------------------------------------------------------------------- probe
+
+// Find each id's row. READ copies what is there; WRITE lets the positions compete; LEASE enrols each
+// record once. What is not there is claimed, by one of those that ask, and deferred.
+extern "C" __global__ void probe(const Tier t, const Batch b) {
+    Counters *const c = t.counters;
+    const u32 done = *(volatile u32 *)&c->done;
+    __threadfence();
+    const u32 span = span_for(b.n);
+    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+        const i64 position = base + lane();
+        const bool mine = lane() < span && position < b.n;
+        const i64 row = mine ? b.ids[position] : 0;
+        const bool inside = (u64)row < (u64)t.rows;
+        i32 slot = ABSENT;
+        u64 source = 0;
+        bool waits = false, claims = false, enrols = false, kept = false;
+        if (mine && !inside) {
+            source = (u64)t.poison;
+            if (!c->bad) atomicMin(&c->bad_position, (u64)position);
+        } else if (mine) {
+            slot = t.slot_of[row];
+            const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
+            if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
+                if (b.mode == LEASE) enrols = touch_first(t, slot, stamp, b.now);
+                else touch(t, slot, stamp, b.now, b.mode == PREFETCH ? HELD | AHEAD : HELD);
+                if (b.mode == WRITE) compete(t.mark + slot, (u32)position);
+                source = slot_address(t, slot) + b.lo;
+            } else if (b.mode == PREFETCH) {
+                claims = slot == ABSENT && host_slot(t, row) >= 0 &&
+                         atomicCAS(t.slot_of + row, ABSENT, CLAIMED) == ABSENT;
+            } else {
+                waits = true;
+                kept = slot == KEPT;
+                claims = (kept || slot == ABSENT) &&
+                         atomicCAS(t.slot_of + row, slot, CLAIMED) == slot;
+            }
+        }
+        const u32 d = append(&c->deferred, waits);
+        if (waits) b.deferred[d] = (u32)position;
+        const u32 m = append(&c->missed, claims);
+        if (claims) {
+            b.missed[m] = kept ? ~row : row;
+            t.slot_of[row] = FIRST - (i32)m;
+            if (b.mode != PREFETCH) b.contest[m] = 0;
+        }
+        if (b.mode == READ) {
+            copy(source, mine ? (u64)(b.data + position * b.bytes) : 0, span, b.bytes, b.width);
+        } else if (b.mode == LEASE) {
+            enrol(t, b, enrols, slot, source - b.lo, t.mark + slot);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------- victims
+
+__device__ bool evictable(const Tier &t, const Batch &b, u64 slot, u32 stamp) {
+    if ((stamp & HELD) || (stamp & NUMBER) == b.now) return false;
+    return !(stamp & AHEAD) || (i32)(t.arrival[slot] - b.expired) <= 0;
+}
+
+// Count the evictable slots by the bits of their stamp at `shift`, among those that agree with
+// `prefix` above. Neighbouring slots often fall together, so each thread adds up runs.
+__device__ void count_stamps(const Tier &t, const Batch &b, u32 prefix, u32 above, u32 shift,
+                             u32 bins, u32 *histogram) {
+    __shared__ u32 local[BINS];
+    for (u32 i = threadIdx.x; i < bins; i += blockDim.x) local[i] = 0;
+    __syncthreads();
+    u32 run_bin = 0, run = 0;
+    const u32 threads = gridDim.x * blockDim.x;
+    for (u64 s = blockIdx.x * blockDim.x + threadIdx.x; s < t.capacity; s += threads) {
+        const u32 stamp = t.stamp[s];
+        if ((stamp & above) != prefix || !evictable(t, b, s, stamp)) continue;
+        const u32 bin = (stamp >> shift) & (bins - 1);
+        if (bin != run_bin && run) { atomicAdd(local + run_bin, run); run = 0; }
+        run_bin = bin;
+        ++run;
+    }
+    if (run) atomicAdd(local + run_bin, run);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < bins; i += blockDim.x)
+        if (local[i]) atomicAdd(histogram + i, local[i]);
+}
+
+// Find the bin that holds the wanted-th item: result = {bin, items below it}. Clips *wanted to what
+// there is. Every block does this for itself.
+__device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *result) {
+    __shared__ u32 totals[THREADS / 32 + 1];
+    const u32 each = bins / THREADS;
+    u32 sum = 0;
+    for (u32 j = 0; j < each; ++j) sum += histogram[threadIdx.x * each + j];
+    u32 through = sum;
+    for (u32 d = 1; d < 32; d <<= 1) {
+        const u32 left = __shfl_up_sync(EVERY_LANE, through, d);
+        if (lane() >= d) through += left;
+    }
+    if (lane() == 31) totals[threadIdx.x >> 5] = through;
+    __syncthreads();
+    u32 total = 0;
+    for (u32 w = 0; w < THREADS / 32; ++w) {
+        if (w < threadIdx.x >> 5) through += totals[w];
+        total += totals[w];
+    }
+    if (*wanted > total) *wanted = total;
+    u32 below = through - sum;
+    if (below < *wanted && *wanted <= through) {
+        u32 bin = threadIdx.x * each;
+        while (below + histogram[bin] < *wanted) below += histogram[bin++];
+        result[0] = bin;
+        result[1] = below;
+    }
+    __syncthreads();
+}
+
+// List in b.place the `wanted` slots that were used longest ago, or as many as may be evicted.
+__device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
+    __shared__ u32 picked[2];
+    Counters *const c = t.counters;
+    u32 prefix = 0, above = 0, top = 30;
+    for (u32 pass = 0; pass < PASSES; ++pass) {
+        const u32 bits = pass < 2 ? 11 : 8, bins = 1u << bits, shift = top - bits;
+        count_stamps(t, b, prefix, above, shift, bins, c->histogram[pass]);
+        grid_barrier(&c->gate);
+        pick_bin(c->histogram[pass], bins, &wanted, picked);
+        if (wanted == 0) return;
+        prefix |= picked[0] << shift;
+        above |= (bins - 1) << shift;
+        wanted -= picked[1];
+        top = shift;
+    }
+    const u32 threads = gridDim.x * blockDim.x;
+    for (u64 base = (u64)warp() * 32; base < t.capacity; base += threads) {
+        const u64 s = base + lane();
+        const u32 stamp = s < t.capacity ? t.stamp[s] : HELD, number = stamp & NUMBER;
+        const bool may = number <= prefix && evictable(t, b, s, stamp);
+        const u32 tie = append(&c->ties, may && number == prefix);
+        const bool goes = may && (number < prefix || tie < wanted);
+        const u32 v = append(&c->victims, goes);
+        if (goes) b.place[v] = (i32)s;
+    }
+}
+
+// -------------------------------------------------------------------------------------------- swap
+
+// Give the misses of this chunk their slots: write back what was dirty there, load what was missed,
+// mend the maps. What only the host can do goes on its lists.
+__device__ void swap_records(const Tier &t, const Batch &b) {
+    Counters *const c = t.counters;
+    const u32 victims = c->victims, behind = c->missed - b.first;
+    const u32 misses = behind < b.limit ? behind : b.limit;
+    const u32 span = span_for(misses);
+    for (u64 base = (u64)warp() * span; base < misses; base += (u64)warps() * span) {
+        const u64 index = base + lane();
+        const bool mine = lane() < span && index < misses;
+        const u32 m = b.first + (u32)index;
+        i64 row = 0, old = -1;
+        i32 slot = -1;
+        u64 source = 0, refuge = 0;
+        bool asks = false, listed = false;
+        if (mine) {
+            row = b.missed[m];
+            if (row < 0) row = ~row;
+            else if (m < victims) slot = b.place[m];
+            if (slot >= 0) {
+                old = t.row_of[slot];
+                if (old >= 0) t.slot_of[old] = ABSENT;
+                if (t.dirty[slot]) {
+                    t.dirty[slot] = 0;
+                    const i64 home = host_slot(t, old);
+                    listed = home < 0;
+                    if (!listed) {
+                        refuge = host_address(t, home);
+                        t.host_dirty[home] = 1;
+                    }
+                }
+                t.row_of[slot] = row;
+                t.stamp[slot] = b.mode == LEASE ? b.now | HELD : b.now;
+            }
+            const i64 home = slot >= 0 && b.load ? host_slot(t, row) : -1;
+            if (home >= 0) source = host_address(t, home);
+            else asks = !t.direct && (slot < 0 || b.load);
+        }
+        const u32 e = append(&c->evicted, listed);
+        if (listed) {
+            b.evicted_rows[e] = old;
+            refuge = (u64)(b.evicted + (i64)e * t.record);
+        }
+        const u32 a = append(&c->absent, asks);
+        if (asks) {
+            b.staged_rows[a] = row;
+            b.staged_place[a] = slot >= 0 ? slot : -1 - (i32)(m - victims);
+            if (slot < 0) b.place[m] = -1 - (i32)a;
+        }
+        tally(&c->evicted_rows, old >= 0);
+        tally(&c->written_rows, refuge != 0);
+        const u64 target = slot >= 0 ? slot_address(t, slot) : 0;
+        copy(target, refuge, span, t.record, 16);
+        copy(source, target, span, t.record, 16);
+        if (mine && slot >= 0) t.slot_of[row] = slot;
+        if (b.mode == LEASE)
+            enrol(t, b, mine, slot, slot >= 0 ? target : host_address(t, row),
+                  slot >= 0 ? t.mark + slot : b.contest + m);
+    }
+}
+
+// Plan the moves of a prefetch: maps and pins now, the copies by `move` on another stream. Rows for
+// which there is no room, or whose victim only the host could take in, are let go.
+__device__ void plan_moves(const Tier &t, const Batch &b) {
+    const u32 victims = t.counters->victims, missed = t.counters->missed;
+    for (u64 base = (u64)warp() * 32; base < missed; base += (u64)warps() * 32) {
+        const u32 m = (u32)base + lane();
+        const bool mine = m < missed;
+        const i64 row = mine ? b.missed[m] : 0;
+        i32 slot = mine && m < victims ? b.place[m] : -1;
+        const i64 old = slot >= 0 ? t.row_of[slot] : -1;
+        const bool dirty = slot >= 0 && t.dirty[slot];
+        if (dirty && host_slot(t, old) < 0) slot = -1;
+        if (slot >= 0) {
+            t.dirty[slot] = 0;
+            if (old >= 0) t.slot_of[old] = ABSENT;
+            t.row_of[slot] = row;
+            t.arrival[slot] = b.arrival;
+            t.stamp[slot] = b.now | AHEAD;
+        }
+        if (mine) {
+            t.slot_of[row] = slot >= 0 ? slot : ABSENT;
+            b.place[m] = slot;
+            b.leaving[m] = dirty ? old : -1;
+        }
+        tally(&t.counters->evicted_rows, slot >= 0 && old >= 0);
+        tally(&t.counters->written_rows, slot >= 0 && dirty);
+    }
+}
+
+// How many more slots prefetches may pin: together at most half of them.
+__device__ u32 prefetch_room(const Tier &t, const Batch &b) {
+    u32 room = t.capacity / 2;
+    for (u32 p = b.expired + 1; p != b.arrival; ++p) {
+        const u32 taken = t.counters->moves[p % WINDOW];
+        room -= taken < room ? taken : room;
+    }
+    return room;
+}
+
+// ---------------------------------------------------------------------------------------- complete
+
+__device__ void serve_deferred(const Tier &t, const Batch &b) {
+    const u32 deferred = t.counters->deferred;
+    const u32 span = span_for(deferred);
+    for (u64 base = (u64)warp() * span; base < deferred; base += (u64)warps() * span) {
+        const u64 d = base + lane();
+        u64 source = 0, target = 0;
+        if (lane() < span && d < deferred) {
+            const u32 position = b.deferred[d];
+            const i64 row = b.ids[position];
+            const i32 entry = t.slot_of[row];
+            u32 *contest;
+            source = locate(t, b, row, entry, &contest);
+            if (source) source += b.lo;
+            target = (u64)(b.data + (i64)position * b.bytes);
+            if (entry >= 0) touch(t, entry, t.stamp[entry], b.now, HELD);
+        }
+        copy(source, target, span, b.bytes, b.width);
+    }
+}
+
+// The deferred positions of a write compete, or their records join the lease, as in `probe`.
+__device__ void admit_deferred(const Tier &t, const Batch &b) {
+    const u32 deferred = t.counters->deferred;
+    for (u64 base = (u64)warp() * 32; base < deferred; base += (u64)warps() * 32) {
+        const u64 d = base + lane();
+        i32 entry = -1;
+        bool enrols = false;
+        if (d < deferred) {
+            const u32 position = b.deferred[d];
+            const i64 row = b.ids[position];
+            entry = t.slot_of[row];
+            if (b.mode == LEASE) {
+                enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now);
+            } else {
+                u32 *contest;
+                if (entry >= 0) touch(t, entry, t.stamp[entry], b.now, HELD);
+                locate(t, b, row, entry, &contest);
+                compete(contest, position);
+            }
+        }
+        if (b.mode == LEASE) enrol(t, b, enrols, entry, slot_address(t, entry), t.mark + entry);
+    }
+}
+
+// Copy what won into its record, and mark that dirty.
+__device__ void write_winners(const Tier &t, const Batch &b) {
+    const u32 span = span_for(b.n);
+    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+        const i64 position = base + lane();
+        u64 target = 0;
+        if (lane() < span && position < b.n) {
+            const i64 row = b.ids[position];
+            if ((u64)row < (u64)t.rows) {
+                const i32 entry = t.slot_of[row];
+                u32 *contest;
+                target = locate(t, b, row, entry, &contest);
+                if (target && *(volatile u32 *)contest == (u32)position + 1) {
+                    *contest = 0;
+                    target += b.lo;
+                    if (entry >= 0) t.dirty[entry] = 1;
+                    else if (t.direct) t.host_dirty[row] = 1;
+                } else {
+                    target = 0;
+                }
+            }
+        }
+        copy(target ? (u64)(b.data + position * b.bytes) : 0, target, span, b.bytes, b.width);
+    }
+}
+
+// Tell every id of a lease which record is its own; -1 for ids outside the table.
+__device__ void write_positions(const Tier &t, const Batch &b) {
+    const u64 threads = gridDim.x * blockDim.x;
+    for (i64 i = blockIdx.x * blockDim.x + threadIdx.x; i < b.n; i += threads) {
+        const i64 row = b.ids[i];
+        i32 index = -1;
+        if ((u64)row < (u64)t.rows) {
+            const i32 entry = t.slot_of[row];
+            index = (i32)(entry >= 0 ? t.mark[entry] : b.contest[FIRST - entry]) - 1;
+        }
+        b.positions[i] = index;
+    }
+}
+
+// Leave every mark, claim and counter as the next batch expects them. A lease keeps its rows in
+// direct host memory KEPT until it ends.
+__device__ void tidy(const Tier &t, const Batch &b) {
+    Counters *const c = t.counters;
+    const u32 missed = c->missed, deferred = c->deferred, distinct = c->distinct;
+    const u32 threads = gridDim.x * blockDim.x, thread = blockIdx.x * blockDim.x + threadIdx.x;
+    grid_barrier(&c->gate);
+    if (b.mode == LEASE)
+        for (u32 k = thread; k < distinct; k += threads)
+            if (b.held[k] >= 0) t.mark[b.held[k]] = 0;
+    for (u32 m = thread; m < missed; m += threads) {
+        const bool kept = b.missed[m] < 0;
+        const i64 row = kept ? ~b.missed[m] : b.missed[m];
+        if (t.slot_of[row] <= FIRST)
+            t.slot_of[row] = kept || (b.mode == LEASE && t.direct) ? KEPT : ABSENT;
+    }
+    if (missed)
+        for (u32 i = thread; i < PASSES * BINS; i += threads) c->histogram[0][i] = 0;
+    if (thread == 0) {
+        c->missed_ids += deferred;
+        c->missed_rows += missed;
+        c->missed = c->deferred = c->victims = c->ties = c->distinct = c->absent = c->evicted = 0;
+        if (b.mode == LEASE) *b.count = distinct;
+    }
+}
+
+__device__ void finish(const Tier &t, const Batch &b) {
+    Counters *const c = t.counters;
+    const bool waiting = c->deferred != 0;
+    if (b.mode == READ) {
+        if (!waiting) return;
+        serve_deferred(t, b);
+    } else {
+        if (waiting) {
+            admit_deferred(t, b);
+            grid_barrier(&c->gate);
+        }
+        if (b.mode == WRITE) write_winners(t, b);
+        else if (b.last) write_positions(t, b);
+        if (b.mode == WRITE && !waiting) return;
+    }
+    if (b.last) tidy(t, b);
+}
+
+// Fetch what was claimed. Cooperative. Does nothing, at once, for a read that only hit.
+extern "C" __global__ void promote(const Tier t, const Batch b) {
+    Counters *const c = t.counters;
+    const u32 missed = c->missed;
+    if (warp() == 0 && lane() == 0 && !c->bad && c->bad_position != NO_POSITION) {
+        c->bad_row = b.ids[c->bad_position];
+        c->bad = 1;
+    }
+    if (missed) {
+        const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : missed;
+        if (room) {
+            select_victims(t, b, missed < room ? missed : room);
+            grid_barrier(&c->gate);
+        }
+        if (b.mode == PREFETCH) plan_moves(t, b);
+        else swap_records(t, b);
+        grid_barrier(&c->gate);
+    }
+    if (b.mode == PREFETCH) {
+        if (warp() == 0 && lane() == 0) *b.count = c->moves[b.arrival % WINDOW] = c->victims;
+        tidy(t, b);
+    } else if (t.direct) {
+        finish(t, b);
+    }
+}
+
+// ---------------------------------------------------------------- a host tier that is itself a cache
+
+// Handle the next chunk of misses. [b.limit entries]
+extern "C" __global__ void swap_chunk(const Tier t, const Batch b) { swap_records(t, b); }
+
+// Copy `limit` staged records to the slots, or the lease's spill, that wait for them.
+extern "C" __global__ void install(const Tier t, const Batch b) {
+    const u32 span = span_for(b.limit);
+    for (u64 base = (u64)warp() * span; base < b.limit; base += (u64)warps() * span) {
+        const u64 k = base + lane();
+        u64 source = 0, target = 0;
+        if (lane() < span && k < b.limit) {
+            const i32 place = b.staged_place[k];
+            source = (u64)(b.staged + (i64)k * t.record);
+            if (place >= 0) target = slot_address(t, place);
+            else if (b.spill) target = (u64)(b.spill + (i64)(-1 - place) * t.record);
+        }
+        copy(source, target, span, t.record, 16);
+    }
+}
+
+// Tell the lease where its rows without a slot lie, once there is room for them.
+extern "C" __global__ void place_spill(const Tier t, const Batch b) {
+    const u32 victims = t.counters->victims, missed = t.counters->missed;
+    const u32 threads = gridDim.x * blockDim.x;
+    for (u64 m = victims + blockIdx.x * blockDim.x + threadIdx.x; m < missed; m += threads)
+        b.records[b.contest[m] - 1] = (u64)(b.spill + (i64)(m - victims) * t.record);
+}
+
+// End a batch, or one chunk of its rows without a slot. Cooperative.
+extern "C" __global__ void complete(const Tier t, const Batch b) { finish(t, b); }
+
+// ---------------------------------------------------------------------------------------- prefetch
+
+// Copy the planned records, old one out, new one in. Runs beside compute, on few blocks.
+extern "C" __global__ void move(const Tier t, const Batch b) {
+    const u32 moves = *b.count;
+    const u32 span = span_for(moves);
+    for (u64 base = (u64)warp() * span; base < moves; base += (u64)warps() * span) {
+        const u64 m = base + lane();
+        u64 source = 0, target = 0, refuge = 0;
+        if (lane() < span && m < moves && b.place[m] >= 0) {
+            target = slot_address(t, b.place[m]);
+            source = host_address(t, host_slot(t, b.missed[m]));
+            if (b.leaving[m] >= 0) {
+                const i64 home = host_slot(t, b.leaving[m]);
+                refuge = host_address(t, home);
+                t.host_dirty[home] = 1;
+            }
+        }
+        copy(target, refuge, span, t.record, 16);
+        copy(source, target, span, t.record, 16);
+    }
+}
+
+// The copies of prefetch number b.arrival are over.
+extern "C" __global__ void announce(const Tier t, const Batch b) {
+    __threadfence();
+    *(volatile u32 *)&t.counters->done = b.arrival;
+}
+
+// One thread: if the batch lacks anything, hold the stream until the prefetches up to number
+// b.arrival are over; then their rows are in place and their victims safe in the host tier. They were
+// launched earlier and wait for nothing later, so they end.
+extern "C" __global__ void fence(const Tier t, const Batch b) {
+    if (t.counters->missed == 0 && t.counters->deferred == 0) return;
+    while ((i32)(b.arrival - *(volatile u32 *)&t.counters->done) > 0) __nanosleep(1000);
+    __threadfence();
+}
+
+// ------------------------------------------------------------------------------------------- leases
+
+// Unpin the records of a lease.
+extern "C" __global__ void release(const Tier t, const Batch b) {
+    const u32 count = *b.count, threads = gridDim.x * blockDim.x;
+    for (u64 k = blockIdx.x * blockDim.x + threadIdx.x; k < count; k += threads) {
+        const i32 slot = b.held[k];
+        if (slot >= 0 && --t.pins[slot] == 0) t.stamp[slot] &= ~HELD;
+    }
+}
+
+// Rows that ended leases kept in host memory may be promoted again.
+extern "C" __global__ void forget(const Tier t, const Batch b) {
+    const u32 count = *b.count, threads = gridDim.x * blockDim.x;
+    for (u64 k = blockIdx.x * blockDim.x + threadIdx.x; k < count; k += threads)
+        if (b.held[k] < 0) t.slot_of[(i64)(b.records[k] - (u64)t.host) / t.record] = ABSENT;
+}
+
+// Copy bytes [lo, lo + bytes) of each leased record to the k-th row of data.
+extern "C" __global__ void lease_gather(const Tier t, const Batch b) {
+    const u32 count = *b.count, span = span_for(count);
+    for (u64 base = (u64)warp() * span; base < count; base += (u64)warps() * span) {
+        const u64 k = base + lane();
+        const bool mine = lane() < span && k < count;
+        copy(mine ? b.records[k] + b.lo : 0, mine ? (u64)(b.data + (i64)k * b.bytes) : 0, span,
+             b.bytes, b.width);
+    }
+}
+
+// The reverse, marking the records dirty; without data it only marks them.
+extern "C" __global__ void lease_scatter(const Tier t, const Batch b) {
+    const u32 count = *b.count, span = span_for(count);
+    for (u64 base = (u64)warp() * span; base < count; base += (u64)warps() * span) {
+        const u64 k = base + lane();
+        const bool mine = lane() < span && k < count;
+        if (mine && b.held[k] >= 0) t.dirty[b.held[k]] = 1;
+        else if (mine && t.direct) t.host_dirty[(i64)(b.records[k] - (u64)t.host) / t.record] = 1;
+        copy(mine && b.data ? (u64)(b.data + (i64)k * b.bytes) : 0, mine ? b.records[k] + b.lo : 0,
+             span, b.bytes, b.width);
+    }
+}
+
+// Copy to each position of data the bytes of its id's record.
+extern "C" __global__ void lease_read(const Tier t, const Batch b) {
+    const u32 span = span_for(b.n);
+    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+        const i64 position = base + lane();
+        u64 source = 0, target = 0;
+        if (lane() < span && position < b.n) {
+            const i32 k = b.positions[position];
+            source = k >= 0 ? b.records[k] + b.lo : (u64)t.poison;
+            target = (u64)(b.data + position * b.bytes);
+        }
+        copy(source, target, span, b.bytes, b.width);
+    }
+}
+
+// ------------------------------------------------------------------------------------ flush, rebase
+
+// Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
+// b.limit afterwards, some are left for another launch.
+extern "C" __global__ void flush(const Tier t, const Batch b) {
+    Counters *const c = t.counters;
+    for (u64 base = (u64)warp() * 32; base < t.capacity; base += (u64)warps() * 32) {
+        const u64 s = base + lane();
+        const bool leaves = s < t.capacity && t.dirty[s];
+        const i64 row = leaves ? t.row_of[s] : 0;
+        const i64 home = leaves ? host_slot(t, row) : 0;
+        u64 refuge = leaves && home >= 0 ? host_address(t, home) : 0;
+        if (refuge) t.host_dirty[home] = 1;
+        const u32 e = append(&c->evicted, leaves && home < 0);
+        if (leaves && home < 0 && e < b.limit) {
+            b.evicted_rows[e] = row;
+            refuge = (u64)(b.evicted + (i64)e * t.record);
+        }
+        if (refuge) t.dirty[s] = 0;
+        tally(&c->written_rows, refuge != 0);
+        copy(refuge ? slot_address(t, (i64)s) : 0, refuge, 32, t.record, 16);
+    }
+}
+
+// Move all stamps back by b.now, keeping their order, before the batch numbers run out.
+extern "C" __global__ void rebase(const Tier t, const Batch b) {
+    const u32 threads = gridDim.x * blockDim.x;
+    for (u64 s = blockIdx.x * blockDim.x + threadIdx.x; s < t.capacity; s += threads) {
+        const u32 number = t.stamp[s] & NUMBER, bits = t.stamp[s] & ~NUMBER;
+        t.stamp[s] = bits | (number > b.now ? number - b.now : number ? 1 : 0);
+    }
+}

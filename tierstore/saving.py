@@ -1,0 +1,76 @@
+"""Copying a version of a store to a store of its own."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tierstore import io
+from tierstore.disk import generation as generations
+from tierstore.disk.base import Progress
+from tierstore.disk.keys import write_keys
+from tierstore.history import write_skeleton
+from tierstore.manifest import Identity, Manifest, PayloadInfo, TableInfo
+from tierstore.payload import Payload, copy_payload
+from tierstore.table import Table
+
+__all__ = ["save_store"]
+
+
+def save_store(
+    tables: Mapping[str, Table],
+    payload: Mapping[str, Payload],
+    manifest: Manifest,
+    path: str | Path,
+    progress: Progress | None = None,
+) -> None:
+    """Write what readers of a version see to a new store at `path`, folded.
+
+    Every record and payload is checked as it is read, so damage is never copied.
+    """
+    identity = Identity(uuid.uuid4().hex, parent=(manifest.uuid, manifest.version))
+    total = sum(table.rows for table in tables.values())
+    done = 0
+
+    def report(count: int) -> None:
+        if progress is not None:
+            progress(done + count, total)
+
+    with io.publish(path) as temporary:
+        os.mkdir(temporary)
+        with io.Directory.open(temporary) as directory:
+            infos: dict[str, TableInfo] = {}
+            for name, table in tables.items():
+                infos[name] = _copy_table(directory, table, report)
+                done += table.rows
+            files: dict[str, PayloadInfo] = {
+                name: copy_payload(value, directory, generations.unique_name("payload-", 1))
+                for name, value in payload.items()
+            }
+            copied = Manifest(
+                uuid=identity.uuid,
+                seq=1,
+                version=manifest.version,
+                tables=infos,
+                step=manifest.step,
+                confirmed=manifest.version,
+                payload=files,
+            )
+            write_skeleton(directory, identity, copied)
+
+
+def _copy_table(directory: io.Directory, table: Table, report: Callable[[int], None]) -> TableInfo:
+    def progress(done: int, _: int) -> None:
+        report(done)
+
+    with directory.make_directory(table.name) as target:
+        info = generations.create(target, table.spec, 1, table.records(), progress)
+        keys = None
+        if table.keys is not None:
+            with target.directory(info.generation) as generation:
+                keys = write_keys(generation, table.keys[:], table.rows)
+    return TableInfo(
+        info.spec, info.generation, info.extent, scalars=dict(table.scalars), keys=keys
+    )

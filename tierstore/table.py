@@ -1,0 +1,370 @@
+"""A table: rows by id. Ids are checked and fields become byte ranges here, and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.disk.generation import Generation
+from tierstore.disk.keys import Keys
+from tierstore.errors import InvalidInputError, UnknownNameError
+from tierstore.guard import Guard
+from tierstore.ids import host_ids, last_of_each
+from tierstore.info import TableInformation, TierInformation
+from tierstore.laws import Law
+from tierstore.lease import Lease
+from tierstore.prefetch import Prefetcher
+from tierstore.spec import Field, TableSpec
+from tierstore.stats import TierStats
+from tierstore.tier.host import HostTier
+from tierstore.values import from_bytes, to_bytes
+
+__all__ = ["Table"]
+
+_SCAN_BYTES = 8 << 20
+_WINDOW = 16
+
+
+class Owner(Protocol):
+    """What a table asks of the store it belongs to."""
+
+    guard: Guard
+    prefetcher: Prefetcher
+
+    def grow(self, table: str, rows: int, init: Law | None = None) -> None:
+        """Append rows to a table."""
+
+    def set_keys(self, table: str, keys: Sequence[Any]) -> None:
+        """Give a table's rows external keys."""
+
+
+class Table:
+    """Rows of a store, read and written by id; where a row lies at the moment never shows.
+
+    NumPy ids (or lists) give and take NumPy rows, torch ids torch rows, CuPy ids CuPy rows. Ids are
+    integers of any width and shape; floats and booleans are a TypeError, ids outside the table an
+    IndexError that names the first. Tables come from a store: `store["item"]`.
+    """
+
+    def __init__(
+        self, owner: Owner, name: str, generation: Generation, host: HostTier | None
+    ) -> None:
+        """Bind the tiers of a table; `host` is over the generation's, or None to do without."""
+        self.name = name
+        self._owner = owner
+        self.attach(generation, host)
+
+    def attach(self, generation: Generation, host: HostTier | None) -> None:
+        """Use these tiers from now on: the table grew, or has other fields."""
+        self.generation = generation
+        self.disk = generation.tier
+        self.host = host
+        self._top = self.disk if host is None else host
+        self._layout = generation.info.spec.layout
+        self._keys: Keys | None = None
+        self.scalars: dict[str, Any] = dict(generation.info.scalars)
+        """Values that belong to the whole table; committed and rolled back with its rows."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the table is made of."""
+        return self.generation.info.spec
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.spec.rows
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order; the first is the one meant when none is named."""
+        return dict(self._layout.fields)
+
+    @property
+    def dim(self) -> int:
+        """Elements of the first field."""
+        return self._layout.fields[0][1].dim
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the first field."""
+        return self._layout.fields[0][1].dtype
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows
+
+    def __repr__(self) -> str:
+        """Name the table and its shape."""
+        fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
+        return f"Table({self.name!r}, rows={self.rows}, {fields})"
+
+    def _field(self, name: str | None) -> tuple[str, Field]:
+        if name is None:
+            return self._layout.fields[0]
+        if name not in self.fields:
+            raise UnknownNameError(
+                f"table {self.name!r} has no field {name!r}; it has {', '.join(self.fields)}"
+            )
+        return name, self.fields[name]
+
+    def read(
+        self,
+        ids: object,
+        field: str | None = None,
+        fields: Sequence[str] | None = None,
+        *,
+        transient: bool = False,
+    ) -> Any:
+        """Return the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
+
+        Args:
+            ids: row ids of any shape; duplicates are fine.
+            field: the field to read; the first if None.
+            fields: several fields, returned as a dict from name to array.
+            transient: the rows are not to be kept in memory for this: for rows that are read once.
+
+        bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
+        RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
+        damaged rows.
+        """
+        parsed = host_ids(ids, self.rows)
+        if fields is not None:
+            if field is not None:
+                raise InvalidInputError("give field= or fields=, not both")
+            wanted = [self._field(name) for name in fields]
+        else:
+            wanted = [self._field(field)]
+        spans = [self._layout.span(name) for name, _ in wanted]
+        lo, hi = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
+        out = np.empty((parsed.rows.size, hi - lo), np.uint8)
+        with self._owner.guard.use():
+            if parsed.rows.size:
+                self._top.read(parsed.rows, out, lo, hi, admit=not transient)
+        if fields is None:
+            return from_bytes(out, wanted[0][1], parsed.shape, parsed.kind)
+        return {
+            name: from_bytes(
+                np.ascontiguousarray(out[:, begin - lo : end - lo]), item, parsed.shape, parsed.kind
+            )
+            for (name, item), (begin, end) in zip(wanted, spans, strict=True)
+        }
+
+    def __getitem__(self, ids: object) -> Any:
+        """Return `read(ids)`."""
+        return self.read(ids)
+
+    def write(self, ids: object, rows: Any, field: str | None = None) -> None:
+        """Write rows over those of `ids`; where an id repeats, its last row stays.
+
+        Args:
+            ids: row ids of any shape.
+            rows: an array `ids.shape + (dim,)` for one field, or a dict from field to array; other
+                fields of the records are kept.
+            field: the field that an array is for; the first if None.
+
+        What is written is seen by every read at once and is durable after `store.commit()`. Raises
+        RowIndexError, InvalidTypeError or InvalidInputError before anything has changed.
+        """
+        self._owner.guard.check(write=True)
+        parsed = host_ids(ids, self.rows)
+        if isinstance(rows, Mapping):
+            if field is not None:
+                raise InvalidInputError("give a dict of fields or field=, not both")
+            given = {self._field(name)[0]: values for name, values in rows.items()}
+        else:
+            given = {self._field(field)[0]: rows}
+        data = {
+            name: to_bytes(values, self.fields[name], parsed.shape, name)
+            for name, values in given.items()
+        }
+        targets, last = parsed.rows, last_of_each(parsed.rows)
+        if last is not None:
+            targets = targets[last]
+            data = {name: values[last] for name, values in data.items()}
+        if not targets.size:
+            return
+        with self._owner.guard.use(write=True):
+            if len(data) == len(self._layout.fields):
+                self._top.write(targets, self._assembled(data, targets.size))
+            else:
+                for name, values in data.items():
+                    self._top.write(targets, values, *self._layout.span(name))
+
+    def _assembled(self, data: dict[str, npt.NDArray[np.uint8]], count: int) -> Any:
+        """Return whole records of all fields, padding included; no copy if they are whole already."""
+        if len(data) == 1:
+            (values,) = data.values()
+            if values.shape[1] == self._layout.record_bytes:
+                return values
+        records = np.zeros((count, self._layout.record_bytes), np.uint8)
+        for name, values in data.items():
+            lo, hi = self._layout.span(name)
+            records[:, lo:hi] = values
+        return records
+
+    def __setitem__(self, ids: object, rows: Any) -> None:
+        """Do `write(ids, rows)`."""
+        self.write(ids, rows)
+
+    def lease(self, ids: object) -> Lease:
+        """Pin the distinct rows of a batch for a step; use it as a context manager.
+
+        Promotes the rows that are missing. Raises what `read` raises.
+        """
+        parsed = host_ids(ids, self.rows)
+        rows, positions = np.unique(parsed.rows, return_inverse=True)
+        kind = parsed.kind
+        with self._owner.guard.use():
+            slots = None if self.host is None else self.host.lease(rows)
+
+        def read(wanted: npt.NDArray[np.int64], field: str) -> Any:
+            item = self._field(field)[1]
+            lo, hi = self._layout.span(field)
+            out = np.empty((wanted.size, hi - lo), np.uint8)
+            with self._owner.guard.use():
+                self._top.read(wanted, out, lo, hi)
+            return from_bytes(out, item, (wanted.size,), kind)
+
+        def release() -> None:
+            with self._owner.guard.use():
+                if self.host is not None and slots is not None:
+                    self.host.give_back(slots)
+
+        return Lease(
+            rows, positions.reshape(parsed.shape), read=read, write=self.write, release=release
+        )
+
+    def prefetch(self, ids: object) -> None:
+        """Start bringing the rows of a coming batch into memory; returns at once.
+
+        They stay until they are used, or until 16 newer batches were prefetched. Never changes a
+        result, and may be dropped where too many are waiting.
+        """
+        rows = host_ids(ids, self.rows).rows
+        self._owner.guard.check()
+
+        def announce_and_fetch() -> None:
+            with self._owner.guard.use():
+                self._top.prefetch(rows)
+            with self._owner.guard.use():
+                if self.host is not None:
+                    self.host.fetch(rows, _WINDOW)
+
+        self._owner.prefetcher.submit(announce_and_fetch)
+
+    def scan(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        field: str | None = None,
+        block_rows: int | None = None,
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Yield rows `start:stop` in order, in blocks `(n, dim)` of the stored type.
+
+        bfloat16 comes as uint16 bits. Uncommitted rows are seen; what the caches hold stays as it is.
+        """
+        name, item = self._field(field)
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
+        lo, hi = self._layout.span(name)
+        step = block_rows or max(1, _SCAN_BYTES // self._layout.record_bytes)
+        for begin in range(start, stop, step):
+            yield self._block(begin, min(begin + step, stop), lo, hi).view(item.storage)
+
+    def records(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield all records in order, in blocks `(n, record_bytes)`."""
+        step = max(1, _SCAN_BYTES // self._layout.record_bytes)
+        for begin in range(0, self.rows, step):
+            yield self._block(
+                begin, min(begin + step, self.rows), 0, self._layout.record_bytes
+            )
+
+    def _block(self, begin: int, end: int, lo: int, hi: int) -> npt.NDArray[np.uint8]:
+        rows = np.arange(begin, end, dtype=np.int64)
+        out = np.empty((rows.size, hi - lo), np.uint8)
+        with self._owner.guard.use():
+            self._top.read(rows, out, lo, hi, admit=False)
+        return out
+
+    @property
+    def keys(self) -> Keys | None:
+        """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
+        if self._keys is None:
+            self._keys = self.generation.keys()
+        return self._keys
+
+    def set_keys(self, keys: Sequence[Any]) -> None:
+        """Give every row an external key, an int or a text, all distinct; a commit of its own."""
+        self._owner.set_keys(self.name, keys)
+
+    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape; UnknownNameError names a missing one."""
+        if self.keys is None:
+            raise InvalidInputError(f"table {self.name!r} has no keys; see Table.set_keys")
+        return self.keys.lookup(keys)
+
+    def grow(self, rows: int, init: Law | None = None) -> None:
+        """Append rows until there are `rows`; new ones follow `init`, or are zero. One commit."""
+        self._owner.grow(self.name, rows, init)
+
+    def stats(self) -> dict[str, TierStats]:
+        """Return copies of the counters of each tier, the nearest first."""
+        tiers = {"disk": self.disk.stats}
+        if self.host is not None:
+            tiers = {"host": self.host.stats, **tiers}
+        return {name: dataclasses.replace(stats) for name, stats in tiers.items()}
+
+    def information(self) -> TableInformation:
+        """Return the table's part of `store.info()`."""
+        tiers = ()
+        if self.host is not None:
+            host = self.host
+            tiers = (TierInformation("host", host.nbytes, host.slots, host.arena.kind),)
+        deltas = self.disk.deltas
+        return TableInformation(
+            name=self.name,
+            rows=self.rows,
+            dim=self.dim,
+            dtype=self.dtype,
+            fields=tuple(
+                {"name": name, "dim": item.dim, "dtype": item.dtype}
+                for name, item in self._layout.fields
+            ),
+            backend=self.spec.backend,
+            record_bytes=self._layout.record_bytes,
+            disk_bytes=self.generation.disk_bytes,
+            delta_rows=sum(delta.info.rows for delta in deltas),
+            delta_bytes=sum(delta.info.size for delta in deltas),
+            base=self.generation.base_path,
+            index_bytes=self.disk.index_bytes,
+            tiers=tiers,
+        )
+
+    def flush(self) -> None:
+        """Hand every changed record down to the disk tier; for the store, before a commit."""
+        self._top.flush()
+
+    def uncommitted(self) -> npt.NDArray[np.int64]:
+        """Return the rows that were written since the last commit, ascending."""
+        live = self.disk.live
+        below = np.empty(0, np.int64) if live is None else live.ids
+        return np.union1d(below, np.empty(0, np.int64) if self.host is None else self.host.dirty())
+
+    def discard(self) -> None:
+        """Drop what was not committed."""
+        gone = self.disk.discard()
+        if self.host is not None:
+            self.host.discard(gone)
+        self.scalars = dict(self.generation.info.scalars)
+
+    def close(self) -> None:
+        """Give back memory and files; the next writer sweeps up what was not committed."""
+        if self.host is not None:
+            self.host.close()
+        self.generation.close()

@@ -1,0 +1,456 @@
+"""The GPU tier: the records of the rows used last, in slots of device memory.
+
+It reads the host tier's memory directly, so rows it lacks cost one pass over the link and no work
+of the host. Every call puts its work into the caller's stream and returns; only `flush`, `discard`,
+`check`, `stats` and `close` wait, and batches over a host tier that does not hold every row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.errors import CapacityError, InvalidInputError, RowIndexError
+from tierstore.stats import TierStats
+from tierstore.tier.gpu_arguments import Arguments, BatchArgument, Mode
+from tierstore.tier.gpu_lease import GpuLease
+from tierstore.tier.gpu_memory import GpuMemory, Workspace
+from tierstore.tier.gpu_staging import Staging
+from tierstore.tier.host import HostTier
+from tierstore.transfer import BLOCK, Device
+
+__all__ = ["GpuTier"]
+
+_MOST_IDS = 2**31 - 8
+_WINDOW = 62
+_LAST_BATCH = 2**30 - 2
+_UNLIMITED = 2**32 - 1
+_IDS_PER_BLOCK = BLOCK // 2
+_COPY_BLOCKS = 32
+_FILL_ROWS = 1 << 20
+
+
+class GpuTier:
+    """A cache of records over a host tier, by row, least recently used batch first out.
+
+    Rows are int64 arrays `(n,)` on the device, in any order, with or without duplicates; records are
+    uint8 arrays `(n, hi - lo)` on the device, or any C-contiguous arrays of as many bytes. Rows
+    outside the table read as bytes 0xff, which is NaN, and are not written; `check` reports them.
+    """
+
+    def __init__(self, host: HostTier, *, slots: int, device: Device) -> None:
+        """Reserve the slots and maps.
+
+        Args:
+            host: the tier below, in memory that the device can read.
+            slots: most records to hold, at least 1.
+            device: where.
+        """
+        if slots < 1:
+            raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
+        self.host = host
+        self.device = device
+        self.rows = host.rows
+        self.record_bytes = host.record_bytes
+        self.slots = min(slots, self.rows)
+        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots)
+        self._reach_host()
+        self._batch = BatchArgument()
+        self._arguments = Arguments(self.memory.argument, self._batch)
+        self._staging = self._make_staging()
+        self._kernels = {name: device.kernel(name) for name in _KERNELS}
+        self._probe = self._kernels["probe"][0]
+        self._promote, self._promote_blocks = self._kernels["promote"]
+        self._workspace = Workspace(device, 0)
+        self._filled = False
+        self._now = 0
+        self._last = device.event()
+        self._stream = device.current_stream()
+        device.record(self._last, self._stream)
+        self._fetches: deque[tuple[int, Any, Workspace]] = deque()
+        self._spare: list[Workspace] = []
+        self._arrival = self._expired = 0
+        self._leases: set[GpuLease] = set()
+        self._ended: list[GpuLease] = []
+        self._counted = TierStats()
+        self._bad: tuple[int, int] | None = None
+
+    def _reach_host(self) -> None:
+        """Tell the kernels where the host tier's records, map and marks are."""
+        host, argument = self.host, self.memory.argument
+        argument.direct = host.direct
+        views = {"host": host.records, "host_dirty": host.map.dirty}
+        if not host.direct:
+            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
+        for name, view in views.items():
+            setattr(argument, name, self.device.host_pointer(host.arena, view))
+
+    def _make_staging(self) -> Staging | None:
+        if self.host.direct:
+            return None
+        limit = Staging.limit_for(self.record_bytes, self.host.slots)
+        staging = Staging(self.device, self.host, self.memory, limit)
+        staging.bind(self._arguments)
+        return staging
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory the tier holds, the workspace of the largest batch included."""
+        return self.memory.nbytes + self._workspace.size * Workspace.BYTES
+
+    # -- batches
+
+    def read(
+        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+
+        Two launches, whatever is hit; the rows that are missed take the place of others.
+        """
+        if rows.shape[0]:
+            self._begin(Mode.READ, rows, stream)
+            self.describe(self._batch, out, lo, hi)
+            self._run()
+            self._count(rows.shape[0], "bytes_out")
+
+    def write(
+        self,
+        rows: Any,
+        records: Any,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows`; the last of a row wins.
+
+        Rows that are missed are fetched first, unless their whole record is written.
+        """
+        if rows.shape[0]:
+            self._begin(Mode.WRITE, rows, stream)
+            self.describe(self._batch, records, lo, hi)
+            self._batch.load = int(self._batch.bytes != self.record_bytes)
+            self._run()
+            self._count(rows.shape[0], "bytes_in")
+            self._counted.count(written=rows.shape[0])
+
+    def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
+        """Hold the distinct records of `rows` in place; see `GpuLease`."""
+        if not rows.shape[0]:
+            lease = GpuLease(self, 0, BatchArgument())
+            self.device.fill(lease.arguments.batch.count, 0, 4, self._enter(stream))
+            return lease
+        self._begin(Mode.LEASE, rows, stream)
+        lease = GpuLease(self, rows.shape[0], self._batch)
+        self._leases.add(lease)
+        lease.spilled = self._run(lease)
+        self._count(rows.shape[0])
+        return lease
+
+    def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
+        """Start promoting `rows`, and keep them until they are used or `window` newer fetches ran.
+
+        Maps change at once, in the caller's stream; the copies run beside it on few blocks. Later
+        batches wait, on the device, only if they lack rows or use some that are still on their way.
+        At most half the slots are kept so, and only what the host tier holds is fetched: the rest
+        is left to be promoted when it is used.
+        """
+        if not rows.shape[0]:
+            return
+        window = max(1, min(window, _WINDOW))
+        stream = self._enter(stream)
+        self._expire(self._arrival + 1 - window, stream)
+        self._arrival += 1
+        workspace = self._take_spare(rows.shape[0])
+        self._begin(Mode.PREFETCH, rows, stream, BatchArgument(), workspace)
+        arguments = Arguments(self.memory.argument, self._last_batch)
+        self._probe(self._blocks(rows.shape[0]), arguments.address, stream)
+        self._promote(self._promote_blocks, arguments.address, stream)
+        device, beside = self.device, self.device.beside
+        planned, done = device.event(), device.event()
+        device.record(planned, stream)
+        device.follow(beside, planned)
+        self._kernels["move"][0](_COPY_BLOCKS, arguments.address, beside)
+        self._kernels["announce"][0](1, arguments.address, beside)
+        device.record(done, beside)
+        self._fetches.append((self._arrival, done, workspace))
+        device.record(self._last, stream)
+
+    # -- the steps of a batch
+
+    def _begin(
+        self,
+        mode: int,
+        rows: Any,
+        stream: int | None,
+        batch: BatchArgument | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        """Describe the batch to come, all but its data."""
+        n = rows.shape[0]
+        if n > _MOST_IDS:
+            raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
+        if not self._filled:
+            self._fill()
+        self._enter(stream)
+        if self._now >= _LAST_BATCH:
+            self._rebase()
+        self._now += 1
+        batch = self._batch if batch is None else batch
+        if workspace is None and n > self._workspace.size:
+            self._grow(n)
+        elif workspace is not None:
+            workspace.bind(batch)
+        self._last_batch = batch
+        batch.ids = self.device.pointer(rows)
+        batch.n = n
+        batch.mode = mode
+        batch.now = self._now
+        batch.load = batch.last = 1
+        batch.first = 0
+        batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
+        batch.arrival = self._arrival
+        batch.expired = self._expired
+
+    def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
+        """Describe the data of a batch, and how wide its copies can be."""
+        hi = self.record_bytes if hi is None else hi
+        pointer = 0 if data is None else self.device.pointer(data)
+        batch.data, batch.lo, batch.bytes = pointer, lo, hi - lo
+        odd = pointer | lo | hi | 16
+        batch.width = odd & -odd
+
+    def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
+        """Launch the batch that was described; return the rows a lease keeps in its spill."""
+        arguments = self._arguments if lease is None else lease.arguments
+        stream = self._stream
+        self._probe(self._blocks(arguments.batch.n), arguments.address, stream)
+        if self._fetches and not self.device.passed(self._fetches[-1][1]):
+            self._kernels["fence"][0](1, arguments.address, stream)
+        self._promote(self._promote_blocks, arguments.address, stream)
+        spilled = np.empty(0, np.int64)
+        if self._staging is not None:
+            spilled = self._settle(arguments, lease)
+        self.device.record(self._last, stream)
+        return spilled
+
+    def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+        """Finish a batch with the host tier's help."""
+        if self._staging is None:
+            raise RuntimeError("nothing is to be settled over a direct host tier")
+        for _, done, _ in self._fetches:
+            self.device.await_event(done)
+
+        def spill(records: int) -> int:
+            if lease is None:
+                raise RuntimeError("only leases spill")
+            lease.spill = self.device.borrow(records * self.record_bytes, np.uint8)
+            return self.device.pointer(lease.spill)
+
+        return self._staging.settle(arguments, self._stream, spill)
+
+    def _blocks(self, ids: int) -> int:
+        return -(-ids // _IDS_PER_BLOCK)
+
+    def _enter(self, stream: int | None) -> int:
+        """Order what follows behind everything before, whatever streams they are in."""
+        stream = self.device.current_stream() if stream is None else stream
+        if stream != self._stream:
+            self.device.follow(stream, self._last)
+            self._stream = stream
+        return stream
+
+    def _grow(self, ids: int) -> None:
+        """Make room for a larger batch, rarely: sizes double."""
+        self.device.synchronize(self._stream)
+        self._workspace = Workspace(self.device, max(1024, 1 << (ids - 1).bit_length()))
+        self._workspace.bind(self._batch)
+
+    def _fill(self) -> None:
+        """Have the host tier load every row, where it has room for all: then none is ever missing."""
+        self._filled = True
+        if self.host.direct:
+            for start in range(0, self.rows, _FILL_ROWS):
+                self.host.fetch(np.arange(start, min(start + _FILL_ROWS, self.rows)), 0)
+
+    def _rebase(self) -> None:
+        """Renumber the batches before the stamps run out; recent ones keep their order."""
+        kept = 1 << 24
+        self._batch.now = self._now - kept
+        self._now = kept
+        self.launch("rebase", self._arguments, self.slots, self._stream)
+
+    def launch(self, kernel: str, arguments: Arguments, items: int, stream: int | None) -> None:
+        """Launch a kernel that works through a number of items, behind everything before."""
+        stream = self._enter(stream)
+        function, most = self._kernels[kernel]
+        function(min(most, -(-items // 32)), arguments.address, stream)
+        self.device.record(self._last, stream)
+
+    def _count(self, ids: int, direction: str | None = None) -> None:
+        self._counted.count(requested=ids)
+        if direction is not None:
+            self._counted.count(**{direction: ids * int(self._batch.bytes)})
+
+    # -- prefetches and leases that end
+
+    def _expire(self, number: int, stream: int) -> None:
+        """End the pins of prefetches up to `number`, once their copies are over."""
+        while self._fetches and self._fetches[0][0] <= number:
+            self._expired, done, workspace = self._fetches.popleft()
+            self.device.follow(stream, done)
+            self._spare.append(workspace)
+
+    def _take_spare(self, ids: int) -> Workspace:
+        for workspace in self._spare:
+            if workspace.size >= ids:
+                self._spare.remove(workspace)
+                return workspace
+        self._spare.clear()
+        return Workspace(self.device, max(1024, 1 << (ids - 1).bit_length()), prefetch=True)
+
+    def end_lease(self, lease: GpuLease, stream: int | None, *, changed: bool) -> None:
+        """Unpin the records of a lease; called by its `release`.
+
+        Rows that leases keep in direct host memory may be promoted again when the last one ends:
+        until then another lease may hold the same.
+        """
+        if lease not in self._leases:
+            return
+        self._leases.remove(lease)
+        self.launch("release", lease.arguments, lease.bound, stream)
+        if lease.spilled.size and changed:
+            self._write_spilled(lease, stream)
+        if self._staging is None:
+            self._ended.append(lease)
+        if not self._leases:
+            for ended in self._ended:
+                self.launch("forget", ended.arguments, ended.bound, stream)
+            self._ended.clear()
+
+    def _write_spilled(self, lease: GpuLease, stream: int | None) -> None:
+        rows = self.device.borrow(lease.spilled.size, np.int64)
+        self.device.copy(
+            self.device.pointer(rows),
+            lease.spilled.ctypes.data,
+            lease.spilled.nbytes,
+            self._enter(stream),
+        )
+        self.device.synchronize(self._stream)
+        self.write(rows, lease.spill, stream=stream)
+
+    # -- what waits
+
+    def _drain(self) -> int:
+        """Wait for everything under way; return the stream to go on in."""
+        stream = self._enter(None)
+        for _, done, _ in self._fetches:
+            self.device.follow(stream, done)
+        self.device.synchronize(stream)
+        return stream
+
+    def flush(self) -> None:
+        """Hand every changed record to the host tier, and wait. Raises as `check` does."""
+        stream = self._drain()
+        for _ in self._flush_rounds(stream):
+            pass
+        self.check()
+
+    def _flush_rounds(self, stream: int) -> Iterator[int]:
+        """Write back what can be: all at once, or as many records at a time as the staging holds."""
+        limit = 0 if self._staging is None else self._staging.limit
+        self._batch.limit = limit
+        while True:
+            self.launch("flush", self._arguments, self.slots, stream)
+            if self._staging is None:
+                self.device.synchronize(stream)
+                return
+            listed = int(self.memory.counters(stream)["evicted"])
+            self._staging.drain(min(listed, limit))
+            self.memory.clear(("evicted",), stream)
+            yield listed
+            if listed <= limit:
+                return
+
+    def discard(self) -> None:
+        """Drop every record, changed or not, and every lease; waits.
+
+        Unchanged ones go too: they may have come from records the host tier is about to drop.
+        """
+        stream = self._drain()
+        self._count_batches(stream)
+        self.memory.reset(stream)
+        self._leases.clear()
+        self._ended.clear()
+        self._fetches.clear()
+        self._arrival = self._expired = self._now = 0
+        self._bad = None
+
+    def check(self) -> None:
+        """Wait, and raise RowIndexError if any id since the last `discard` was outside the table."""
+        if self._bad is None:
+            counts = self.memory.counters(self._enter(None))
+            if counts["bad"]:
+                self._bad = int(counts["bad_row"]), int(counts["bad_position"])
+        if self._bad is not None:
+            row, position = self._bad
+            raise RowIndexError(
+                f"row {row} at position {position} of a batch is outside the table, which has rows 0 "
+                f"to {self.rows - 1}; that batch read NaN there and wrote nothing. "
+                "Nothing can be committed until rollback()"
+            )
+
+    def _count_batches(self, stream: int) -> npt.NDArray[Any]:
+        """Move what the device has counted to the host's own counters; waits."""
+        counts = self.memory.counters(stream)
+        record = self.record_bytes
+        self._counted.count(
+            hits=-int(counts["missed_ids"]),
+            evictions=int(counts["evicted_rows"]),
+            write_backs=int(counts["written_rows"]),
+            bytes_promoted=int(counts["missed_rows"]) * record,
+            bytes_written_back=int(counts["written_rows"]) * record,
+        )
+        names = ("missed_ids", "missed_rows", "evicted_rows", "written_rows")
+        self.memory.clear(names, stream)
+        return counts
+
+    @property
+    def stats(self) -> TierStats:
+        """Counters since the tier was made, counted on the device; reading them waits."""
+        self._count_batches(self._enter(None))
+        counted = TierStats(**vars(self._counted))
+        counted.hits += counted.requested
+        return counted
+
+    def close(self) -> None:
+        """Wait for everything under way and give the memory back; changed records are lost."""
+        self._drain()
+        self._leases.clear()
+        self._ended.clear()
+        self._fetches.clear()
+        self._spare.clear()
+        self._workspace = Workspace(self.device, 0)
+        if self._staging is not None:
+            self._staging.close()
+        self.memory.close()
+
+
+_KERNELS = (
+    "probe",
+    "promote",
+    "move",
+    "announce",
+    "fence",
+    "release",
+    "forget",
+    "lease_gather",
+    "lease_scatter",
+    "lease_read",
+    "flush",
+    "rebase",
+)

@@ -1,0 +1,108 @@
+"""A lease: the distinct records of a batch, held where they are while a step works on them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.tier.gpu_arguments import Arguments, BatchArgument
+
+if TYPE_CHECKING:
+    from tierstore.tier.gpu import GpuTier
+
+__all__ = ["GpuLease"]
+
+
+class GpuLease:
+    """The distinct records of a batch of ids, pinned until `release`.
+
+    Each record stays in its slot; where all slots are taken it stays in the host tier's memory if
+    that holds every row, else in a copy that is written back on release. `records` tells which.
+
+    Attributes:
+        positions: int32 `(n,)`, for each id the index of its record; -1 for ids outside the table.
+        count: uint32 `(1,)`, the number of distinct records. Reading it waits; kernels need not.
+        bound: most that `count` can be.
+        records: uint64 `(bound,)`, the address of each record; the first `count` are filled.
+        slots: int32 `(bound,)`, its slot, or -1.
+        base: address of slot 0; record k is at `base + slots[k] * record_bytes` where it has a slot.
+
+    All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
+    """
+
+    def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument) -> None:
+        """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
+        self._tier = tier
+        self.bound = min(ids, tier.rows)
+        self._block = tier.device.borrow(16 * ids + 16, np.uint8)
+        start = tier.device.pointer(self._block)
+        self._batch = BatchArgument.from_buffer_copy(batch)
+        self._batch.count = start
+        self._batch.records = start + 16
+        self._batch.held = start + 16 + 8 * ids
+        self._batch.positions = start + 16 + 12 * ids
+        self.arguments = Arguments(tier.memory.argument, self._batch)
+        self.count = self._part(0, 4, np.uint32)
+        self.records = self._part(16, 8 * self.bound, np.uint64)
+        self.slots = self._part(16 + 8 * ids, 4 * self.bound, np.int32)
+        self.positions = self._part(16 + 12 * ids, 4 * ids, np.int32)
+        self.base = int(tier.memory.argument.slots)
+        self.spill: Any = None
+        self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._dirty = False
+        self._open = True
+
+    def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
+        return self._block[start : start + nbytes].view(dtype)
+
+    def __enter__(self) -> GpuLease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def gather(
+        self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy bytes `lo:hi` of record k to `out[k]`, for all k below `count`.
+
+        `out` is a device array of at least `bound` rows of `hi - lo` bytes; the rest is left as it is.
+        """
+        self._copy("lease_gather", out, lo, hi, stream)
+
+    def scatter(
+        self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy `data[k]` over bytes `lo:hi` of record k and mark it changed, for all k below `count`."""
+        self._dirty = True
+        self._copy("lease_scatter", data, lo, hi, stream)
+
+    def read(
+        self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy to `out[i]` bytes `lo:hi` of the record of the i-th id; 0xff for ids outside the table."""
+        self._copy("lease_read", out, lo, hi, stream)
+
+    def changed(self, *, stream: int | None = None) -> None:
+        """Mark every record changed, after a kernel of the caller's own wrote to them in place."""
+        self._dirty = True
+        self._copy("lease_scatter", None, 0, None, stream)
+
+    def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
+        if self._batch.n:
+            self._tier.describe(self._batch, data, lo, hi)
+            self._tier.launch(kernel, self.arguments, self._batch.n, stream)
+
+    def release(self, *, stream: int | None = None) -> None:
+        """Let the records go, writing copies of changed ones back. Harmless when repeated."""
+        if self._open:
+            self._open = False
+            self._tier.end_lease(self, stream, changed=self._dirty)

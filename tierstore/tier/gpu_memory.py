@@ -1,0 +1,135 @@
+"""What a GPU tier keeps on the device, and how many bytes that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.errors import CapacityError
+from tierstore.tier.gpu_arguments import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore.transfer import Device
+
+__all__ = ["GpuMemory", "Workspace"]
+
+_PER_SLOT: tuple[tuple[str, str], ...] = (
+    ("row_of", "i8"),
+    ("stamp", "u4"),
+    ("pins", "u4"),
+    ("arrival", "u4"),
+    ("mark", "u4"),
+    ("dirty", "u1"),
+)
+
+
+class GpuMemory:
+    """Slots, the map over all rows, marks by slot and the counters; plain device arrays."""
+
+    def __init__(self, device: Device, rows: int, record_bytes: int, slots: int) -> None:
+        """Reserve everything; `bytes_for` says how much that is."""
+        self.nbytes = self.bytes_for(rows, record_bytes, slots)
+        self._device = device
+        self._mailbox = device.stage(COUNTERS.itemsize)
+        self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
+        self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
+        self._arrays["slot_of"] = device.allocate(rows, "i4")
+        self._arrays["poison"] = device.allocate(record_bytes, "u1")
+        self._arrays["counters"] = device.allocate(COUNTERS_BYTES, "u1")
+        self.argument = TierArgument(
+            rows=rows,
+            record=record_bytes,
+            capacity=slots,
+            **{name: device.pointer(array) for name, array in self._arrays.items()},
+        )
+        device.fill(self.argument.poison, 0xFF, record_bytes, 0)
+        self.reset(0)
+
+    @classmethod
+    def bytes_for(cls, rows: int, record_bytes: int, slots: int) -> int:
+        """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more."""
+        per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
+        return slots * per_slot + 4 * rows + record_bytes + COUNTERS_BYTES
+
+    @classmethod
+    def slots_for(cls, rows: int, record_bytes: int, nbytes: int) -> int:
+        """Return the most slots that fit a budget, maps included; 0 for a budget of 0.
+
+        Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
+        """
+        if nbytes == 0:
+            return 0
+        fixed = cls.bytes_for(rows, record_bytes, 0)
+        one = cls.bytes_for(rows, record_bytes, 1)
+        if nbytes < one:
+            raise CapacityError(
+                f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one record: "
+                f"that takes {one}; give more, or 0 for no GPU tier"
+            )
+        return min(rows, (nbytes - fixed) // (one - fixed))
+
+    def reset(self, stream: int) -> None:
+        """Empty every slot, and forget what the counters say of a batch or a bad id; waits."""
+        for name in ("slot_of", "row_of"):
+            self._fill(name, 0xFF, stream)
+        for name in ("stamp", "pins", "arrival", "mark", "dirty", "counters"):
+            self._fill(name, 0, stream)
+        self._device.fill(self.argument.counters, 0xFF, COUNTERS["bad_position"].itemsize, stream)
+        self._device.synchronize(stream)
+
+    def _fill(self, name: str, value: int, stream: int) -> None:
+        array = self._arrays[name]
+        self._device.fill(getattr(self.argument, name), value, array.nbytes, stream)
+
+    def counters(self, stream: int) -> npt.NDArray[Any]:
+        """Wait for the stream and return the counters, a zero-dimensional record of `COUNTERS`."""
+        mailbox = self._mailbox.array
+        self._device.copy(
+            self._device.host_pointer(self._mailbox, mailbox),
+            self.argument.counters,
+            COUNTERS.itemsize,
+            stream,
+        )
+        self._device.synchronize(stream)
+        return mailbox[: COUNTERS.itemsize].view(COUNTERS)[0].copy()  # type: ignore[no-any-return]
+
+    def clear(self, names: tuple[str, ...], stream: int) -> None:
+        """Set counters to zero, or `bad_position` to none, in the order of the stream."""
+        fields = COUNTERS.fields or {}
+        for name in names:
+            dtype, offset = fields[name][:2]
+            value = 0xFF if name == "bad_position" else 0
+            self._device.fill(self.argument.counters + offset, value, dtype.itemsize, stream)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._arrays.clear()
+        self._mailbox.close()
+
+
+class Workspace:
+    """Lists that a batch keeps for its misses, with room for `size` ids."""
+
+    _LISTS = (
+        ("deferred", "u4"),
+        ("missed", "i8"),
+        ("place", "i4"),
+        ("contest", "u4"),
+    )
+    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"), ("deferred", "u4"))
+    BYTES = 20
+
+    def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
+        """Reserve the lists; those of a prefetch stay in use until its copies are over."""
+        self.size = size
+        self._prefetch = prefetch
+        lists = self._PREFETCH_LISTS if prefetch else self._LISTS
+        self._arrays = {name: device.allocate(size, dtype) for name, dtype in lists}
+        if prefetch:
+            self._arrays["count"] = device.allocate(1, "u4")
+        self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
+
+    def bind(self, batch: BatchArgument) -> None:
+        """Point the batch to these lists."""
+        for name, pointer in self._pointers.items():
+            setattr(batch, name, pointer)

@@ -1,0 +1,216 @@
+"""The CUDA device: memory, streams, and the kernels that copy records between the tiers.
+
+`Device` is the little that the GPU tier needs of one. It knows nothing of rows, slots or tables.
+`CudaDevice` is a real GPU, through CuPy, which is imported when the first one is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import memory
+from tierstore.errors import DeviceError, MissingExtraError
+
+__all__ = ["BLOCK", "CudaDevice", "Device", "Kernel"]
+
+BLOCK = 256
+"""Threads of a block, in every kernel."""
+
+Kernel = Callable[[int, int, int], None]
+"""A kernel, called with a number of blocks, the address of its argument pointers, and a stream."""
+
+
+class Device(Protocol):
+    """What the GPU tier asks of a device. Streams are the driver's handles, as integers."""
+
+    processors: int
+    beside: int
+    """A stream for copies beside the caller's own."""
+
+    def kernel(self, name: str) -> tuple[Kernel, int]:
+        """Return a kernel, and the most blocks of it that can run at a time."""
+
+    def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:
+        """Reserve an array of `size` zeros for long use; freed with its last reference."""
+
+    def borrow(self, size: int, dtype: npt.DTypeLike) -> Any:
+        """Take an uninitialised array from the pool, in the order of the caller's stream."""
+
+    def stage(self, nbytes: int) -> memory.Arena:
+        """Reserve host memory that the device reads and writes."""
+
+    def pointer(self, array: Any) -> int:
+        """Return the address of a device array."""
+
+    def host_pointer(self, arena: memory.Arena, view: npt.NDArray[Any]) -> int:
+        """Return the address of part of a host arena as the device sees it."""
+
+    def current_stream(self) -> int:
+        """Return the caller's current stream."""
+
+    def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
+        """Set bytes on the device, in the order of the stream."""
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes between host and device, in the order of the stream."""
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until everything given to the stream so far is done."""
+
+    def event(self) -> Any:
+        """Make a marker for `record`, `follow`, `passed` and `await_event`."""
+
+    def record(self, event: Any, stream: int) -> None:
+        """Put the marker into the stream."""
+
+    def follow(self, stream: int, event: Any) -> None:
+        """Let the stream wait, on the device, for the marker."""
+
+    def passed(self, event: Any) -> bool:
+        """Tell, without waiting, whether the marker was reached."""
+
+    def await_event(self, event: Any) -> None:
+        """Wait on the host until the marker is reached."""
+
+
+class CudaDevice:
+    """One CUDA device. Errors of the driver come as CuPy raises them, but for a missing device."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Compile the kernels for device number `index`, or take them from CuPy's cache on disk."""
+        try:
+            import cupy
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the GPU tier needs CuPy ({error}); pip install 'tierstore[cuda13x]', "
+                "or 'tierstore[cuda12x]' for a driver before 580"
+            ) from None
+        runtime = cupy.cuda.runtime
+        try:
+            count = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError as error:
+            raise DeviceError(f"no CUDA device can be used: {error}") from None
+        if not 0 <= index < count:
+            raise DeviceError(f"there is no CUDA device {index}; this machine has {count}")
+        self.index = index
+        self._cupy = cupy
+        self._runtime = runtime
+        with cupy.cuda.Device(index) as device:
+            self.processors: int = device.attributes["MultiProcessorCount"]
+            source = files("tierstore").joinpath("kernels.cu").read_text()
+            self._module = cupy.RawModule(code=source, options=("--std=c++17",))
+            self._beside = cupy.cuda.Stream(non_blocking=True)
+        self.beside: int = self._beside.ptr
+
+    def kernel(self, name: str) -> tuple[Kernel, int]:
+        """Return a kernel, and the most blocks of it that can run at a time.
+
+        Kernels named in `COOPERATIVE` are launched so that all their blocks do. A launch takes the
+        host about 2 us: the arguments are structures that already lie in memory.
+        """
+        driver = self._cupy.cuda.driver
+        get_device = self._runtime.getDevice
+        with self._cupy.cuda.Device(self.index):
+            function = self._module.get_function(name).kernel.ptr
+            blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
+        index, on_device = self.index, self._cupy.cuda.Device(self.index)
+
+        def launch(blocks: int, arguments: int, stream: int) -> None:
+            if get_device() != index:
+                with on_device:
+                    start(blocks, arguments, stream)
+            else:
+                start(blocks, arguments, stream)
+
+        if name in COOPERATIVE:
+            cooperative = driver.launchCooperativeKernel
+
+            def start(blocks: int, arguments: int, stream: int) -> None:
+                cooperative(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments)
+
+        else:
+            plain = driver.launchKernel
+
+            def start(blocks: int, arguments: int, stream: int) -> None:
+                plain(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, 0)
+
+        return launch, blocks * self.processors
+
+    def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:
+        """Reserve an array of `size` zeros, outside CuPy's pool; freed with its last reference."""
+        cupy = self._cupy
+        nbytes = max(1, size * np.dtype(dtype).itemsize)
+        with cupy.cuda.Device(self.index):
+            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+            self._runtime.memset(pointer.ptr, 0, nbytes)
+            self._runtime.streamSynchronize(0)
+            return cupy.ndarray((size,), dtype, memptr=pointer)
+
+    def borrow(self, size: int, dtype: npt.DTypeLike) -> Any:
+        """Take an uninitialised array from CuPy's pool, in the order of the caller's stream."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.empty(size, dtype)
+
+    def stage(self, nbytes: int) -> memory.Arena:
+        """Reserve pinned host memory."""
+        return memory.allocate(nbytes, "pinned")
+
+    def pointer(self, array: Any) -> int:
+        """Return the address of a torch tensor, a CuPy array, or another array on the device."""
+        if hasattr(array, "data_ptr"):
+            return int(array.data_ptr())
+        if isinstance(array, self._cupy.ndarray):
+            return int(array.data.ptr)
+        return int(array.__cuda_array_interface__["data"][0])
+
+    def host_pointer(self, arena: memory.Arena, view: npt.NDArray[Any]) -> int:
+        """Return the address of part of a host arena as the device sees it."""
+        if arena.device_pointer is None:
+            raise DeviceError(f"the GPU cannot read {arena.kind} host memory")
+        return arena.device_pointer + view.ctypes.data - arena.array.ctypes.data
+
+    def current_stream(self) -> int:
+        """Return CuPy's current stream."""
+        return int(self._cupy.cuda.get_current_stream(self.index).ptr)
+
+    def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
+        """Set bytes on the device, in the order of the stream."""
+        self._runtime.memsetAsync(pointer, value, nbytes, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes between host and device, in the order of the stream."""
+        self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until everything given to the stream so far is done."""
+        self._runtime.streamSynchronize(stream)
+
+    def event(self) -> Any:
+        """Make a marker."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Event(disable_timing=True)
+
+    def record(self, event: Any, stream: int) -> None:
+        """Put the marker into the stream."""
+        self._runtime.eventRecord(event.ptr, stream)
+
+    def follow(self, stream: int, event: Any) -> None:
+        """Let the stream wait, on the device, for the marker."""
+        self._runtime.streamWaitEvent(stream, event.ptr)
+
+    def passed(self, event: Any) -> bool:
+        """Tell, without waiting, whether the marker was reached."""
+        return bool(event.done)
+
+    def await_event(self, event: Any) -> None:
+        """Wait on the host until the marker is reached."""
+        self._runtime.eventSynchronize(event.ptr)
+
+
+COOPERATIVE = frozenset({"promote", "complete"})
+"""Kernels whose blocks wait for each other."""
