@@ -5,7 +5,8 @@ commit returned for survives a crash.
 
     import tierstore
 
-    with tierstore.create("emb.tier", {"item": tierstore.TableSpec(rows=1_000_000, dim=64)}) as store:
+    spec = tierstore.TableSpec(rows=1_000_000, dim=64)
+    with tierstore.create("emb.tier", {"item": spec}) as store:
         item = store["item"]
         item.write([3, 5], rows)
         store.commit(step=1)
@@ -53,7 +54,7 @@ _HOMES = {
     "zeros": "laws",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

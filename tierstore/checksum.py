@@ -9,7 +9,7 @@ and the record continues from there in the library's hardware instruction.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ __all__ = ["crc32c", "mismatches", "row_checksums"]
 
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
     """Return the crc32c of contiguous bytes, continuing from `value`."""
-    return int(_crc32c(memoryview(data), value))
+    return int(_crc32c(memoryview(cast(Any, data)), value))
 
 
 def row_checksums(
@@ -53,7 +53,7 @@ def mismatches(
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint32], int]:
-    """Return, for each of eight byte positions, what each byte value changes, and the crc of zeros."""
+    """Return, for each of eight byte positions, what each value changes, and the crc of zeros."""
     zero = _crc32c(bytes(8))
     table = np.empty((8, 256), np.uint32)
     for position in range(8):

@@ -5,14 +5,14 @@ numbers involved and the next step.
 
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store
-    ├── FormatError            ValueError          a file that cannot be read as what it claims to be
+    ├── FormatError            ValueError          a file that is not what it claims to be
     ├── CorruptStoreError      OSError             a checksum or size does not match
     │   └── CorruptRowError                        … of single rows
     ├── LockedError            BlockingIOError     another writer has the store
     │   └── ConcurrentWriterError                  … and has published in between
     ├── StoreFullError         OSError             no space, quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
-    ├── CommitFailedError      OSError             a commit that cannot be retried; the last one is intact
+    ├── CommitFailedError      OSError             a commit to be given up; the last is intact
     ├── ExistsError            FileExistsError     the target exists already
     ├── RowIndexError          IndexError          row ids outside the table
     ├── InvalidInputError      ValueError          a value that cannot be used

@@ -93,7 +93,7 @@ class Guard:
                 raise
 
     def check(self, *, write: bool = False) -> None:
-        """Raise ClosedError, or ReadOnlyError where `write` is meant and the store is for reading."""
+        """Raise ClosedError, or ReadOnlyError for a `write` to a store opened for reading."""
         if self._closed:
             raise ClosedError(f"{self._path} cannot be used: {self._closed}; open it again")
         if write and not self.writable:

@@ -104,9 +104,7 @@ class History:
         floor = max((manifest.floor for manifest in found.values()), default=0)
         newest = max(found.values(), key=lambda manifest: manifest.seq, default=None)
         limit = newest.version if newest is not None and not unread else 2**63
-        return {
-            version: found[version] for version in sorted(found) if floor <= version <= limit
-        }
+        return {version: found[version] for version in sorted(found) if floor <= version <= limit}
 
     def version(self, number: int) -> Manifest:
         """Return the manifest of a version; raises VersionError if it is not kept."""

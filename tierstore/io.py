@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")
 _MAX_IO = 1 << 30
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -134,7 +136,7 @@ class File:
 
     def write(self, data: Buffer, offset: int) -> None:
         """Write all of `data` at `offset`, however often the system writes less."""
-        view = memoryview(data).cast("B")
+        view = memoryview(cast(Any, data)).cast("B")
         with _explained("write", self.path):
             while view.nbytes:
                 count = _os.pwrite(self.fd, view[:_MAX_IO], offset)
@@ -321,9 +323,7 @@ class Directory:
     def rename(self, old: str, new: str) -> None:
         """Rename an entry, replacing a file of the new name."""
         with _explained("rename", self.join(old)):
-            _os.rename(
-                _component(old), _component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
-            )
+            _os.rename(_component(old), _component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
         """Remove a file."""
@@ -392,18 +392,18 @@ def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray
 
 
 def _reserve(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_NORESERVE, mmap.PROT_READ)
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
 
 
 def _map_over(array: npt.NDArray[np.uint8], files: Sequence[File], nbytes: int) -> None:
     """Lay each file over its part of a reserved range, whose mapping stays the owner."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-    address, map_fixed = array.ctypes.data, 0x10
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = array.ctypes.data
     for file in files:
         mapped = libc.mmap(
-            address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | map_fixed, file.fd, 0
+            address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file.fd, 0
         )
         if mapped != address:
             raise StoreIOError(f"cannot map {file.path}: {os.strerror(ctypes.get_errno())}")

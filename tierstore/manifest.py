@@ -1,22 +1,18 @@
 """Manifests: what one version of a store is made of, and how that is written and read.
 
-A manifest is immutable and complete: every table with its spec, every file with its size, the deltas
-in order, the payload. Its bytes are canonical JSON in an envelope with their crc32c, so a file that
-was changed in any bit is refused. Reading trusts nothing: sizes are capped before parsing, types
-are exact, duplicate and unknown keys, NaN and deep nesting are errors.
+A manifest is immutable and complete: every table with its spec, every file with its size, the
+deltas in order, the payload.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-from tierstore.checksum import crc32c
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.spec import Field, TableSpec
+from tierstore.strictjson import Section, seal, unseal
 
 __all__ = [
     "FORMAT",
@@ -31,8 +27,6 @@ __all__ = [
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
-_MAX_DEPTH = 64
-_MAX_INT = 2**63 - 1
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
@@ -81,8 +75,8 @@ class TableInfo:
     """One table of a version.
 
     `generation` is the directory of its base, `extent` the most rows its base file may hold, which
-    is more than the spec's while the table grows; `scalars` are values that belong to the whole table,
-    such as an optimizer's step.
+    is more than the spec's while the table grows; `scalars` are values that belong to the whole
+    table, such as an optimizer's step.
     """
 
     spec: TableSpec
@@ -113,7 +107,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
-        return _seal(
+        return seal(
             {
                 "format": FORMAT,
                 "uuid": self.uuid,
@@ -130,7 +124,7 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes, name: str) -> Manifest:
         """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
-        body = _unseal(data, name)
+        body = unseal(data, name, FORMAT)
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "payload", "tables"}
         body.only(names | {"format"})
         step = None if body.value("step") is None else body.integer("step")
@@ -143,8 +137,8 @@ class Manifest:
             step=step,
             floor=body.natural("floor"),
             confirmed=body.natural("confirmed"),
-            payload={key: _payload(payload.section(key)) for key in payload.keys()},
-            tables={key: _table(tables.section(key)) for key in tables.keys()},
+            payload={key: _payload(payload.section(key)) for key in payload},
+            tables={key: _table(tables.section(key)) for key in tables},
         )
 
 
@@ -157,13 +151,15 @@ class Identity:
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
-        parent = None if self.parent is None else {"uuid": self.parent[0], "version": self.parent[1]}
-        return _seal({"format": FORMAT, "uuid": self.uuid, "parent": parent})
+        parent = (
+            None if self.parent is None else {"uuid": self.parent[0], "version": self.parent[1]}
+        )
+        return seal({"format": FORMAT, "uuid": self.uuid, "parent": parent})
 
     @classmethod
     def decode(cls, data: bytes, name: str) -> Identity:
         """Parse the bytes of the file; raises FormatError."""
-        body = _unseal(data, name)
+        body = unseal(data, name, FORMAT)
         body.only({"format", "uuid", "parent"})
         hexadecimal = re.compile(r"[0-9a-f]{32}")
         parent = None
@@ -174,130 +170,7 @@ class Identity:
         return cls(body.matching("uuid", hexadecimal), parent)
 
 
-def _canonical(body: Any) -> bytes:
-    return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _seal(body: dict[str, Any]) -> bytes:
-    text = _canonical(body)
-    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
-
-
-def _unseal(data: bytes, name: str) -> _Section:
-    envelope = _Section(_parse(data, name), name)
-    envelope.only({"crc32c", "body"})
-    body = envelope.section("body")
-    found = body.integer("format")
-    if found > FORMAT:
-        raise FormatError(
-            f"{name} has format {found}, this tierstore reads up to {FORMAT}: "
-            "it was written by a newer version; pip install --upgrade tierstore"
-        )
-    if found != FORMAT:
-        raise FormatError(f"{name}: not a format: {found}")
-    if data != _seal(body.content) or envelope.integer("crc32c") != crc32c(_canonical(body.content)):
-        raise FormatError(
-            f"{name} does not match its checksum; restore it from a copy, or open an older version"
-        )
-    return body
-
-
-def _parse(data: bytes, name: str) -> Any:
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) != len(pairs):
-            raise FormatError(f"{name}: a key occurs twice")
-        return dict(pairs)
-
-    def no_constant(text: str) -> NoReturn:
-        raise FormatError(f"{name}: {text} is not JSON")
-
-    if data.count(b"[") + data.count(b"{") > _MAX_DEPTH and _depth(data) > _MAX_DEPTH:
-        raise FormatError(f"{name}: nested too deeply")
-    try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=distinct, parse_constant=no_constant
-        )
-    except TierStoreError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{name} is not JSON ({error}); restore it from a copy") from None
-
-
-def _depth(data: bytes) -> int:
-    """Return an upper bound of the nesting, strings not told apart."""
-    depth = most = 0
-    for byte in data:
-        if byte in b"[{":
-            depth += 1
-            most = max(most, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return most
-
-
-class _Section:
-    """A JSON object that is read key by key, each of an exact type."""
-
-    def __init__(self, content: Any, name: str) -> None:
-        if type(content) is not dict:
-            raise FormatError(f"{name} is not a JSON object")
-        self.content: dict[str, Any] = content
-        self.name = name
-
-    def keys(self) -> list[str]:
-        return list(self.content)
-
-    def only(self, allowed: set[str]) -> None:
-        unknown = sorted(set(self.content) - allowed)
-        if unknown:
-            raise FormatError(f"{self.name}: unknown key {unknown[0]!r}")
-
-    def value(self, key: str) -> Any:
-        if key not in self.content:
-            raise FormatError(f"{self.name}: {key!r} is missing")
-        return self.content[key]
-
-    def section(self, key: str) -> _Section:
-        return _Section(self.value(key), f"{self.name}: {key}")
-
-    def items(self, key: str) -> list[Any]:
-        value = self.value(key)
-        if type(value) is not list:
-            raise FormatError(f"{self.name}: {key!r} is not a list")
-        return value
-
-    def integer(self, key: str) -> int:
-        value = self.value(key)
-        if type(value) is not int or abs(value) > _MAX_INT:
-            raise FormatError(f"{self.name}: {key!r} is not a whole number")
-        return value
-
-    def natural(self, key: str) -> int:
-        value = self.integer(key)
-        if value < 0:
-            raise FormatError(f"{self.name}: {key!r} is negative")
-        return value
-
-    def text(self, key: str) -> str:
-        value = self.value(key)
-        if type(value) is not str:
-            raise FormatError(f"{self.name}: {key!r} is not a text")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self.value(key)
-        if type(value) is not bool:
-            raise FormatError(f"{self.name}: {key!r} is not true or false")
-        return value
-
-    def matching(self, key: str, pattern: re.Pattern[str]) -> str:
-        value = self.text(key)
-        if pattern.fullmatch(value) is None:
-            raise FormatError(f"{self.name}: {key!r} is not as expected: {value[:80]!r}")
-        return value
-
-
-def _payload(section: _Section) -> PayloadInfo:
+def _payload(section: Section) -> PayloadInfo:
     section.only({"name", "kind", "size", "crc32c"})
     return PayloadInfo(
         section.matching("name", PAYLOAD_NAME),
@@ -312,7 +185,8 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
     return {
         "rows": spec.rows,
         "fields": [
-            {"name": name, "dim": item.dim, "dtype": item.dtype} for name, item in spec.fields.items()
+            {"name": name, "dim": item.dim, "dtype": item.dtype}
+            for name, item in spec.fields.items()
         ],
         "backend": spec.backend,
         "sparse": spec.sparse,
@@ -326,7 +200,7 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
     }
 
 
-def _table(section: _Section) -> TableInfo:
+def _table(section: Section) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
         | {"generation", "extent", "deltas", "scalars", "keys"}
@@ -335,17 +209,17 @@ def _table(section: _Section) -> TableInfo:
         spec=_spec(section),
         generation=section.matching("generation", GENERATION_NAME),
         extent=section.natural("extent"),
-        deltas=tuple(_delta(_Section(item, section.name)) for item in section.items("deltas")),
+        deltas=tuple(_delta(Section(item, section.name)) for item in section.items("deltas")),
         scalars=section.section("scalars").content,
         keys=None if section.value("keys") is None else _keys(section.section("keys")),
     )
 
 
-def _spec(section: _Section) -> TableSpec:
+def _spec(section: Section) -> TableSpec:
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):
-            part = _Section(item, section.name)
+            part = Section(item, section.name)
             part.only({"name", "dim", "dtype"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
@@ -367,7 +241,7 @@ def _spec(section: _Section) -> TableSpec:
         raise FormatError(f"{section.name}: {error}") from None
 
 
-def _delta(section: _Section) -> DeltaInfo:
+def _delta(section: Section) -> DeltaInfo:
     section.only({"name", "size", "rows", "version", "crc32c"})
     return DeltaInfo(
         section.matching("name", DELTA_NAME),
@@ -378,11 +252,11 @@ def _delta(section: _Section) -> DeltaInfo:
     )
 
 
-def _keys(section: _Section) -> KeysInfo:
+def _keys(section: Section) -> KeysInfo:
     section.only({"kind", "files"})
     files = section.section("files")
     sizes: dict[str, tuple[int, int]] = {}
-    for name in files.keys():
+    for name in files:
         pair = files.items(name)
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
             raise FormatError(f"{files.name}: {name!r} is not a size and a checksum")
@@ -394,9 +268,3 @@ def _keys(section: _Section) -> KeysInfo:
     }:
         raise FormatError(f"{section.name}: files {sorted(sizes)} are not those of {kind} keys")
     return KeysInfo(kind, sizes)
-
-
-def scalars_from(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return scalars as JSON will give them back; raises TypeError for what JSON cannot hold."""
-    parsed: dict[str, Any] = json.loads(_canonical(dict(values)))
-    return parsed

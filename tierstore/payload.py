@@ -8,6 +8,7 @@ of each as metadata. Format: safetensors, https://github.com/huggingface/safeten
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import sys
@@ -143,9 +144,7 @@ def copy_payload(value: Payload, directory: io.Directory, name: str) -> PayloadI
     return _write(directory, name, value.kind, value.chunks())
 
 
-def _write(
-    directory: io.Directory, name: str, kind: str, chunks: Iterable[bytes]
-) -> PayloadInfo:
+def _write(directory: io.Directory, name: str, kind: str, chunks: Iterable[bytes]) -> PayloadInfo:
     size = found = 0
     file = directory.create(name)
     try:
@@ -189,8 +188,10 @@ def _skeleton(value: object, leaves: dict[str, tuple[str, npt.NDArray[Any]]], wh
     """Return `value` as JSON with tagged containers, its arrays moved to `leaves`."""
     if value is None or isinstance(value, bool | str):
         return value
-    if type(value) in (int, float):
-        return value if value == value and abs(value) != float("inf") else {"float": repr(value)}  # type: ignore[operator]  # noqa: PLR0124
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, Mapping):
         items = [
             [_key(key, where), _skeleton(item, leaves, f"{where}[{key!r}]")]
@@ -211,7 +212,7 @@ def _key(key: object, where: str) -> str | int:
     return key  # type: ignore[return-value]
 
 
-def _leaf(value: object, where: str) -> tuple[str, npt.NDArray[Any]]:
+def _leaf(value: Any, where: str) -> tuple[str, npt.NDArray[Any]]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()

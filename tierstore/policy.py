@@ -22,7 +22,9 @@ Barred = Callable[[Slots], npt.NDArray[np.bool_]]
 class Policy(Protocol):
     """The seam of a policy."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now."""
 
     def touch(self, slots: Slots) -> Slots:
         """Note that the current batch uses `slots`, which may repeat; return those it did not yet, distinct."""
@@ -77,7 +79,7 @@ class LRU:
         slots = slots[self._stamp[slots] != self._now]
         number = np.arange(slots.size, dtype=np.uint32)
         self._stamp[slots] = number
-        distinct = slots[self._stamp[slots] == number]
+        distinct: Slots = slots[self._stamp[slots] == number]
         self._stamp[distinct] = self._now
         if distinct.size:
             self._log.append((distinct, self._now))

@@ -159,7 +159,8 @@ class CachedSlots:
         """
         number = np.arange(-1, -1 - rows.size, -1, dtype=np.int32)
         self.slot_of[rows] = number
-        return rows[self.slot_of[rows] == number]
+        first: Rows = rows[self.slot_of[rows] == number]
+        return first
 
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`: never used ones first, in order."""
@@ -194,12 +195,12 @@ class CachedSlots:
         """Make slots free, whatever was in them."""
         if not slots.size:
             return
-        slots = slots.astype(np.int32, copy=False)
-        rows = self.row_of[slots]
+        given: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
+        slots, rows = given, self.row_of[given]
         self.slot_of[rows[rows >= 0]] = -1
         self.row_of[slots] = -1
         self.dirty[slots] = 0
-        self._policy.forget(slots)
+        self._policy.forget(given)
         self._released.append(slots)
 
 

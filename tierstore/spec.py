@@ -93,7 +93,9 @@ class Field:
         object.__setattr__(self, "dim", _check_count(self.dim, "dim", MAX_RECORD_BYTES))
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
         if self.init is not None and not isinstance(self.init, Law):
-            raise InvalidTypeError(f"init must be a law such as tierstore.zeros(), not {self.init!r}")
+            raise InvalidTypeError(
+                f"init must be a law such as tierstore.zeros(), not {self.init!r}"
+            )
 
     @property
     def storage(self) -> np.dtype[Any]:

@@ -45,12 +45,13 @@ from tierstore.guard import Guard
 from tierstore.history import FOLD, LOCK, STORE, History, write_skeleton
 from tierstore.info import StoreInfo
 from tierstore.laws import Law
-from tierstore.manifest import FORMAT, Identity, Manifest, PayloadInfo, TableInfo, scalars_from
+from tierstore.manifest import FORMAT, Identity, Manifest, PayloadInfo, TableInfo
 from tierstore.payload import Payload, write_payload
 from tierstore.placing import host_tier
 from tierstore.prefetch import Prefetcher
 from tierstore.saving import save_store
 from tierstore.spec import Field, TableSpec, check_name
+from tierstore.strictjson import json_values
 from tierstore.table import Table
 from tierstore.verify import VerifyReport, verify_store
 
@@ -241,7 +242,9 @@ class Store:
         if self.guard.writable:
             if manifest.seq != newest.seq:
                 manifest = dataclasses.replace(
-                    manifest, seq=newest.seq + 1, confirmed=min(manifest.confirmed, manifest.version)
+                    manifest,
+                    seq=newest.seq + 1,
+                    confirmed=min(manifest.confirmed, manifest.version),
                 )
                 self._history.publish(manifest)
             self._history.sweep(self._keep)
@@ -262,7 +265,9 @@ class Store:
                     table, info, store=self._identity.uuid, seq=seq, extent=extent
                 )
         except FileNotFoundError:
-            raise FormatError(f"{self._directory.join(name)} is missing, a table's directory") from None
+            raise FormatError(
+                f"{self._directory.join(name)} is missing, a table's directory"
+            ) from None
         total = sum(each.spec.nbytes for each in self._manifest.tables.values()) or 1
         try:
             return generation, host_tier(
@@ -315,10 +320,7 @@ class Store:
     def payload(self) -> Mapping[str, Payload]:
         """The values that were committed with this version, by name."""
         return MappingProxyType(
-            {
-                name: Payload(self._directory, info)
-                for name, info in self._manifest.payload.items()
-            }
+            {name: Payload(self._directory, info) for name, info in self._manifest.payload.items()}
         )
 
     @property
@@ -359,7 +361,7 @@ class Store:
                 table.flush()
                 delta = table.generation.seal(version)
                 info = dataclasses.replace(
-                    table.generation.info, scalars=scalars_from(table.scalars)
+                    table.generation.info, scalars=json_values(table.scalars)
                 )
                 deltas = info.deltas if delta is None else (*info.deltas, delta)
                 tables[name] = dataclasses.replace(info, deltas=deltas)
@@ -540,7 +542,7 @@ class Store:
             with self._directory.directory(name) as table:
                 with table.directory(info.generation) as directory:
                     keys = write_keys(directory, old.keys[:], spec.rows)
-        info = dataclasses.replace(info, scalars=scalars_from(scalars), keys=keys)
+        info = dataclasses.replace(info, scalars=json_values(scalars), keys=keys)
         self._directory.sync()
         version = self._manifest.version + 1
         self._publish(

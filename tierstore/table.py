@@ -281,9 +281,7 @@ class Table:
         """Yield all records in order, in blocks `(n, record_bytes)`."""
         step = max(1, _SCAN_BYTES // self._layout.record_bytes)
         for begin in range(0, self.rows, step):
-            yield self._block(
-                begin, min(begin + step, self.rows), 0, self._layout.record_bytes
-            )
+            yield self._block(begin, min(begin + step, self.rows), 0, self._layout.record_bytes)
 
     def _block(self, begin: int, end: int, lo: int, hi: int) -> npt.NDArray[np.uint8]:
         rows = np.arange(begin, end, dtype=np.int64)
@@ -322,7 +320,7 @@ class Table:
 
     def information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
-        tiers = ()
+        tiers: tuple[TierInformation, ...] = ()
         if self.host is not None:
             host = self.host
             tiers = (TierInformation("host", host.nbytes, host.slots, host.arena.kind),)

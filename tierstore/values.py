@@ -56,15 +56,16 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
         if values.dtype == torch.bfloat16:
             values = values.contiguous()
             if item.dtype == "bfloat16":
-                return values.view(torch.uint16).numpy()  # type: ignore[no-any-return]
+                bits: npt.NDArray[Any] = values.view(torch.uint16).numpy()
+                return bits
             values = values.float()
-        array = values.numpy()
+        array: npt.NDArray[Any] = values.numpy()
     elif is_cupy(values):
         array = values.get()
         if array.dtype.name == "bfloat16":
             array = array.view(np.uint16)
             if item.dtype == "bfloat16":
-                return array  # type: ignore[no-any-return]
+                return array
             array = bfloat16.to_float32(array)
     else:
         array = np.asarray(values)
@@ -78,4 +79,5 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
         )
     if item.dtype == "bfloat16":
         return bfloat16.from_float32(array)
-    return array.astype(target, copy=False)
+    stored: npt.NDArray[Any] = array.astype(target, copy=False)
+    return stored

@@ -71,5 +71,3 @@ def _blocks(table: Table, sample: int | None) -> Iterable[npt.NDArray[np.int64]]
         return
     for start in range(0, table.rows, step):
         yield np.arange(start, min(start + step, table.rows), dtype=np.int64)
-
-

@@ -150,7 +150,8 @@ class Base:
         """Return those of `rows` that cannot be read or fail their checksum."""
         out = np.empty((rows.size, self.record_bytes), np.uint8)
         try:
-            return rows[self._read(rows, out)].tolist()  # type: ignore[no-any-return]
+            bad: list[int] = rows[self._read(rows, out)].tolist()
+            return bad
         except CorruptStoreError:
             if rows.size == 1:
                 return rows.tolist()
@@ -172,7 +173,7 @@ class Base:
         records: npt.NDArray[np.uint8],
         checksums: npt.NDArray[np.uint32],
     ) -> None:
-        """Write records and checksums over `rows`, ascending and distinct; not durable until synced."""
+        """Write records and checksums over `rows`, ascending and distinct, not yet durable."""
         if rows.size:
             self._records.write(rows, records)
             self._checksums.write(rows, checksums.astype("<u4").view(np.uint8).reshape(-1, 4))

@@ -80,7 +80,7 @@ class CompressedRecords:
                 self._replace(number, chunk)
 
     def sync(self) -> None:
-        """Make every write durable; chunks were synced as they were written, their names are now."""
+        """Make every write durable; chunks were synced when written, their names are now."""
         self._directory.sync()
 
     def damaged_files(self) -> list[str]:

@@ -5,9 +5,9 @@
     sums      n × uint32           crc32c(id ‖ record)
     footer    64 bytes             what the file is, and a checksum of ids, sums and itself
 
-While a version is being written its delta is live: records are put at positions as they are evicted,
-and a row that is evicted again overwrites its own. Sealing adds the rest. No manifest names a live
-delta, so a crash leaves a file that the next writer removes.
+While a version is being written its delta is live: records are put at positions as they are
+evicted, and a row that is evicted again overwrites its own. Sealing adds the rest. No manifest
+names a live delta, so a crash leaves a file that the next writer removes.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ def unique_name(kind: str, seq: int, ending: str = "") -> str:
     return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
 
 
-def encode(values: npt.NDArray[np.floating[object]], item: Field) -> npt.NDArray[np.generic]:
+def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
     """Return floats `(n, dim)` as the elements a field stores, rounded to nearest."""
     if item.dtype == "bfloat16":
         return bfloat16.from_float32(values)
@@ -39,7 +40,7 @@ def encode(values: npt.NDArray[np.floating[object]], item: Field) -> npt.NDArray
 
 
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the first records of rows `start…` of a table, in blocks, as the fields' laws give them.
+    """Yield the first records of rows `start…` of a table, in blocks, by the laws of its fields.
 
     Any `start` gives the same bytes for the same row.
     """
@@ -166,7 +167,9 @@ class Generation:
     @property
     def base_path(self) -> str:
         """Path of the base file or array."""
-        return self.directory.join("rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr")
+        return self.directory.join(
+            "rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr"
+        )
 
     def close(self) -> None:
         """Close every file; what was not committed is removed."""

@@ -30,7 +30,7 @@ _HEADER = 128
 
 
 class Keys(Sequence[Any]):
-    """The keys of all rows, read as they are asked for: an int or text for an index, else an array."""
+    """The keys of all rows, read as they are asked for: one for an index, else an array."""
 
     def __init__(self, directory: io.Directory, info: KeysInfo, rows: int) -> None:
         """Map the key files; raises CorruptStoreError if a size or checksum does not match."""

@@ -1,4 +1,4 @@
-"""The memmap base: a plain .npy file that `np.load(path, mmap_mode="r")` opens without tierstore."""
+"""The memmap base: a plain .npy file, which `np.load(path, mmap_mode="r")` opens."""
 
 from __future__ import annotations
 

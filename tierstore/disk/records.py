@@ -49,7 +49,7 @@ class RecordFiles:
         """The rows, `(rows, record_bytes)`, read-only."""
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`; pages come from the disk at once."""
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
         self.prefetch(rows)
         np.take(self.records, rows, axis=0, out=out, mode="clip")
 

@@ -168,7 +168,7 @@ class DiskTier:
     ) -> None:
         """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
 
-        The rest of each record is kept. Raises StoreFullError, with nothing changed, on a full disk.
+        The rest of each record is kept. On a full disk: StoreFullError, nothing changed.
         """
         if not rows.size:
             return
@@ -208,7 +208,7 @@ class DiskTier:
         self._append(delta)
 
     def discard(self) -> npt.NDArray[np.int64]:
-        """Drop the live delta and return the rows it held, which show their committed values again."""
+        """Drop the live delta; return the rows it held, which show committed values again."""
         live, self._live = self._live, None
         if live is None:
             return np.empty(0, np.int64)
@@ -230,7 +230,7 @@ class DiskTier:
         return rows, int(self._starts[count]) - 1 - last
 
     def fold(self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
-        """Write the images of `rows` at delta positions `places`, as `newest` gave them, to the base.
+        """Write the images of `rows` at delta positions `places`, given by `newest`, to the base.
 
         Idempotent, and durable on return. Readers of the versions these deltas belong to, and of
         newer ones, see no difference: they find these rows in the deltas.

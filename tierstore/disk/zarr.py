@@ -97,7 +97,8 @@ def metadata(spec: TableSpec) -> bytes:
         ],
         "attributes": {
             "fields": {
-                name: {"dtype": item.dtype, "columns": columns[name]} for name, item in layout.fields
+                name: {"dtype": item.dtype, "columns": columns[name]}
+                for name, item in layout.fields
             }
         },
     }

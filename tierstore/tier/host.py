@@ -232,9 +232,7 @@ class HostTier:
             rowcopy.gather(self.records, slots[part], block)
             self.below.write(self.map.rows(slots[part]), block)
             self.map.dirty[slots[part]] = 0
-        self.stats.count(
-            write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes
-        )
+        self.stats.count(write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes)
 
     def _parts(self, count: int) -> list[slice]:
         step = len(self._stage)

@@ -1,0 +1,169 @@
+"""JSON that is written in one way and read without trust.
+
+An object is sealed in an envelope with the crc32c of its bytes, so a file that was changed in any
+bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors; whoever
+reads a file caps its size before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from tierstore.checksum import crc32c
+from tierstore.errors import FormatError, InvalidTypeError, TierStoreError
+
+__all__ = ["Section", "json_values", "seal", "unseal"]
+
+_MAX_DEPTH = 64
+_MAX_INT = 2**63 - 1
+
+
+def canonical(body: Any) -> bytes:
+    """Return the one way this format writes a JSON value."""
+    return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return the bytes of an object in its envelope."""
+    text = canonical(body)
+    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
+
+
+def unseal(data: bytes, name: str, newest: int) -> Section:
+    """Return the body of a sealed object whose format is `newest`; raises FormatError.
+
+    `name` is the file's, for messages.
+    """
+    envelope = Section(_parse(data, name), name)
+    envelope.only({"crc32c", "body"})
+    body = envelope.section("body")
+    found = body.integer("format")
+    if found > newest:
+        raise FormatError(
+            f"{name} has format {found}, this tierstore reads up to {newest}: "
+            "it was written by a newer version; pip install --upgrade tierstore"
+        )
+    if found != newest:
+        raise FormatError(f"{name}: not a format: {found}")
+    if data != seal(body.content) or envelope.integer("crc32c") != crc32c(canonical(body.content)):
+        raise FormatError(
+            f"{name} does not match its checksum; restore it from a copy, or open an older version"
+        )
+    return body
+
+
+def _parse(data: bytes, name: str) -> Any:
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise FormatError(f"{name}: a key occurs twice")
+        return dict(pairs)
+
+    def no_constant(text: str) -> NoReturn:
+        raise FormatError(f"{name}: {text} is not JSON")
+
+    if data.count(b"[") + data.count(b"{") > _MAX_DEPTH and _depth(data) > _MAX_DEPTH:
+        raise FormatError(f"{name}: nested too deeply")
+    try:
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=distinct, parse_constant=no_constant
+        )
+    except TierStoreError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is not JSON ({error}); restore it from a copy") from None
+
+
+def _depth(data: bytes) -> int:
+    """Return an upper bound of the nesting, strings not told apart."""
+    depth = most = 0
+    for byte in data:
+        if byte in b"[{":
+            depth += 1
+            most = max(most, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return most
+
+
+class Section:
+    """A JSON object that is read key by key, each of an exact type."""
+
+    def __init__(self, content: Any, name: str) -> None:
+        if type(content) is not dict:
+            raise FormatError(f"{name} is not a JSON object")
+        self.content: dict[str, Any] = content
+        self.name = name
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys."""
+        return iter(self.content)
+
+    def only(self, allowed: set[str]) -> None:
+        """Refuse any key but these."""
+        unknown = sorted(set(self.content) - allowed)
+        if unknown:
+            raise FormatError(f"{self.name}: unknown key {unknown[0]!r}")
+
+    def value(self, key: str) -> Any:
+        """Return what is under a key."""
+        if key not in self.content:
+            raise FormatError(f"{self.name}: {key!r} is missing")
+        return self.content[key]
+
+    def section(self, key: str) -> Section:
+        """Return the object under a key."""
+        return Section(self.value(key), f"{self.name}: {key}")
+
+    def items(self, key: str) -> list[Any]:
+        """Return the list under a key."""
+        value = self.value(key)
+        if type(value) is not list:
+            raise FormatError(f"{self.name}: {key!r} is not a list")
+        return value
+
+    def integer(self, key: str) -> int:
+        """Return the whole number under a key."""
+        value = self.value(key)
+        if type(value) is not int or abs(value) > _MAX_INT:
+            raise FormatError(f"{self.name}: {key!r} is not a whole number")
+        return value
+
+    def natural(self, key: str) -> int:
+        """Return the whole number, 0 or more, under a key."""
+        value = self.integer(key)
+        if value < 0:
+            raise FormatError(f"{self.name}: {key!r} is negative")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return the text under a key."""
+        value = self.value(key)
+        if type(value) is not str:
+            raise FormatError(f"{self.name}: {key!r} is not a text")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return the truth value under a key."""
+        value = self.value(key)
+        if type(value) is not bool:
+            raise FormatError(f"{self.name}: {key!r} is not true or false")
+        return value
+
+    def matching(self, key: str, pattern: re.Pattern[str]) -> str:
+        """Return the text under a key, all of which must match."""
+        value = self.text(key)
+        if pattern.fullmatch(value) is None:
+            raise FormatError(f"{self.name}: {key!r} is not as expected: {value[:80]!r}")
+        return value
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON will give them back; InvalidTypeError for what it cannot hold."""
+    try:
+        parsed: dict[str, Any] = json.loads(canonical(dict(values)))
+    except (TypeError, ValueError) as error:
+        raise InvalidTypeError(f"scalars are numbers, texts and lists of them: {error}") from None
+    return parsed
