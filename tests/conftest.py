@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if "torture" in item.keywords:
                 item.add_marker(skip)
 
-    on_gpu = [item for item in items if "gpu" in item.keywords]
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason:
         for item in on_gpu:

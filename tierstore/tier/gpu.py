@@ -388,6 +388,7 @@ class GpuTier:
         self._ended.clear()
         self._fetches.clear()
         self._arrival = self._expired = self._now = 0
+        self._filled = False
         self._bad = None
 
     def check(self) -> None:

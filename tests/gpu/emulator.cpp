@@ -1,0 +1,178 @@
+// Runs kernels.cu on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
+// the launch is cooperative. Warps meet in their collectives and blocks in their barriers as on a GPU;
+// what it cannot show are races between plain accesses, and speed.
+#include <ucontext.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct Index { unsigned x; };
+
+#define __global__
+#define __device__ [[maybe_unused]] static
+#define __shared__ static thread_local
+#define __launch_bounds__(...)
+
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace {
+
+constexpr unsigned kMaxThreads = 256;
+constexpr size_t kStack = 64 << 10;
+
+struct Warp {
+    uint64_t value[2][32];
+    unsigned arrived = 0, generation = 0;
+};
+
+struct Block {
+    ucontext_t scheduler, fiber[kMaxThreads];
+    bool done[kMaxThreads];
+    Warp warp[kMaxThreads / 32];
+    unsigned waiting = 0, generation = 0;
+    std::vector<char> stacks = std::vector<char>(kMaxThreads * kStack);
+};
+
+thread_local Block *block;
+
+void yield_fiber() {
+    const unsigned self = threadIdx.x;
+    swapcontext(&block->fiber[self], &block->scheduler);
+}
+
+const uint64_t *meet(uint64_t value) {
+    Warp &warp = block->warp[threadIdx.x / 32];
+    const unsigned generation = warp.generation;
+    warp.value[generation & 1][threadIdx.x % 32] = value;
+    if (++warp.arrived == 32) {
+        warp.arrived = 0;
+        ++warp.generation;
+    } else {
+        while (warp.generation == generation) yield_fiber();
+    }
+    return warp.value[generation & 1];
+}
+
+}  // namespace
+
+static void __syncthreads() {
+    const unsigned generation = block->generation;
+    if (++block->waiting == blockDim.x) {
+        block->waiting = 0;
+        ++block->generation;
+    } else {
+        while (block->generation == generation) yield_fiber();
+    }
+}
+
+static unsigned __ballot_sync(unsigned, bool vote) {
+    const uint64_t *votes = meet(vote);
+    unsigned result = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) result |= (unsigned)votes[lane] << lane;
+    return result;
+}
+
+template <class T>
+static T __shfl_sync(unsigned, T value, unsigned lane) {
+    return (T)meet((uint64_t)value)[lane & 31];
+}
+
+template <class T>
+static T __shfl_up_sync(unsigned, T value, unsigned delta) {
+    const unsigned lane = threadIdx.x % 32;
+    return (T)meet((uint64_t)value)[lane < delta ? lane : lane - delta];
+}
+
+static int __popc(unsigned x) { return __builtin_popcount(x); }
+static int __ffs(unsigned x) { return __builtin_ffs((int)x); }
+static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+static void __nanosleep(unsigned) { std::this_thread::yield(); }
+
+template <class T>
+static T atomicAdd(T *p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+template <class T>
+static T atomicExch(T *p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+template <class T>
+static T atomicCAS(T *p, T expected, T v) {
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return expected;
+}
+template <class T>
+static T atomicMax(T *p, T v) {
+    T seen = *p;
+    while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, false, 5, 5)) {}
+    return seen;
+}
+template <class T>
+static T atomicMin(T *p, T v) {
+    T seen = *p;
+    while (v < seen && !__atomic_compare_exchange_n(p, &seen, v, false, 5, 5)) {}
+    return seen;
+}
+
+#include KERNELS
+
+typedef void (*Kernel)(Tier, Batch);
+static thread_local Kernel kernel;
+static thread_local const Tier *tier;
+static thread_local const Batch *batch;
+
+static void fiber_main() {
+    kernel(*tier, *batch);
+    block->done[threadIdx.x] = true;
+    for (;;) yield_fiber();
+}
+
+static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigned seed) {
+    static thread_local Block storage;
+    block = &storage;
+    block->waiting = 0;
+    blockIdx.x = index;
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (unsigned w = 0; w < threads / 32; ++w) block->warp[w].arrived = 0;
+    for (unsigned i = 0; i < threads; ++i) {
+        block->done[i] = false;
+        getcontext(&block->fiber[i]);
+        block->fiber[i].uc_stack.ss_sp = block->stacks.data() + i * kStack;
+        block->fiber[i].uc_stack.ss_size = kStack;
+        block->fiber[i].uc_link = nullptr;
+        makecontext(&block->fiber[i], fiber_main, 0);
+    }
+    // An odd stride visits all threads, in an order that depends on the seed.
+    const unsigned stride = seed * 2 + 1;
+    for (unsigned running = threads; running;) {
+        running = 0;
+        for (unsigned j = 0; j < threads; ++j) {
+            const unsigned i = (j * stride + seed) % threads;
+            if (block->done[i]) continue;
+            threadIdx.x = i;
+            swapcontext(&block->scheduler, &block->fiber[i]);
+            running += !block->done[i];
+        }
+    }
+}
+
+extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const void *const *arguments,
+                        int cooperative, unsigned seed) {
+    auto run = [=](unsigned first, unsigned count) {
+        kernel = which;
+        tier = (const Tier *)arguments[0];
+        batch = (const Batch *)arguments[1];
+        for (unsigned i = first; i < first + count; ++i) run_block(i, blocks, threads, seed);
+    };
+    if (!cooperative) return run(0, blocks);
+    std::vector<std::thread> others;
+    for (unsigned i = 1; i < blocks; ++i) others.emplace_back(run, i, 1);
+    run(0, 1);
+    for (auto &other : others) other.join();
+}
+
+extern "C" uint64_t size_of_tier() { return sizeof(Tier); }
+extern "C" uint64_t size_of_batch() { return sizeof(Batch); }
+extern "C" uint64_t size_of_counters() { return sizeof(Counters); }

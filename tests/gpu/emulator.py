@@ -1,0 +1,106 @@
+"""A CUDA device made of NumPy arrays and emulator.cpp: the real kernels, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierstore import memory, transfer
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parent.parent / "tierstore" / "kernels.cu"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Compile kernels.cu with the host compiler, once a process."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("g++")
+    target = Path(tempfile.mkdtemp(prefix="tierstore-emulator-")) / "kernels.so"
+    source = HERE / "emulator.cpp"
+    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-pthread", f'-DKERNELS="{KERNELS}"']
+    subprocess.run([compiler, *flags, str(source), "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+class EmulatedDevice:
+    """Runs everything at once, in the order of the calls; streams are numbers and nothing else.
+
+    Plain kernels run on `processors` blocks after another, cooperative ones on as many threads.
+    """
+
+    beside = 1
+
+    def __init__(self, *, processors: int = 2, seed: int = 0) -> None:
+        self.processors = processors
+        self.waits = 0
+        self._seed = seed
+        self._library = library()
+
+    def kernel(self, name: str) -> tuple[transfer.Kernel, int]:
+        function = ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
+        cooperative = name in transfer.COOPERATIVE
+
+        def launch(blocks: int, arguments: int, stream: int) -> None:
+            self._seed += 1
+            self._library.emulate(
+                function,
+                min(blocks, self.processors),
+                transfer.BLOCK,
+                ctypes.c_void_p(arguments),
+                cooperative,
+                self._seed % 1000,
+            )
+
+        return launch, self.processors
+
+    def allocate(self, size: int, dtype: Any) -> Any:
+        return np.zeros(size, dtype)
+
+    def borrow(self, size: int, dtype: Any) -> Any:
+        noise = np.random.default_rng(size).bytes(size * np.dtype(dtype).itemsize)
+        return np.frombuffer(bytearray(noise), dtype)
+
+    def stage(self, nbytes: int) -> memory.Arena:
+        return memory.allocate(nbytes, "pageable")
+
+    def pointer(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def host_pointer(self, arena: memory.Arena, view: Any) -> int:
+        return int(view.ctypes.data)
+
+    def current_stream(self) -> int:
+        return 0
+
+    def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
+        ctypes.memset(pointer, value, nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    def synchronize(self, stream: int) -> None:
+        self.waits += 1
+
+    def event(self) -> Any:
+        return None
+
+    def record(self, event: Any, stream: int) -> None:
+        pass
+
+    def follow(self, stream: int, event: Any) -> None:
+        pass
+
+    def passed(self, event: Any) -> bool:
+        return False
+
+    def await_event(self, event: Any) -> None:
+        self.waits += 1

@@ -1,0 +1,170 @@
+"""A GPU tier beside the plain array it must agree with, bit for bit, and random work for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.conftest import Place
+from tierstore.stats import TierStats
+from tierstore.tier.gpu import GpuTier
+from tierstore.tier.gpu_lease import GpuLease
+from tierstore.tier.host import HostTier
+
+
+class ArrayTier:
+    """The lowest tier: an array."""
+
+    def __init__(self, records: np.ndarray) -> None:
+        self.records = records
+        self.rows, self.record_bytes = records.shape
+        self.stats = TierStats()
+
+    def read(
+        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
+        out[:] = self.records[rows, lo:hi]
+
+    def write(self, rows: Any, records: Any, lo: int = 0, hi: int | None = None) -> None:
+        assert np.unique(rows).size == rows.size
+        self.records[rows, lo:hi] = records
+
+    def prefetch(self, rows: Any) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+class Twin:
+    """Three tiers, and `truth`, an array that gets the same writes."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        rows: int = 100,
+        record_bytes: int = 64,
+        slots: int = 10,
+        host_slots: int | None = None,
+        chunk: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.place = place
+        self.truth = self.rng.integers(0, 256, (rows, record_bytes), np.uint8)
+        self.below = ArrayTier(self.truth.copy())
+        host_slots = rows if host_slots is None else min(host_slots, rows)
+        self.host = HostTier(self.below, slots=host_slots, kind=place.kind)
+        self.tier = GpuTier(self.host, slots=slots, device=place.device)
+        if chunk is not None and self.tier._staging is not None:
+            self.tier._staging.limit = min(chunk, self.tier._staging.limit)
+        self.leases: list[tuple[GpuLease, np.ndarray]] = []
+
+    def close(self) -> None:
+        self.tier.close()
+        self.host.close()
+
+    def __enter__(self) -> Twin:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def read(self, ids: np.ndarray, lo: int = 0, hi: int | None = None) -> None:
+        out = self.place.noise(ids.size, self.truth[:1, lo:hi].shape[1])
+        self.tier.read(self.place.put(ids), out, lo, hi)
+        np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
+
+    def write(self, ids: np.ndarray, lo: int = 0, hi: int | None = None) -> None:
+        shape = (ids.size, self.truth[:1, lo:hi].shape[1])
+        data = self.rng.integers(0, 256, shape, np.uint8)
+        self.tier.write(self.place.put(ids), self.place.put(data), lo, hi)
+        for row, record in zip(ids, data, strict=True):
+            self.truth[row, lo:hi] = record
+
+    def lease(self, ids: np.ndarray) -> GpuLease:
+        lease = self.tier.lease(self.place.put(ids))
+        self.leases.append((lease, ids))
+        return lease
+
+    def check_lease(self, lease: GpuLease, ids: np.ndarray) -> None:
+        get = self.place.get
+        count, distinct = int(get(lease.count)[0]), np.unique(ids)
+        assert count == distinct.size <= lease.bound
+        positions = get(lease.positions)
+        assert np.array_equal(np.unique(positions), np.arange(count))
+        out = self.place.noise(lease.bound, self.truth.shape[1])
+        lease.gather(out)
+        np.testing.assert_array_equal(get(out)[positions], self.truth[ids])
+        each = self.place.noise(ids.size, self.truth.shape[1])
+        lease.read(each)
+        np.testing.assert_array_equal(get(each), self.truth[ids])
+
+    def scatter(self, lease: GpuLease, ids: np.ndarray, lo: int = 0, hi: int | None = None) -> None:
+        shape = (lease.bound, self.truth[:1, lo:hi].shape[1])
+        data = self.rng.integers(0, 256, shape, np.uint8)
+        lease.scatter(self.place.put(data), lo, hi)
+        self.truth[ids, lo:hi] = data[self.place.get(lease.positions)]
+
+    def release(self, index: int = -1) -> None:
+        self.leases.pop(index)[0].release()
+
+    def check(self) -> None:
+        """Compare everything, and look at what must hold between batches."""
+        while self.leases:
+            self.release()
+        self.read(np.arange(len(self.truth)))
+        arrays = {name: self.place.get(array) for name, array in self.tier.memory._arrays.items()}
+        slot_of, row_of = arrays["slot_of"], arrays["row_of"]
+        assert (slot_of >= -1).all()
+        held = np.flatnonzero(slot_of >= 0)
+        assert np.array_equal(row_of[slot_of[held]], held)
+        assert held.size == np.count_nonzero(row_of >= 0) <= self.tier.slots
+        assert not arrays["pins"].any()
+        assert not arrays["mark"].any()
+        assert not (arrays["stamp"] >> 31).any()
+        self.tier.flush()
+        assert not self.place.get(self.tier.memory._arrays["dirty"]).any()
+        self.host.flush()
+        np.testing.assert_array_equal(self.below.records, self.truth)
+
+    # -- random work
+
+    def ids(self, n: int) -> np.ndarray:
+        rows = len(self.truth)
+        if self.rng.random() < 0.5:
+            return self.rng.integers(0, rows, n)
+        return (self.rng.zipf(1.3, n) % rows).astype(np.int64)
+
+    def span(self) -> tuple[int, int]:
+        record = self.truth.shape[1]
+        if self.rng.random() < 0.3:
+            return 0, record
+        width = int(self.rng.choice([1, 2, 4, 8, 16]))
+        low = int(self.rng.integers(0, record // width))
+        high = int(self.rng.integers(low + 1, record // width + 1))
+        return low * width, high * width
+
+    def work(self, steps: int, sizes: tuple[int, ...] = (0, 1, 3, 33, 200)) -> None:
+        names = ["read", "write", "lease", "release", "fetch", "flush"]
+        for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.2, 0.02]):
+            ids = self.ids(int(self.rng.choice(sizes)))
+            if name == "read":
+                self.read(ids, *self.span())
+            elif name == "write":
+                self.write(ids, *self.span())
+            elif name == "fetch":
+                self.tier.fetch(self.place.put(ids), int(self.rng.integers(1, 6)))
+            elif name == "flush":
+                self.tier.flush()
+            elif name == "release" and self.leases:
+                self.release(int(self.rng.integers(len(self.leases))))
+            elif name == "lease" and (self.host.direct or not self.leases):
+                lease = self.lease(ids)
+                self.check_lease(lease, ids)
+                if self.rng.random() < 0.6:
+                    self.scatter(lease, ids, *self.span())
+                if self.rng.random() < 0.5 or not self.host.direct:
+                    self.release()

@@ -1,0 +1,258 @@
+"""What the GPU tier promises, one promise a test."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from tests.gpu.conftest import Place
+from tests.gpu.model import Twin
+from tierstore.errors import CapacityError, RowIndexError
+from tierstore.tier.gpu_memory import GpuMemory
+
+
+def test_least_recently_used_batch_goes_first(place: Place) -> None:
+    with Twin(place, rows=200, slots=60, seed=3) as twin:
+        cached: OrderedDict[int, None] = OrderedDict()
+        misses = 0
+        for _ in range(30):
+            # Batches of one row more than fits would leave the choice open; these do not.
+            ids = twin.ids(40)
+            distinct = np.unique(ids).tolist()
+            misses += sum(row not in cached for row in distinct)
+            for row in distinct:
+                cached[row] = None
+                cached.move_to_end(row)
+            twin.read(ids)
+            in_slots = twin.place.get(twin.tier.memory._arrays["row_of"])
+            # Rows of one batch are of one age: what is cached differs at most within the oldest.
+            while len(cached) > 60:
+                oldest = next(iter(cached))
+                if oldest in in_slots:
+                    cached.move_to_end(oldest, last=False)
+                    oldest = next(row for row in cached if row not in in_slots)
+                del cached[oldest]
+            assert set(cached) == set(in_slots[in_slots >= 0].tolist())
+        assert twin.tier.stats.evictions == misses - 60
+
+
+def test_victims_are_the_oldest(place: Place) -> None:
+    with Twin(place, rows=100, slots=10) as twin:
+        for start in range(0, 10, 2):
+            twin.read(np.arange(start, start + 2))
+        twin.read(np.arange(4))
+        twin.read(np.arange(50, 54))
+        kept = twin.place.get(twin.tier.memory._arrays["row_of"])
+        assert sorted(kept.tolist()) == [0, 1, 2, 3, 8, 9, 50, 51, 52, 53]
+
+
+def test_clean_evictions_move_nothing(place: Place) -> None:
+    with Twin(place, rows=100, slots=10) as twin:
+        for start in range(0, 100, 5):
+            twin.read(np.arange(start, start + 5))
+        stats = twin.tier.stats
+        assert (stats.evictions, stats.write_backs, stats.bytes_written_back) == (90, 0, 0)
+        twin.write(np.arange(5))
+        twin.read(np.arange(20, 40))
+        assert twin.tier.stats.write_backs == 5
+
+
+def test_a_table_that_fits_has_no_misses_after_one_pass(place: Place) -> None:
+    with Twin(place, rows=100, slots=100) as twin:
+        twin.read(np.arange(100))
+        before = twin.tier.stats
+        twin.work(20)
+        twin.read(twin.ids(500))
+        after = twin.tier.stats
+        assert before.misses == after.misses == 100
+        assert after.evictions == 0
+
+
+def test_the_last_of_duplicates_wins(place: Place) -> None:
+    with Twin(place, rows=50, slots=7, record_bytes=32) as twin:
+        for n in (2, 64, 1000):
+            twin.write(np.full(n, 3))
+            twin.write(twin.rng.integers(0, 50, n), 4, 12)
+        twin.check()
+
+
+def test_empty_batches(place: Place) -> None:
+    with Twin(place) as twin:
+        none = np.empty(0, np.int64)
+        twin.read(none)
+        twin.write(none)
+        twin.tier.fetch(twin.place.put(none), 4)
+        with twin.tier.lease(twin.place.put(none)) as lease:
+            assert int(twin.place.get(lease.count)[0]) == lease.bound == 0
+            lease.gather(twin.place.noise(0, 64))
+        assert twin.tier.stats.requested == 0
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_batches_larger_than_the_tier(place: Place, direct: bool) -> None:
+    with Twin(place, rows=300, slots=4, host_slots=300 if direct else 20, chunk=16) as twin:
+        everything = twin.rng.permutation(300)
+        twin.read(everything)
+        twin.write(everything, 8, 24)
+        twin.write(everything[::-1].copy())
+        lease = twin.lease(everything)
+        twin.check_lease(lease, everything)
+        twin.scatter(lease, everything)
+        twin.release()
+        twin.check()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_ids_outside_the_table(place: Place, direct: bool) -> None:
+    with Twin(place, rows=100, host_slots=100 if direct else 20) as twin:
+        ids = np.array([5, 100, 7, -1, 2**40])
+        out = place.noise(5, 64)
+        twin.tier.read(place.put(ids), out)
+        out = place.get(out)
+        assert (out[[1, 3, 4]] == 0xFF).all()
+        np.testing.assert_array_equal(out[[0, 2]], twin.truth[[5, 7]])
+
+        data = place.noise(5, 64)
+        twin.tier.write(place.put(ids), data)
+        twin.truth[[5, 7]] = place.get(data)[[0, 2]]
+        lease = twin.tier.lease(place.put(ids))
+        assert (place.get(lease.positions) == -1).tolist() == [False, True, False, True, True]
+        assert int(place.get(lease.count)[0]) == 2
+        lease.read(out := place.noise(5, 64))
+        assert (place.get(out)[[1, 3, 4]] == 0xFF).all()
+        lease.release()
+
+        for wait in (twin.tier.check, twin.tier.flush, twin.tier.check):
+            with pytest.raises(RowIndexError, match="row 100 at position 1"):
+                wait()
+        np.testing.assert_array_equal(twin.host.map.lookup(np.array([5])) >= 0, [True])
+        twin.tier.discard()
+        twin.host.discard(np.empty(0, np.int64))
+        twin.truth[:] = twin.below.records
+        twin.check()
+
+
+def test_discard_drops_what_was_written(place: Place) -> None:
+    with Twin(place, rows=100, slots=10, host_slots=30) as twin:
+        twin.work(30)
+        while twin.leases:
+            twin.release()
+        twin.tier.flush()
+        twin.host.flush()
+        committed = twin.truth.copy()
+        twin.write(twin.ids(200))
+        twin.lease(twin.ids(20))
+        twin.tier.discard()
+        twin.host.discard(np.arange(100))
+        twin.truth[:] = twin.below.records[:] = committed
+        twin.check()
+
+
+def test_leases_pin(place: Place) -> None:
+    with Twin(place, rows=100, slots=10) as twin:
+        first, second = np.arange(8), np.arange(6, 14)
+        one, other = twin.lease(first), twin.lease(second)
+        twin.read(np.arange(40, 90))
+        twin.check_lease(one, first)
+        twin.check_lease(other, second)
+        twin.scatter(one, first)
+        twin.check_lease(other, second)
+        twin.scatter(other, second)
+        twin.read(np.arange(20))
+        twin.release(0)
+        twin.read(np.arange(40, 90))
+        twin.check_lease(other, second)
+        twin.check()
+
+
+def test_rows_leased_in_host_memory_are_not_promoted(place: Place) -> None:
+    with Twin(place, rows=100, slots=4) as twin:
+        ids = np.arange(20)
+        one, other = twin.lease(ids), twin.lease(ids)
+        twin.read(ids)
+        twin.tier.fetch(place.put(ids), 3)
+        twin.scatter(one, ids)
+        twin.release(0)
+        twin.read(ids)
+        twin.write(ids, 0, 16)
+        twin.check_lease(other, ids)
+        twin.scatter(other, ids)
+        twin.release()
+        twin.read(ids)
+        twin.check()
+
+
+def test_a_direct_host_tier_needs_no_wait(place: Place) -> None:
+    if place.kind != "pageable":
+        pytest.skip("the emulator counts waits")
+    with Twin(place, rows=500, slots=40) as twin:
+        twin.read(np.arange(10))
+        before = place.device.waits
+        for _ in range(10):
+            twin.read(twin.ids(100))
+            twin.write(twin.ids(100), 16, 32)
+            ids = twin.ids(30)
+            lease = twin.lease(ids)
+            twin.scatter(lease, ids)
+            twin.release()
+            twin.tier.fetch(twin.ids(30), 2)
+        grown = 4
+        assert place.device.waits - before <= grown
+
+
+def test_fetched_rows_stay_until_used(place: Place) -> None:
+    with Twin(place, rows=400, slots=40) as twin:
+        ahead = np.arange(10)
+        twin.tier.fetch(place.put(ahead), 4)
+        for start in range(50, 350, 40):
+            twin.read(np.arange(start, start + 40))
+        before = twin.tier.stats.misses
+        twin.read(ahead)
+        assert twin.tier.stats.misses == before
+        twin.read(np.arange(100, 140))
+        twin.read(np.arange(200, 240))
+        twin.read(ahead)
+        assert twin.tier.stats.misses == before + 90
+
+
+def test_fetches_hold_at_most_half_the_slots(place: Place) -> None:
+    with Twin(place, rows=400, slots=40) as twin:
+        for start in range(0, 200, 25):
+            twin.tier.fetch(place.put(np.arange(start, start + 25)), 8)
+        twin.read(np.arange(300, 340))
+        in_slots = place.get(twin.tier.memory._arrays["row_of"])
+        assert np.count_nonzero(in_slots >= 300) == 20
+        for start in range(0, 10):
+            twin.tier.fetch(place.put(np.arange(start, start + 1)), 2)
+        twin.read(np.arange(300, 340))
+        in_slots = place.get(twin.tier.memory._arrays["row_of"])
+        assert np.count_nonzero(in_slots >= 300) >= 38
+        twin.check()
+
+
+def test_batch_numbers_start_again(place: Place) -> None:
+    with Twin(place, rows=100, slots=10) as twin:
+        twin.tier._now = 2**30 - 5
+        for start in range(0, 10, 2):
+            twin.read(np.arange(start, start + 2))
+        assert twin.tier._now < 2**25
+        twin.read(np.arange(4))
+        twin.read(np.arange(50, 54))
+        kept = place.get(twin.tier.memory._arrays["row_of"])
+        assert sorted(kept.tolist()) == [0, 1, 2, 3, 8, 9, 50, 51, 52, 53]
+        twin.work(30)
+        twin.check()
+
+
+def test_slots_of_a_budget() -> None:
+    record = 512
+    for nbytes in (10_000_000, 123_456_789):
+        slots = GpuMemory.slots_for(1_000_000, record, nbytes)
+        assert GpuMemory.bytes_for(1_000_000, record, slots) <= nbytes
+        assert GpuMemory.bytes_for(1_000_000, record, slots + 1) > nbytes
+    assert GpuMemory.slots_for(1000, record, 1 << 30) == 1000
+    assert GpuMemory.slots_for(1000, record, 0) == 0
+    with pytest.raises(CapacityError, match="1000 rows"):
+        GpuMemory.slots_for(1000, record, 2000)
