@@ -7,6 +7,7 @@ deltas in order, the payload.
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "PayloadInfo",
     "TableInfo",
     "manifest_name",
+    "unique_name",
 ]
 
 FORMAT = 1
@@ -39,6 +41,11 @@ TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII
 def manifest_name(seq: int) -> str:
     """Name of the manifest with a sequence number."""
     return f"manifest-{seq:020d}.json"
+
+
+def unique_name(kind: str, seq: int, ending: str = "") -> str:
+    """Return a file name that no other writer can choose: `delta-<seq>-<id>.bin` and the like."""
+    return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
 
 
 @dataclass(frozen=True)

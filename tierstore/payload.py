@@ -23,9 +23,9 @@ from tierstore import io
 from tierstore.bfloat16 import to_float32
 from tierstore.checksum import crc32c
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
-from tierstore.manifest import PayloadInfo
+from tierstore.manifest import PayloadInfo, unique_name
 
-__all__ = ["Payload", "copy_payload", "write_payload"]
+__all__ = ["Payload", "copy_payload", "remove_payloads", "write_payload", "write_payloads"]
 
 _CHUNK = 8 << 20
 _MAX_HEADER = 100 << 20
@@ -137,6 +137,27 @@ def write_payload(directory: io.Directory, name: str, value: object) -> PayloadI
     leaves: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     skeleton = _skeleton(value, leaves, "payload")
     return _write(directory, name, "tree", _safetensors(json.dumps(skeleton), leaves))
+
+
+def write_payloads(
+    directory: io.Directory, seq: int, payload: Mapping[str, object]
+) -> dict[str, PayloadInfo]:
+    """Write the values of a commit, names included, durably; after an error none is left."""
+    files: dict[str, PayloadInfo] = {}
+    try:
+        for name, value in payload.items():
+            files[name] = write_payload(directory, unique_name("payload-", seq), value)
+        directory.sync()
+    except BaseException:
+        remove_payloads(directory, files)
+        raise
+    return files
+
+
+def remove_payloads(directory: io.Directory, files: Mapping[str, PayloadInfo]) -> None:
+    """Remove the values of a commit that did not take place."""
+    for info in files.values():
+        directory.unlink(info.name)
 
 
 def copy_payload(value: Payload, directory: io.Directory, name: str) -> PayloadInfo:

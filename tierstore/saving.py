@@ -12,7 +12,7 @@ from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
 from tierstore.history import write_skeleton
-from tierstore.manifest import Identity, Manifest, PayloadInfo, TableInfo
+from tierstore.manifest import Identity, Manifest, PayloadInfo, TableInfo, unique_name
 from tierstore.payload import Payload, copy_payload
 from tierstore.table import Table
 
@@ -46,7 +46,7 @@ def save_store(
                 infos[name] = _copy_table(directory, table, report)
                 done += table.rows
             files: dict[str, PayloadInfo] = {
-                name: copy_payload(value, directory, generations.unique_name("payload-", 1))
+                name: copy_payload(value, directory, unique_name("payload-", 1))
                 for name, value in payload.items()
             }
             copied = Manifest(

@@ -6,7 +6,6 @@ version names it.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,15 +20,10 @@ from tierstore.disk.keys import Keys
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
-from tierstore.manifest import DeltaInfo, TableInfo
+from tierstore.manifest import DeltaInfo, TableInfo, unique_name
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Generation", "create", "encode", "initial_records", "unique_name"]
-
-
-def unique_name(kind: str, seq: int, ending: str = "") -> str:
-    """Return a file name that no other writer can choose: `delta-<seq>-<id>.bin` and the like."""
-    return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
+__all__ = ["Generation", "create", "encode", "initial_records"]
 
 
 def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:

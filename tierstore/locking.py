@@ -1,0 +1,53 @@
+"""Who may write, and who keeps a fold away: advisory locks that the kernel drops by itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from tierstore import io
+from tierstore.errors import LockedError, StoreIOError
+from tierstore.history import FOLD, LOCK
+
+__all__ = ["become_writer", "keep_folds_away"]
+
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "afs"})
+
+
+def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
+    """Take the writer's lock and return the file that holds it.
+
+    The lock decides; what the file says of its holder is for messages. Raises LockedError, and
+    StoreIOError on a network file system, whose locks and syncs may not hold.
+    """
+    kind = io.filesystem(directory.path)
+    if kind in _NETWORK and not allow_network:
+        raise StoreIOError(
+            f"{directory.path} lies on {kind}, where locks and syncs may not hold; write on a "
+            "local disk, or give allow_network=True"
+        )
+    try:
+        file = directory.open_file(LOCK, write=True)
+    except FileNotFoundError:
+        file = directory.create(LOCK)
+    if not file.lock(exclusive=True):
+        holder = file.read(256).decode("utf-8", "replace").strip() or "another process"
+        file.close()
+        raise LockedError(
+            f"{directory.path} is open for writing by {holder!r}; wait for it, or open for reading"
+        )
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return file
+
+
+def keep_folds_away(directory: io.Directory) -> io.File | None:
+    """Share the lock that a fold needs alone; None where the store has no such file to lock."""
+    try:
+        file = directory.open_file(FOLD)
+    except FileNotFoundError:
+        return None
+    if not file.lock(exclusive=False):
+        file.close()
+        raise LockedError(f"{directory.path} is being folded; try again in a moment")
+    return file

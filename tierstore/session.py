@@ -1,0 +1,348 @@
+"""An open store from the inside: its locks, its manifest, its tables, and what changes them."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import io
+from tierstore.budget import Budget
+from tierstore.disk import generation as generations
+from tierstore.disk.base import Progress
+from tierstore.disk.generation import Generation
+from tierstore.disk.keys import write_keys
+from tierstore.errors import (
+    CommitFailedError,
+    CorruptStoreError,
+    InvalidInputError,
+    NotAStoreError,
+    StoreIOError,
+    TierStoreError,
+)
+from tierstore.folding import fold_tables
+from tierstore.guard import Guard
+from tierstore.history import FOLD, STORE, History
+from tierstore.laws import Law
+from tierstore.locking import become_writer, keep_folds_away
+from tierstore.manifest import Identity, TableInfo
+from tierstore.placing import host_tier
+from tierstore.prefetch import Prefetcher
+from tierstore.reshaping import lengthened, widened
+from tierstore.spec import Field, TableSpec
+from tierstore.strictjson import json_values
+from tierstore.table import Table
+from tierstore.tier.host import HostTier
+
+__all__ = ["Session"]
+
+_QUICK_FOLD_BYTES = 64 << 20
+
+_opened: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """What a Store is made of; its methods expect to be called inside the guard."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writable: bool,
+        budget: Budget,
+        version: int | None,
+        keep: int,
+        allow_network: bool,
+    ) -> None:
+        """Open a store, and as its writer remove what no version names."""
+        self.guard = Guard(str(path), writable=writable)
+        self.prefetcher = Prefetcher()
+        self.tables: dict[str, Table] = {}
+        self.keep = keep
+        self.locks: list[io.File] = []
+        self._finalizer: weakref.finalize[..., Session] | None = None
+        self._budget = budget
+        self.directory = _open_directory(path)
+        try:
+            self.identity = self._read_identity()
+            self.history = History(self.directory, self.identity.uuid)
+            if writable:
+                self.locks.append(become_writer(self.directory, allow_network=allow_network))
+            else:
+                lock = keep_folds_away(self.directory)
+                self.locks += [] if lock is None else [lock]
+            self._start(version)
+        except BaseException:
+            self.release()
+            raise
+        self._finalizer = weakref.finalize(self, _abandoned, str(path), self.locks)
+        self._finalizer.atexit = False
+        _opened.add(self)
+
+    def _read_identity(self) -> Identity:
+        path = self.directory.join(STORE)
+        try:
+            return Identity.decode(self.directory.read_file(STORE, 1 << 16), path)
+        except FileNotFoundError:
+            raise NotAStoreError(
+                f"{self.directory.path} is not a store: it has no {STORE}; "
+                "tierstore.create makes one"
+            ) from None
+
+    def _start(self, version: int | None) -> None:
+        newest = self.history.newest()
+        self.manifest = newest if version is None else self.history.version(version)
+        if self.guard.writable:
+            if self.manifest.seq != newest.seq:
+                older = self.manifest
+                self.manifest = dataclasses.replace(newest, seq=newest.seq)
+                self.publish(
+                    version=older.version,
+                    step=older.step,
+                    tables=older.tables,
+                    payload=older.payload,
+                    confirmed=min(newest.confirmed, older.version),
+                )
+            self.history.sweep(self.keep)
+        extents = {name: info.extent for name, info in newest.tables.items()}
+        for name, info in self.manifest.tables.items():
+            generation, host = self._open_tiers(name, info, extents.get(name))
+            self.tables[name] = Table(self, name, generation, host)
+
+    def _open_tiers(
+        self, name: str, info: TableInfo, extent: int | None = None
+    ) -> tuple[Generation, HostTier | None]:
+        seq = self.manifest.seq + 1 if self.guard.writable else None
+        try:
+            with self.directory.directory(name) as table:
+                generation = Generation(
+                    table, info, store=self.identity.uuid, seq=seq, extent=extent
+                )
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{self.directory.join(name)}, the directory of a table, is missing; "
+                "restore it from a copy"
+            ) from None
+        total = sum(each.spec.nbytes for each in self.manifest.tables.values())
+        try:
+            share = info.spec.nbytes / total
+            return generation, host_tier(generation.tier, name, self._budget, share=share)
+        except BaseException:
+            generation.close()
+            raise
+
+    def publish(self, **changes: Any) -> None:
+        """Publish the manifest with changes, and let every table take what it says."""
+        manifest = dataclasses.replace(self.manifest, seq=self.manifest.seq + 1, **changes)
+        self.history.publish(manifest)
+        try:
+            for name, table in self.tables.items():
+                info = manifest.tables[name]
+                if info.generation == table.generation.info.generation:
+                    table.generation.committed(info, manifest.seq + 1)
+        except (TierStoreError, OSError, MemoryError) as error:
+            raise CommitFailedError(
+                f"version {manifest.version} is committed, but it could not be opened ({error}); "
+                "open the store again"
+            ) from error
+        self.manifest = manifest
+
+    def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
+        """Publish a version in which some tables are others, and nothing else has changed."""
+        version = self.manifest.version + 1
+        self.publish(version=version, confirmed=version, tables={**self.manifest.tables, **tables})
+
+    def fold(self, upto: int) -> bool:
+        """Fold the deltas of versions up to `upto`; return False where readers prevent it."""
+        newest = upto == self.manifest.version
+        keep = 1 if newest else self.keep
+        with self.directory.open_file(FOLD, write=True) as lock:
+            if not lock.lock(exclusive=True):
+                return False
+            self.publish(floor=upto, confirmed=upto if newest else self.manifest.confirmed)
+            self.history.sweep(keep)
+            infos = fold_tables(self.tables.values(), upto)
+            self.publish(tables=infos)
+            for table in self.tables.values():
+                table.disk.drop(upto)
+            self.history.sweep(keep)
+        return True
+
+    def uncommitted_rows(self) -> int:
+        """Return the number of rows written since the last commit."""
+        return sum(table.uncommitted().size for table in self.tables.values())
+
+    def check_clean(self, what: str) -> None:
+        """Raise InvalidInputError if anything is not committed."""
+        count = self.uncommitted_rows()
+        if count:
+            raise InvalidInputError(
+                f"{count} rows are not committed; commit or roll back before you {what}"
+            )
+
+    def replace(
+        self,
+        name: str,
+        spec: TableSpec,
+        blocks: Iterable[npt.NDArray[np.uint8]] | None,
+        *,
+        scalars: Mapping[str, Any],
+        progress: Progress | None = None,
+    ) -> None:
+        """Stream a new generation of a table, new or not, and commit it; the object stays."""
+        self.check_clean("change a table")
+        if not self.directory.exists(name):
+            self.directory.make_directory(name).close()
+        old = self.tables.get(name)
+        with self.directory.directory(name) as table:
+            info = generations.create(table, spec, self.manifest.seq + 1, blocks, progress)
+            keys = None
+            if old is not None and old.keys is not None and old.rows == spec.rows:
+                with table.directory(info.generation) as directory:
+                    keys = write_keys(directory, old.keys[:], spec.rows)
+        self.directory.sync()
+        info = dataclasses.replace(info, scalars=json_values(scalars), keys=keys)
+        self.commit_tables({name: info})
+        generation, host = self._open_tiers(name, info)
+        if old is None:
+            self.tables[name] = Table(self, name, generation, host)
+        else:
+            old.close()
+            old.attach(generation, host)
+        self.history.sweep(self.keep)
+
+    def add_fields(
+        self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
+    ) -> None:
+        """Add fields, which are new, to every record of a table; a commit of its own."""
+        table = self.tables[name]
+        spec = dataclasses.replace(
+            table.spec,
+            fields={**table.fields, **fields},
+            sparse=False,
+            chunk_rows=None,
+        )
+        self.replace(name, spec, widened(table, spec), scalars=table.scalars, progress=progress)
+
+    def grow(self, name: str, rows: int, init: Law | None = None) -> None:
+        """Append rows to a table; new ones follow `init`, or are zero; a commit of its own."""
+        with self.guard.use(write=True):
+            table = self.tables[name]
+            if rows < table.rows:
+                raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
+            fields = {
+                field: dataclasses.replace(item, init=None) for field, item in table.fields.items()
+            }
+            spec = dataclasses.replace(
+                table.spec, rows=rows, fields=fields, init=init, chunk_rows=None
+            )
+            self.replace(name, spec, lengthened(table, spec), scalars=table.scalars)
+
+    def set_keys(self, name: str, keys: Sequence[Any]) -> None:
+        """Give a table's rows external keys; a commit of its own."""
+        with self.guard.use(write=True):
+            self.check_clean("set keys")
+            table = self.tables[name]
+            generation = table.generation
+            written = write_keys(generation.directory, keys, table.rows)
+            self.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+            table.attach(generation, table.host)
+            self.history.sweep(self.keep)
+
+    def refresh(self) -> bool:
+        """Let a reader see the newest version; return whether that is another one."""
+        newest = self.history.newest()
+        if self.guard.writable or newest.seq == self.manifest.seq:
+            return False
+        self.manifest = newest
+        for name, info in newest.tables.items():
+            generation, host = self._open_tiers(name, info)
+            if name in self.tables:
+                self.tables[name].close()
+                self.tables[name].attach(generation, host)
+            else:
+                self.tables[name] = Table(self, name, generation, host)
+        return True
+
+    def close(self) -> None:
+        """Drop what was not committed, with a warning that counts the rows, and release all."""
+        if os.getpid() != self.guard.pid:
+            return
+        self.prefetcher.close()
+        lost = 0
+        if not self.guard.closed:
+            with self.guard.use():
+                if self.guard.writable:
+                    lost = self.uncommitted_rows()
+                    for table in self.tables.values():
+                        table.discard()
+                    self._fold_if_quick()
+                self.guard.close()
+        self.release()
+        if lost:
+            warnings.warn(
+                f"{self.directory.path} was closed with {lost} uncommitted rows, which were "
+                "dropped; call commit() to keep them",
+                stacklevel=3,
+            )
+
+    def _fold_if_quick(self) -> None:
+        deltas = [delta.info for table in self.tables.values() for delta in table.disk.deltas]
+        if not deltas or sum(delta.size for delta in deltas) > _QUICK_FOLD_BYTES:
+            return
+        oldest = min(self.history.versions())
+        if any(delta.version <= oldest for delta in deltas):
+            self.fold(oldest)
+
+    def release(self) -> None:
+        """Give back memory, files and locks, whatever the state; no file is removed."""
+        self.guard.close()
+        for table in self.tables.values():
+            table.close()
+        for lock in self.locks:
+            lock.close()
+        self.directory.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+
+def _open_directory(path: Path) -> io.Directory:
+    try:
+        return io.Directory.open(path)
+    except FileNotFoundError:
+        raise NotAStoreError(f"{path} does not exist; tierstore.create makes a store") from None
+    except NotADirectoryError:
+        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
+    except OSError as error:
+        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+def _abandoned(path: str, locks: list[io.File]) -> None:
+    """Release the locks of a store that was dropped without being closed."""
+    for lock in locks:
+        lock.close()
+    warnings.warn(f"{path} was not closed", ResourceWarning, stacklevel=2)
+
+
+def _close_all() -> None:
+    for session in list(_opened):
+        session.close()
+
+
+def _after_fork() -> None:
+    """In a forked child: close, without unlocking, the locks that are the parent's."""
+    for session in list(_opened):
+        for lock in session.locks:
+            lock.close()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)
