@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.laws import Law
 
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
@@ -135,19 +135,27 @@ class RecordLayout:
         end = self.offsets[name] + item.nbytes
         return -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
+    def field(self, name: str) -> Field:
+        """Return a field; raises UnknownNameError, a KeyError, naming those there are."""
+        for known, item in self.fields:
+            if known == name:
+                return item
+        names = ", ".join(known for known, _ in self.fields)
+        raise UnknownNameError(f"there is no field {name!r} in these records; they have {names}")
+
     def span(self, name: str) -> tuple[int, int]:
         """Return the byte range `(lo, hi)` of a field within the record."""
         offset = self.offsets[name]
-        return offset, offset + dict(self.fields)[name].nbytes
+        return offset, offset + self.field(name).nbytes
 
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
         """View one field of records `(n, record_bytes)` as `(n, dim)`, without a copy."""
         lo, hi = self.span(name)
-        return records[:, lo:hi].view(dict(self.fields)[name].storage)
+        return records[:, lo:hi].view(self.field(name).storage)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of one record: plain elements for a single unpadded field, else structured.
+        """The NumPy dtype of a record: plain elements for one unpadded field, else structured.
 
         A plain `np.load` of the base file shows rows as this dtype.
         """

@@ -9,19 +9,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.access import Access, HostAccess, Lease, Piece
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
-from tierstore.errors import InvalidInputError, UnknownNameError
+from tierstore.errors import InvalidInputError
 from tierstore.guard import Guard
-from tierstore.ids import host_ids, last_of_each
 from tierstore.info import TableInformation, TierInformation
 from tierstore.laws import Law
-from tierstore.lease import Lease
 from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import TierStats
 from tierstore.tier.host import HostTier
-from tierstore.values import from_bytes, to_bytes
 
 __all__ = ["Table"]
 
@@ -63,8 +61,9 @@ class Table:
         self.generation = generation
         self.disk = generation.tier
         self.host = host
-        self._top = self.disk if host is None else host
         self._layout = generation.info.spec.layout
+        self._top = self.disk if host is None else host
+        self._access: Access = HostAccess(self._top, host, self._layout, self._owner.guard)
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
         """Values that belong to the whole table; committed and rolled back with its rows."""
@@ -103,14 +102,12 @@ class Table:
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
 
-    def _field(self, name: str | None) -> tuple[str, Field]:
+    def _named(self, name: str | None) -> str:
+        """Return a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
-            return self._layout.fields[0]
-        if name not in self.fields:
-            raise UnknownNameError(
-                f"table {self.name!r} has no field {name!r}; it has {', '.join(self.fields)}"
-            )
-        return name, self.fields[name]
+            return self._layout.fields[0][0]
+        self._layout.field(name)
+        return name
 
     def read(
         self,
@@ -130,29 +127,25 @@ class Table:
 
         bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
-        damaged rows.
+        damaged rows. On a GPU, ids that are there are checked there: rows of bad ids come out NaN,
+        and the next call that waits raises.
         """
-        parsed = host_ids(ids, self.rows)
-        if fields is not None:
-            if field is not None:
-                raise InvalidInputError("give field= or fields=, not both")
-            wanted = [self._field(name) for name in fields]
-        else:
-            wanted = [self._field(field)]
-        spans = [self._layout.span(name) for name, _ in wanted]
-        lo, hi = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
-        out = np.empty((parsed.rows.size, hi - lo), np.uint8)
-        with self._owner.guard.use():
-            if parsed.rows.size:
-                self._top.read(parsed.rows, out, lo, hi, admit=not transient)
-        if fields is None:
-            return from_bytes(out, wanted[0][1], parsed.shape, parsed.kind)
-        return {
-            name: from_bytes(
-                np.ascontiguousarray(out[:, begin - lo : end - lo]), item, parsed.shape, parsed.kind
+        if field is not None and fields is not None:
+            raise InvalidInputError("give field= or fields=, not both")
+        names = [self._named(name) for name in ([field] if fields is None else fields)]
+        batch = self._access.ids(ids)
+        if not names:
+            return {}
+        spans = [self._layout.span(name) for name in names]
+        lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
+        data = self._access.read(batch, lo, hi, admit=not transient)
+        arrays = {
+            name: self._access.to_array(
+                data[:, begin - lo : end - lo], self._layout.field(name), batch
             )
-            for (name, item), (begin, end) in zip(wanted, spans, strict=True)
+            for name, (begin, end) in zip(names, spans, strict=True)
         }
+        return arrays[names[0]] if fields is None else arrays
 
     def __getitem__(self, ids: object) -> Any:
         """Return `read(ids)`."""
@@ -171,41 +164,30 @@ class Table:
         RowIndexError, InvalidTypeError or InvalidInputError before anything has changed.
         """
         self._owner.guard.check(write=True)
-        parsed = host_ids(ids, self.rows)
-        if isinstance(rows, Mapping):
-            if field is not None:
-                raise InvalidInputError("give a dict of fields or field=, not both")
-            given = {self._field(name)[0]: values for name, values in rows.items()}
-        else:
-            given = {self._field(field)[0]: rows}
-        data = {
-            name: to_bytes(values, self.fields[name], parsed.shape, name)
+        if isinstance(rows, Mapping) and field is not None:
+            raise InvalidInputError("give a dict of fields or field=, not both")
+        given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
+        batch = self._access.ids(ids)
+        pieces = [
+            (
+                *self._layout.span(name),
+                self._access.to_bytes(values, self._layout.field(name), batch, name),
+            )
             for name, values in given.items()
-        }
-        targets, last = parsed.rows, last_of_each(parsed.rows)
-        if last is not None:
-            targets = targets[last]
-            data = {name: values[last] for name, values in data.items()}
-        if not targets.size:
-            return
-        with self._owner.guard.use(write=True):
-            if len(data) == len(self._layout.fields):
-                self._top.write(targets, self._assembled(data, targets.size))
-            else:
-                for name, values in data.items():
-                    self._top.write(targets, values, *self._layout.span(name))
+        ]
+        if len(pieces) == len(self._layout.fields):
+            pieces = [self._assembled(pieces)]
+        self._access.write(batch, pieces)
 
-    def _assembled(self, data: dict[str, npt.NDArray[np.uint8]], count: int) -> Any:
-        """Return whole records of all fields, padding included; no copy if they are whole already."""
-        if len(data) == 1:
-            (values,) = data.values()
-            if values.shape[1] == self._layout.record_bytes:
-                return values
-        records = np.zeros((count, self._layout.record_bytes), np.uint8)
-        for name, values in data.items():
-            lo, hi = self._layout.span(name)
-            records[:, lo:hi] = values
-        return records
+    def _assembled(self, pieces: Sequence[Piece]) -> Piece:
+        """Return pieces of every field as one of whole records; no copy if it is one already."""
+        width = self._layout.record_bytes
+        if pieces[0][:2] == (0, width):
+            return pieces[0]
+        records = self._access.zeros(len(pieces[0][2]), width)
+        for lo, hi, data in pieces:
+            records[:, lo:hi] = data
+        return 0, width, records
 
     def __setitem__(self, ids: object, rows: Any) -> None:
         """Do `write(ids, rows)`."""
@@ -216,28 +198,7 @@ class Table:
 
         Promotes the rows that are missing. Raises what `read` raises.
         """
-        parsed = host_ids(ids, self.rows)
-        rows, positions = np.unique(parsed.rows, return_inverse=True)
-        kind = parsed.kind
-        with self._owner.guard.use():
-            slots = None if self.host is None else self.host.lease(rows)
-
-        def read(wanted: npt.NDArray[np.int64], field: str) -> Any:
-            item = self._field(field)[1]
-            lo, hi = self._layout.span(field)
-            out = np.empty((wanted.size, hi - lo), np.uint8)
-            with self._owner.guard.use():
-                self._top.read(wanted, out, lo, hi)
-            return from_bytes(out, item, (wanted.size,), kind)
-
-        def release() -> None:
-            with self._owner.guard.use():
-                if self.host is not None and slots is not None:
-                    self.host.give_back(slots)
-
-        return Lease(
-            rows, positions.reshape(parsed.shape), read=read, write=self.write, release=release
-        )
+        return self._access.lease(self._access.ids(ids))
 
     def prefetch(self, ids: object) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
@@ -245,17 +206,9 @@ class Table:
         They stay until they are used, or until 16 newer batches were prefetched. Never changes a
         result, and may be dropped where too many are waiting.
         """
-        rows = host_ids(ids, self.rows).rows
         self._owner.guard.check()
-
-        def announce_and_fetch() -> None:
-            with self._owner.guard.use():
-                self._top.prefetch(rows)
-            with self._owner.guard.use():
-                if self.host is not None:
-                    self.host.fetch(rows, _WINDOW)
-
-        self._owner.prefetcher.submit(announce_and_fetch)
+        batch, access = self._access.ids(ids), self._access
+        self._owner.prefetcher.submit(lambda: access.fetch(batch, _WINDOW))
 
     def scan(
         self,
@@ -266,16 +219,18 @@ class Table:
     ) -> Iterator[npt.NDArray[Any]]:
         """Yield rows `start:stop` in order, in blocks `(n, dim)` of the stored type.
 
-        bfloat16 comes as uint16 bits. Uncommitted rows are seen; what the caches hold stays as it is.
+        bfloat16 comes as uint16 bits. Uncommitted rows are seen; the caches keep what they hold.
         """
-        name, item = self._field(field)
+        name = self._named(field)
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
             raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
         lo, hi = self._layout.span(name)
         step = block_rows or max(1, _SCAN_BYTES // self._layout.record_bytes)
         for begin in range(start, stop, step):
-            yield self._block(begin, min(begin + step, stop), lo, hi).view(item.storage)
+            yield self._block(begin, min(begin + step, stop), lo, hi).view(
+                self._layout.field(name).storage
+            )
 
     def records(self) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`."""

@@ -1,0 +1,207 @@
+"""How a table reaches its tiers from the host: NumPy arrays, and torch tensors on the CPU.
+
+An access turns what users give into rows and bytes, hands them to the nearest tier, and turns bytes
+into what users get. `device_access` does the same on a GPU; a table has one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tierstore.errors import ClosedError
+from tierstore.guard import Guard
+from tierstore.ids import Ids, host_ids, last_of_each
+from tierstore.spec import Field, RecordLayout
+from tierstore.tier.base import Tier
+from tierstore.tier.host import HostTier
+from tierstore.values import from_bytes, to_bytes
+
+__all__ = ["Access", "HostAccess", "HostLease", "Lease"]
+
+Piece = tuple[int, int, Any]
+"""A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
+
+
+class Lease(Protocol):
+    """The distinct records of a batch, kept in place while something computes on them.
+
+    Everything that computes on rows goes through a lease: `read` the fields it needs as compact
+    arrays, `write` what changed, `release`. Rows that find no room in the nearest tier are read and
+    written in the tier below, with the same results.
+
+    Attributes:
+        positions: for each id of the batch, in its shape, the index of its row in compact arrays.
+        bound: the rows of a compact array; on a GPU more than the distinct rows, which nobody waits
+            to count: those behind them are undefined, and are not written.
+    """
+
+    positions: Any
+    bound: int
+
+    def read(self, field: str) -> Any:
+        """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
+
+    def write(self, field: str, values: Any) -> None:
+        """Write `(bound, dim)` values over one field of the distinct rows."""
+
+    def release(self) -> None:
+        """End the lease; harmless when repeated."""
+
+    def __enter__(self) -> Lease:
+        """Return the lease itself."""
+
+    def __exit__(self, *error: object) -> None:
+        """End the lease."""
+
+
+class Access(Protocol):
+    """The seam between a table and the side its nearest tier is on."""
+
+    def ids(self, ids: object) -> Ids:
+        """Check ids and bring them to this side."""
+
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
+
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+
+    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
+        """Return the bytes of a field as the array that answers these ids."""
+
+    def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
+        """Return values for these ids as bytes of a field, on this side, checked."""
+
+    def zeros(self, count: int, nbytes: int) -> Any:
+        """Return zero bytes `(count, nbytes)` on this side."""
+
+    def lease(self, ids: Ids) -> Lease:
+        """Pin the distinct rows of a batch."""
+
+    def fetch(self, ids: Ids, window: int) -> None:
+        """Bring rows nearer, and keep them until they are used or `window` newer batches came."""
+
+
+class HostAccess:
+    """Access from the host to the host tier, or to the disk tier where there is none."""
+
+    def __init__(
+        self, top: Tier, host: HostTier | None, layout: RecordLayout, guard: Guard
+    ) -> None:
+        """Refer to the nearest tier; `host` is the same if it is a host tier."""
+        self._top = top
+        self._host = host
+        self._layout = layout
+        self._guard = guard
+
+    def ids(self, ids: object) -> Ids:
+        """Check ids against the table; see `host_ids`."""
+        return host_ids(ids, self._top.rows)
+
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
+        out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        if ids.rows.size:
+            with self._guard.use():
+                self._top.read(ids.rows, out, lo, hi, admit=admit)
+        return out
+
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+        rows, last = ids.rows, last_of_each(ids.rows)
+        rows = rows if last is None else rows[last]
+        if not rows.size:
+            return
+        with self._guard.use(write=True):
+            for lo, hi, data in pieces:
+                self._top.write(rows, data if last is None else data[last], lo, hi)
+
+    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
+        """Return the bytes of a field as the array that answers these ids."""
+        return from_bytes(np.ascontiguousarray(data), item, ids.shape, ids.kind)
+
+    def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
+        """Return values for these ids as bytes of a field; see `values.to_bytes`."""
+        return to_bytes(values, item, ids.shape, name)
+
+    def zeros(self, count: int, nbytes: int) -> Any:
+        """Return zero bytes `(count, nbytes)`."""
+        return np.zeros((count, nbytes), np.uint8)
+
+    def lease(self, ids: Ids) -> HostLease:
+        """Pin the distinct rows of a batch."""
+        return HostLease(self, self._layout, self._host, ids, self._guard)
+
+    def fetch(self, ids: Ids, window: int) -> None:
+        """Announce rows to the disk, then take them into the host tier."""
+        with self._guard.use():
+            self._top.prefetch(ids.rows)
+        with self._guard.use():
+            if self._host is not None:
+                self._host.fetch(ids.rows, window)
+
+
+class HostLease:
+    """A lease on the host; see `Lease`. Here `bound` is the number of distinct rows.
+
+    Attributes:
+        rows: the distinct row ids, int64 `(bound,)`, ascending.
+        positions: intp, in the shape of the ids.
+    """
+
+    def __init__(
+        self,
+        access: HostAccess,
+        layout: RecordLayout,
+        host: HostTier | None,
+        ids: Ids,
+        guard: Guard,
+    ) -> None:
+        """Promote and pin the distinct rows of a batch."""
+        self.rows, positions = np.unique(ids.rows, return_inverse=True)
+        self.positions = positions.reshape(ids.shape)
+        self.bound = int(self.rows.size)
+        self._access = access
+        self._layout = layout
+        self._host = host
+        self._guard = guard
+        self._ids = Ids(self.rows, (self.bound,), ids.kind)
+        self._open = True
+        with guard.use():
+            self._slots = None if host is None else host.lease(self.rows)
+
+    def read(self, field: str) -> Any:
+        """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
+        self._check()
+        item = self._layout.field(field)
+        data = self._access.read(self._ids, *self._layout.span(field), admit=True)
+        return self._access.to_array(data, item, self._ids)
+
+    def write(self, field: str, values: Any) -> None:
+        """Write `(bound, dim)` values over one field of the distinct rows."""
+        self._check()
+        data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
+        self._access.write(self._ids, [(*self._layout.span(field), data)])
+
+    def release(self) -> None:
+        """End the lease; harmless when repeated."""
+        if self._open:
+            self._open = False
+            if self._host is not None and self._slots is not None and not self._guard.closed:
+                with self._guard.use():
+                    self._host.give_back(self._slots)
+
+    def _check(self) -> None:
+        if not self._open:
+            raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+
+    def __enter__(self) -> HostLease:
+        """Return the lease itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the lease."""
+        self.release()
