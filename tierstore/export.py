@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
-from tierstore.formats.dtypes import convert, floats
+from tierstore.formats.dtypes import Converter
 from tierstore.formats.registry import format_of, open_sink
 from tierstore.formats.seam import block_rows_for
 from tierstore.spec import check_dtype
@@ -48,12 +44,12 @@ def export_table(
     table: Table,
     out: str | Path,
     *,
-    field: str = "weight",
+    field: str | None = None,
     rows: tuple[int, int] | None = None,
     dtype: str | None = None,
     keys: Any = None,
     force: bool = False,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
     """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
 
@@ -63,7 +59,7 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file; see `tierstore.formats` for the suffixes.
-        field: the field to write.
+        field: the field to write; the first if None.
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
             format cannot hold a half precision, float32 is written, which is exact.
@@ -86,6 +82,8 @@ def export_table(
     """
     path = Path(out)
     _refuse_inside_store(path)
+    if field is None:
+        field = next(iter(table.fields))
     if field not in table.fields:
         raise UnknownNameError(
             f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}"
@@ -93,7 +91,8 @@ def export_table(
     stored = table.fields[field]
     wanted = stored.dtype if dtype is None else check_dtype(dtype)
     start, stop = _checked_range(rows, table.rows)
-    overflowed = done = 0
+    converter = Converter(stored.dtype, wanted)
+    done = 0
 
     with open_sink(
         path,
@@ -107,21 +106,15 @@ def export_table(
     ) as sink:
         size = block_rows_for(stored.nbytes)
         for block in table.scan(start, stop, field=field, block_rows=size):
-            converted = convert(block, stored.dtype, wanted)
-            if converted is not block:
-                overflowed += _infinities(converted, wanted) - _infinities(block, stored.dtype)
-            sink.write(converted)
+            sink.write(converter(block))
             done += len(block)
             if progress is not None:
                 progress(done, stop - start)
 
-    if overflowed:
-        warnings.warn(
-            f"{overflowed} values of {field!r} are too large for {wanted} and were written as "
-            "infinite",
-            stacklevel=2,
-        )
-    return ExportResult(path, stop - start, stored.dim, sink.dtype, _size(path), overflowed)
+    converter.warn(f"field {field!r}")
+    return ExportResult(
+        path, stop - start, stored.dim, sink.dtype, _size(path), converter.overflowed
+    )
 
 
 def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
@@ -147,10 +140,6 @@ def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
             + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
         )
     return keys if len(keys) == stop - start else keys[start:stop]
-
-
-def _infinities(block: npt.NDArray[Any], dtype: str) -> int:
-    return int(np.isinf(floats(block, dtype)).sum())
 
 
 def _size(path: Path) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tests.formats.matrices import (
     random_integers,
     random_matrix,
@@ -17,7 +18,6 @@ from tests.formats.matrices import (
     read_keys_of,
     write_file,
 )
-
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
 from tierstore.formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
 from tierstore.formats.dtypes import convert
@@ -300,7 +300,7 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path, suffix):
 
 
 def test_a_truncated_tsv_has_fewer_rows_but_no_torn_one(tmp_path):
-    """It does not say how many rows there are; only digits of its last number can be lost unseen."""
+    """It does not say how many rows there are; only the last number can lose digits unseen."""
     path, matrix = tmp_path / "file.tsv", random_matrix(6, 3)
     write_file(path, matrix, "float32")
     content = path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,9 @@ from tierstore import bfloat16
 from tierstore.errors import InvalidInputError
 from tierstore.spec import DTYPES
 
-__all__ = ["convert", "floats", "held_dtype"]
+__all__ = ["Converter", "convert", "held_dtype"]
 
 Array = npt.NDArray[Any]
-
-
-def floats(block: Array, dtype: str) -> Array:
-    """Return a stored block as floats to compute with: bfloat16 widened, others as they are."""
-    return bfloat16.to_float32(block) if dtype == "bfloat16" else block
 
 
 def convert(block: Array, source: str, target: str) -> Array:
@@ -30,7 +26,7 @@ def convert(block: Array, source: str, target: str) -> Array:
     """
     if source == target:
         return block
-    values = floats(block, source)
+    values = _floats(block, source)
     if target == "bfloat16":
         with np.errstate(over="ignore"):
             return bfloat16.from_float32(values)
@@ -51,3 +47,40 @@ def held_dtype(dtype: str, holds: Sequence[str], what: str) -> str:
     raise InvalidInputError(
         f"{what} cannot hold {dtype}; convert to one of {', '.join(holds)} (--dtype)"
     )
+
+
+class Converter:
+    """Converts blocks of one stored type to another and counts what overflows.
+
+    Attributes:
+        overflowed: finite values so far that became infinite.
+    """
+
+    def __init__(self, source: str, target: str) -> None:
+        """Convert from `source` to `target`."""
+        self._source = source
+        self._target = target
+        self.overflowed = 0
+
+    def __call__(self, block: Array) -> Array:
+        """Return the block stored as the target; itself, not a copy, where nothing changes."""
+        converted = convert(block, self._source, self._target)
+        if converted is not block:
+            after = int(np.isinf(_floats(converted, self._target)).sum())
+            if after:
+                self.overflowed += after - int(np.isinf(_floats(block, self._source)).sum())
+        return converted
+
+    def warn(self, what: str) -> None:
+        """Warn the caller's caller if anything overflowed."""
+        if self.overflowed:
+            warnings.warn(
+                f"{self.overflowed} values of {what} are too large for {self._target} and became "
+                "infinite",
+                stacklevel=3,
+            )
+
+
+def _floats(block: Array, dtype: str) -> Array:
+    """Return a stored block as floats: bfloat16 widened, others as they are."""
+    return bfloat16.to_float32(block) if dtype == "bfloat16" else block

@@ -77,8 +77,6 @@ class _ParquetSource(Source):
         for lists in self._table.column(self._column, block_rows):
             yield self._matrix(lists, row)
             row += len(lists)
-        if row != self.rows:
-            raise FormatError(f"{self.path}: {row} rows, but {self.rows} were expected")
 
     def _matrix(self, lists: Any, row: int) -> Array:
         """Return lists of `dim` numbers as a matrix; `row` is the number of the first."""
@@ -120,28 +118,29 @@ def _is_list_of_floats(kind: Any) -> bool:
 
 def _can_be_key(kind: Any) -> bool:
     types = _pyarrow().types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
+    if types.is_integer(kind):
+        return True
+    text = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(text) or types.is_large_string(text))
 
 
 def _keys(table: _Table, column: str) -> Keys:
-    strings: list[str] = []
-    numbers: list[Array] = []
     pyarrow = _pyarrow()
+    integers = pyarrow.types.is_integer(table.types[column])
+    strings: list[str] = []
+    numbers = [np.empty(0, np.int64)]
     for batch in table.column(column, _KEY_ROWS):
-        if pyarrow.types.is_dictionary(batch.type):
-            batch = batch.dictionary_decode()
         if batch.null_count:
             raise FormatError(f"{table.path}: column {column!r} has nulls; each row needs a key")
         with parsing(table.path, "Parquet file", pyarrow.ArrowException, UnicodeDecodeError):
-            if pyarrow.types.is_integer(batch.type):
+            if integers:
                 numbers.append(batch.cast(pyarrow.int64()).to_numpy())
             else:
                 strings += batch.to_pylist()
-    if strings or not pyarrow.types.is_integer(table.types[column]):
-        return strings
-    return np.concatenate([np.empty(0, np.int64), *numbers])
+    keys = np.concatenate(numbers) if integers else strings
+    if len(keys) != table.rows:
+        raise FormatError(f"{table.path}: {len(keys)} keys in column {column!r} of {table.rows}")
+    return keys
 
 
 def read_key_column(path: Path, column: str) -> Keys:

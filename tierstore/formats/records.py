@@ -41,18 +41,15 @@ class RecordSource(Source):
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         vectors = self._vectors()
-        for start in range(0, self.rows, block_rows):
-            count = min(block_rows, self.rows - start)
-            block = np.empty((count, self.dim), DTYPES[self.dtype])
+        filled = size = min(block_rows, self.rows + 1)
+        while filled == size:
+            block = np.empty((size, self.dim), DTYPES[self.dtype])
             filled = 0
             with np.errstate(over="ignore"):
-                for filled, vector in enumerate(islice(vectors, count), 1):
-                    block[filled - 1] = vector
-            if filled < count:
-                raise self._wrong_count(start + filled)
-            yield block
-        if next(vectors, None) is not None:
-            raise self._wrong_count(self.rows + 1)
+                for vector in islice(vectors, size):
+                    block[filled] = vector
+                    filled += 1
+            yield block[:filled]
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -64,10 +61,6 @@ class RecordSource(Source):
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
         return without_row_numbers(found)
-
-    def _wrong_count(self, found: int) -> FormatError:
-        more = "or more " if found > self.rows else ""
-        return FormatError(f"{self.path}: {found} {more}rows, but {self.rows} were expected")
 
     def close(self) -> None:
         """Close the file."""

@@ -79,11 +79,23 @@ class Source(ABC):
         out not to hold what it claims.
         """
         size = block_rows or block_rows_for(self.dim * DTYPES[self.dtype].itemsize)
-        return self._blocks(size)
+        found = 0
+        for block in self._blocks(size):
+            found += len(block)
+            if found > self.rows:
+                break
+            if len(block):
+                yield block
+        if found != self.rows:
+            raise self._wrong_count(found)
+
+    def _wrong_count(self, found: int) -> FormatError:
+        more = " or more" if found > self.rows else ""
+        return FormatError(f"{self.path}: {found}{more} rows, but {self.rows} were expected")
 
     @abstractmethod
     def _blocks(self, block_rows: int) -> Iterator[Array]:
-        """Yield the rows in blocks of at most `block_rows`."""
+        """Yield the rows in blocks of at most `block_rows`; their number is checked by `blocks`."""
 
     @abstractmethod
     def close(self) -> None:

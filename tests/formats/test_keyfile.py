@@ -1,0 +1,94 @@
+"""Keys in a file of their own."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.formats.matrices import random_integers, random_words
+from tierstore.errors import FormatError, InvalidInputError
+from tierstore.formats import read_keys
+
+WORDS = ["two words", " lead", "tab\there", '"quoted"', *random_words(20)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_words_one_a_line(tmp_path, end):
+    for text in (end.join(WORDS), end.join(WORDS) + end):
+        (tmp_path / "keys.txt").write_text(text, encoding="utf-8", newline="")
+        assert read_keys(tmp_path / "keys.txt") == WORDS
+
+
+def test_whole_numbers_are_integers(tmp_path):
+    for numbers in (random_integers(30), np.arange(5)):
+        (tmp_path / "keys.txt").write_text("".join(f"{n}\n" for n in numbers))
+        keys = read_keys(tmp_path / "keys.txt")
+        assert keys.dtype == np.int64
+        assert keys.tolist() == numbers.tolist()
+    (tmp_path / "keys.txt").write_text("1\n2\n03\n")
+    assert read_keys(tmp_path / "keys.txt") == ["1", "2", "03"]
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">i4", "u1", "<u8"])
+def test_integers_in_an_array(tmp_path, dtype):
+    np.save(tmp_path / "keys.npy", np.arange(9)[::-1].astype(dtype))
+    keys = read_keys(tmp_path / "keys.npy")
+    assert keys.dtype == np.int64
+    assert keys.tolist() == list(range(9))[::-1]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_strings_in_an_array(tmp_path, order):
+    words = np.array(WORDS)
+    np.save(tmp_path / "keys.npy", words.astype(words.dtype.newbyteorder(order)))
+    assert read_keys(tmp_path / "keys.npy") == WORDS
+
+
+def test_a_column_of_a_parquet_file(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "table.parquet"
+    columns = {"key": WORDS, "item": np.arange(len(WORDS)) * 2, "x": np.ones(len(WORDS))}
+    pq.write_table(pa.table(columns), path)
+    assert read_keys(path) == WORDS
+    assert read_keys(f"{path}:key") == WORDS
+    assert read_keys(f"{path}:item").tolist() == columns["item"].tolist()
+    for column in ("x", "none"):
+        with pytest.raises(FormatError, match=r"\['key', 'item'\]"):
+            read_keys(f"{path}:{column}")
+
+
+def test_files_that_hold_no_keys(tmp_path):
+    for name, content in [
+        ("empty-line.txt", b"a\n\nb\n"),
+        ("latin1.txt", b"caf\xe9\n"),
+        ("long.txt", b"x" * (1 << 21)),
+        ("none.npy", b""),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FormatError):
+            read_keys(tmp_path / name)
+    for array in (np.ones(3), np.ones((2, 2), int), np.array([b"a"]), np.array([True])):
+        np.save(tmp_path / "keys.npy", array)
+        with pytest.raises(FormatError):
+            read_keys(tmp_path / "keys.npy")
+    np.save(tmp_path / "keys.npy", np.arange(9))
+    with (tmp_path / "keys.npy").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(FormatError, match="do not fit"):
+        read_keys(tmp_path / "keys.npy")
+    np.save(tmp_path / "keys.npy", np.array([2**63], np.uint64))
+    with pytest.raises(InvalidInputError):
+        read_keys(tmp_path / "keys.npy")
+
+
+def test_paths_that_are_no_files_of_keys(tmp_path):
+    os.mkfifo(tmp_path / "keys.txt")
+    with pytest.raises(FormatError, match="regular"):
+        read_keys(tmp_path / "keys.txt")
+    with pytest.raises(FormatError, match="no such file"):
+        read_keys(tmp_path / "none.txt")
+    for name in ("keys.json", "keys", "keys.npy:name"):
+        with pytest.raises(InvalidInputError, match="are read from"):
+            read_keys(tmp_path / name)

@@ -1,0 +1,140 @@
+""".zarr: what zarr itself writes and reads, and arrays with parts missing."""
+
+import json
+import shutil
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tierstore.errors import FormatError
+from tierstore.formats import open_source
+from tierstore.formats import zarr as format_
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("chunks", [(100, 6), (4, 6), (7, 4), (1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
+def test_reads_arrays_that_zarr_writes(tmp_path, zarr_format, chunks, dtype):
+    matrix = (
+        random_matrix(31, 6).astype(dtype) if dtype != "<f2" else random_matrix(31, 6, "float16")
+    )
+    chunks = tuple(min(c, n) for c, n in zip(chunks, matrix.shape, strict=True))
+    array = zarr.create_array(
+        tmp_path / "file.zarr",
+        shape=matrix.shape,
+        chunks=chunks,
+        dtype=matrix.dtype,
+        zarr_format=zarr_format,
+        config={"write_empty_chunks": True},
+    )
+    array[:] = matrix
+    expected = matrix.astype(matrix.dtype.newbyteorder("<")).tobytes()
+    for block_rows in (1, 5, 8, None):
+        assert read_file(tmp_path / "file.zarr", block_rows=block_rows).tobytes() == expected
+
+
+def test_reads_shards(tmp_path):
+    matrix = random_matrix(50, 6)
+    array = zarr.create_array(
+        tmp_path / "file.zarr", shape=(50, 6), chunks=(3, 3), shards=(12, 6), dtype="f4"
+    )
+    array[:] = matrix
+    assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
+    (tmp_path / "file.zarr/c/4/0").unlink()
+    with pytest.raises(FormatError, match="missing"):
+        open_source(tmp_path / "file.zarr")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "keys", [None, np.arange(31) * 5, random_words(31)], ids=["no", "int", "str"]
+)
+def test_zarr_opens_what_is_written(tmp_path, dtype, keys):
+    matrix = random_matrix(31, 6, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_file(tmp_path / "file.zarr", matrix, dtype, keys=keys, field="exp_avg")
+        group = zarr.open(tmp_path / "file.zarr", mode="r")
+    assert group["exp_avg"][:].tobytes() == matrix.tobytes()
+    assert group["exp_avg"].attrs["dtype"] == dtype
+    if keys is None:
+        assert list(group.array_keys()) == ["exp_avg"]
+    elif isinstance(keys, list):
+        ends, text = group["keys_offsets"][:].tolist(), group["keys"][:].tobytes()
+        assert [text[a:b].decode() for a, b in pairwise(ends)] == keys
+    else:
+        assert group["keys"][:].tolist() == keys.tolist()
+
+
+def test_chooses_among_several(tmp_path):
+    path, matrix = tmp_path / "file.zarr", random_matrix(6, 3)
+    group = zarr.create_group(path)
+    group.create_array("a", data=matrix)
+    group.create_array("b", data=matrix * 2)
+    group.create_array("uint16", data=np.ones((6, 3), np.uint16))
+    assert read_file(f"{path}:a").tobytes() == matrix.tobytes()
+    with pytest.raises(FormatError, match=r"2 matrices.*file\.zarr:a"):
+        open_source(path, field="weight")
+    with pytest.raises(FormatError, match="'uint16' is uint16"):
+        open_source(f"{path}:uint16")
+
+
+def test_missing_chunks_are_no_zeros(tmp_path):
+    path = tmp_path / "file.zarr"
+    write_file(path, random_matrix(9, 3), "float32")
+    shutil.rmtree(path / "weight/c")
+    with pytest.raises(
+        FormatError, match=r"1 files of chunks some are missing.*write_empty_chunks"
+    ):
+        open_source(path)
+
+
+def test_metadata_that_claims_too_much(tmp_path):
+    path = tmp_path / "file.zarr"
+    write_file(path, random_matrix(9, 3), "float32")
+    metadata = path / "weight/zarr.json"
+    original = json.loads(metadata.read_text())
+    for shape, chunk, why in [
+        ([2**50, 3], [9, 3], "at most"),
+        ([9, 2**30], [9, 3], "at most"),
+        ([10**9, 3], [9, 3], "missing"),
+        ([9, 3], [2**40, 3], "rechunk"),
+        ([9], [9], "no floats"),
+    ]:
+        grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+        metadata.write_text(json.dumps(original | {"shape": shape, "chunk_grid": grid}))
+        with pytest.raises(FormatError, match=why):
+            open_source(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"zarr_format": 9}'])
+def test_metadata_that_is_none(tmp_path, content):
+    path = tmp_path / "file.zarr"
+    write_file(path, random_matrix(9, 3), "float32")
+    for name in ("zarr.json", "weight/zarr.json"):
+        before = (path / name).read_bytes()
+        (path / name).write_bytes(content)
+        with pytest.raises(FormatError):
+            read_file(path)
+        (path / name).write_bytes(before)
+
+
+def test_chunks_too_large_for_memory_are_refused(tmp_path, monkeypatch):
+    write_file(tmp_path / "file.zarr", random_matrix(100, 8), "float32")
+    monkeypatch.setattr(format_, "MAX_CHUNK_ROW_BYTES", 1000)
+    with pytest.raises(FormatError, match="rechunk"):
+        open_source(tmp_path / "file.zarr")
+
+
+def test_string_keys_whose_offsets_lie(tmp_path):
+    path = tmp_path / "file.zarr"
+    write_file(path, random_matrix(3, 2), "float32", keys=["aé", "b", "c"])
+    offsets = zarr.open(path, mode="r+")["keys_offsets"]
+    for lie in [(1, 3, 4, 5), (0, 3, 4, 6), (0, 4, 3, 5), (0, 2, 4, 5)]:
+        offsets[:] = lie
+        with pytest.raises(FormatError, match="key"):
+            read_keys_of(path)
