@@ -14,6 +14,7 @@ import numpy as np
 from tierstore.errors import ClosedError
 from tierstore.guard import Guard
 from tierstore.ids import Ids, host_ids, last_of_each
+from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, RecordLayout
 from tierstore.tier.base import Tier
 from tierstore.tier.host import HostTier
@@ -75,14 +76,14 @@ class Access(Protocol):
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field, on this side, checked."""
 
-    def zeros(self, count: int, nbytes: int) -> Any:
-        """Return zero bytes `(count, nbytes)` on this side."""
+    def zeros(self, like: Any, nbytes: int) -> Any:
+        """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
 
     def lease(self, ids: Ids) -> Lease:
         """Pin the distinct rows of a batch."""
 
-    def fetch(self, ids: Ids, window: int) -> None:
-        """Bring rows nearer, and keep them until they are used or `window` newer batches came."""
+    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
+        """Start bringing rows nearer, to stay until used or `window` newer batches came."""
 
 
 class HostAccess:
@@ -127,21 +128,25 @@ class HostAccess:
         """Return values for these ids as bytes of a field; see `values.to_bytes`."""
         return to_bytes(values, item, ids.shape, name)
 
-    def zeros(self, count: int, nbytes: int) -> Any:
-        """Return zero bytes `(count, nbytes)`."""
-        return np.zeros((count, nbytes), np.uint8)
+    def zeros(self, like: Any, nbytes: int) -> Any:
+        """Return zero bytes, `nbytes` for each row of `like`."""
+        return np.zeros((len(like), nbytes), np.uint8)
 
     def lease(self, ids: Ids) -> HostLease:
         """Pin the distinct rows of a batch."""
         return HostLease(self, self._layout, self._host, ids, self._guard)
 
-    def fetch(self, ids: Ids, window: int) -> None:
-        """Announce rows to the disk, then take them into the host tier."""
-        with self._guard.use():
-            self._top.prefetch(ids.rows)
-        with self._guard.use():
-            if self._host is not None:
-                self._host.fetch(ids.rows, window)
+    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
+        """Announce rows to the disk, then take them into the host tier, on another thread."""
+
+        def fetch() -> None:
+            with self._guard.use():
+                self._top.prefetch(ids.rows)
+            with self._guard.use():
+                if self._host is not None:
+                    self._host.fetch(ids.rows, window)
+
+        prefetcher.submit(fetch)
 
 
 class HostLease:

@@ -23,7 +23,8 @@ numbers involved and the next step.
     ├── ClosedError            ValueError          the store was closed
     ├── ReadOnlyError          PermissionError     the store was opened for reading
     ├── ForkedStoreError       RuntimeError        a store used in a forked child
-    ├── DeviceError            RuntimeError        a GPU that is absent, lost or the wrong one
+    ├── DeviceError            RuntimeError        a GPU that is absent, or the wrong one
+    │   └── DeviceLostError                        … or has failed, with what was only there
     └── MissingExtraError      ImportError         an optional dependency is not installed
 """
 
@@ -39,6 +40,7 @@ __all__ = [
     "CorruptRowError",
     "CorruptStoreError",
     "DeviceError",
+    "DeviceLostError",
     "ExistsError",
     "ForkedStoreError",
     "FormatError",
@@ -152,7 +154,11 @@ class ForkedStoreError(TierStoreError, RuntimeError):
 
 
 class DeviceError(TierStoreError, RuntimeError):
-    """A GPU that is missing, lost, or not the one the data is on."""
+    """A GPU that is missing, or not the one the data is on."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU failed, and what was written only there is lost; the last commit is intact."""
 
 
 class MissingExtraError(TierStoreError, ImportError):

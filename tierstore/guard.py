@@ -13,6 +13,7 @@ from tierstore.errors import (
     ClosedError,
     CommitFailedError,
     ConcurrentWriterError,
+    DeviceLostError,
     ForkedStoreError,
     ReadOnlyError,
     TierStoreError,
@@ -68,28 +69,30 @@ class Guard:
         return bool(self._closed)
 
     @contextlib.contextmanager
-    def use(self, *, write: bool = False) -> Iterator[None]:
+    def use(self, *, write: bool = False, interruptible: bool = False) -> Iterator[None]:
         """Let one thread into the store; an interrupt waits until the body is done.
 
         A failed sync, and whatever breaks off the body in the middle, closes the store for good:
-        its last commit is intact, its memory may not be.
+        its last commit is intact, its memory may not be. An `interruptible` body changes nothing
+        in memory that an interrupt could leave half done, and receives it at once.
         """
         if os.getpid() != self.pid:
             raise ForkedStoreError(
                 f"{self._path} was opened before this process was forked; open it again here, "
                 "for reading: tierstore.open(path)"
             )
-        with self._lock, interrupts_deferred():
+        with self._lock, contextlib.nullcontext() if interruptible else interrupts_deferred():
             self.check(write=write)
             try:
                 yield
-            except (CommitFailedError, ConcurrentWriterError) as error:
-                self.close(f"a commit failed: {error}")
+            except (CommitFailedError, ConcurrentWriterError, DeviceLostError) as error:
+                self.close(str(error))
                 raise
             except TierStoreError:
                 raise
             except (KeyboardInterrupt, MemoryError):
-                self.close("it was interrupted in the middle of a call")
+                if not interruptible:
+                    self.close("it was interrupted in the middle of a call")
                 raise
 
     def check(self, *, write: bool = False) -> None:

@@ -2,9 +2,9 @@
 
 Three kinds. `pageable` is ordinary memory. A GPU reads and writes the other two directly, over the
 link: `pinned` memory is locked in place and mapped, `managed` memory is advised to stay on the host
-with the GPU mapped to it. Random rows come out of a managed arena of any size at 50 GB/s over PCIe 5,
-out of a pinned one only up to about 1 GiB, then at 14 to 17: the driver maps managed memory in 2 MiB
-pages (measured on an H200). Nothing migrates.
+with the GPU mapped to it. Random rows come out of a managed arena of any size at 50 GB/s over
+PCIe 5, out of a pinned one only up to about 1 GiB, then at 14 to 17: the driver maps managed memory
+in 2 MiB pages (measured on an H200). Nothing migrates.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["KINDS", "Arena", "allocate", "available_bytes", "choose"]
 
 KINDS = ("pageable", "pinned", "managed")
 
+_CGROUP = Path("/sys/fs/cgroup")
 _HUGE_PAGE = 2 << 20
 _TOUCH_BYTES = 64 << 20
 _PORTABLE_MAPPED = 1 | 2
@@ -41,7 +42,7 @@ class Arena(Protocol):
     device_pointer: int | None
 
     def close(self) -> None:
-        """Give the memory back; views of `array` must not be used any more. Harmless when repeated."""
+        """Give the memory back; views of `array` must not be used any more. May be repeated."""
 
 
 class PageableArena:
@@ -115,7 +116,7 @@ class ManagedArena:
         nbytes = max(nbytes, 1)
         if nbytes > _room(runtime):
             raise CapacityError(
-                f"{nbytes} bytes of managed memory are more than the GPU has free, which can hang it; "
+                f"{nbytes} bytes of managed memory exceed what the GPU has free, which can hang it; "
                 "use a pinned arena"
             )
         self._pid = os.getpid()
@@ -126,7 +127,7 @@ class ManagedArena:
         runtime.memAdvise(self.device_pointer, nbytes, runtime.cudaMemAdviseSetAccessedBy, device)
         _touch(self.device_pointer, nbytes)
         block = (ctypes.c_uint8 * nbytes).from_address(self.device_pointer)
-        self.array: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(memoryview(block), np.uint8)
 
     def close(self) -> None:
         """Wait for the device and free the block."""
@@ -159,8 +160,8 @@ def _touch(pointer: int | None, nbytes: int) -> None:
 def choose(nbytes: int, device: int) -> str:
     """Return the best kind of arena of `nbytes` for a GPU to read: "managed" or "pinned".
 
-    Managed memory needs a system that lets host and GPU access it at the same time, and no more of it
-    than the GPU has free.
+    Managed memory needs a system that lets host and GPU access it at the same time, and no more of
+    it than the GPU has free.
     """
     import cupy
 
@@ -186,14 +187,17 @@ def allocate(nbytes: int, kind: str = "pageable") -> Arena:
 
 
 def available_bytes() -> int:
-    """Return how much memory may still be taken: free RAM, within the limit of the memory cgroup."""
+    """Return how much memory may still be taken: free RAM, within a memory cgroup's limit."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         available = int(line.split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        available = min(available, max(0, limit - used))
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            most = int((_CGROUP / limit).read_text())
+            available = min(available, max(0, most - int((_CGROUP / used).read_text())))
     return available

@@ -81,7 +81,7 @@ def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
 
 
 def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
-    """Copy `values` `(n, width)`, contiguous, over bytes `lo …` of records `slots` `(n,)`, distinct."""
+    """Copy contiguous `values` `(n, width)` over bytes `lo …` of records `slots`, distinct."""
     width, record = values.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
     if width == unit:

@@ -29,18 +29,18 @@ from tierstore.errors import (
     TierStoreError,
 )
 from tierstore.folding import fold_tables
-from tierstore.guard import Guard
+from tierstore.guard import Guard, interrupts_deferred
 from tierstore.history import FOLD, STORE, History
 from tierstore.laws import Law
 from tierstore.locking import become_writer, keep_folds_away
-from tierstore.manifest import Identity, TableInfo
-from tierstore.placing import host_tier
+from tierstore.manifest import Identity, Manifest, TableInfo
 from tierstore.prefetch import Prefetcher
 from tierstore.reshaping import lengthened, widened
 from tierstore.spec import Field, TableSpec
 from tierstore.strictjson import json_values
 from tierstore.table import Table
-from tierstore.tier.host import HostTier
+from tierstore.tiers import Tiers, place
+from tierstore.transfer import Device
 
 __all__ = ["Session"]
 
@@ -61,6 +61,8 @@ class Session:
         version: int | None,
         keep: int,
         allow_network: bool,
+        device: Device | None,
+        sync_checks: bool,
     ) -> None:
         """Open a store, and as its writer remove what no version names."""
         self.guard = Guard(str(path), writable=writable)
@@ -69,6 +71,8 @@ class Session:
         self.keep = keep
         self.locks: list[io.File] = []
         self._finalizer: weakref.finalize[..., Session] | None = None
+        self.sync_checks = sync_checks
+        self._device = device
         self._budget = budget
         self.directory = _open_directory(path)
         try:
@@ -114,12 +118,12 @@ class Session:
             self.history.sweep(self.keep)
         extents = {name: info.extent for name, info in newest.tables.items()}
         for name, info in self.manifest.tables.items():
-            generation, host = self._open_tiers(name, info, extents.get(name))
-            self.tables[name] = Table(self, name, generation, host)
+            generation, tiers = self._open_tiers(name, info, extents.get(name))
+            self.tables[name] = Table(self, name, generation, tiers)
 
     def _open_tiers(
         self, name: str, info: TableInfo, extent: int | None = None
-    ) -> tuple[Generation, HostTier | None]:
+    ) -> tuple[Generation, Tiers]:
         seq = self.manifest.seq + 1 if self.guard.writable else None
         try:
             with self.directory.directory(name) as table:
@@ -134,7 +138,9 @@ class Session:
         total = sum(each.spec.nbytes for each in self.manifest.tables.values())
         try:
             share = info.spec.nbytes / total
-            return generation, host_tier(generation.tier, name, self._budget, share=share)
+            return generation, place(
+                generation.tier, name, self._budget, share=share, device=self._device
+            )
         except BaseException:
             generation.close()
             raise
@@ -142,7 +148,12 @@ class Session:
     def publish(self, **changes: Any) -> None:
         """Publish the manifest with changes, and let every table take what it says."""
         manifest = dataclasses.replace(self.manifest, seq=self.manifest.seq + 1, **changes)
-        self.history.publish(manifest)
+        with interrupts_deferred():
+            self.history.publish(manifest)
+            self._settle(manifest)
+
+    def _settle(self, manifest: Manifest) -> None:
+        """Let every table take what a published manifest says."""
         try:
             for name, table in self.tables.items():
                 info = manifest.tables[name]
@@ -171,8 +182,6 @@ class Session:
             self.history.sweep(keep)
             infos = fold_tables(self.tables.values(), upto)
             self.publish(tables=infos)
-            for table in self.tables.values():
-                table.disk.drop(upto)
             self.history.sweep(keep)
         return True
 
@@ -211,12 +220,12 @@ class Session:
         self.directory.sync()
         info = dataclasses.replace(info, scalars=json_values(scalars), keys=keys)
         self.commit_tables({name: info})
-        generation, host = self._open_tiers(name, info)
+        generation, tiers = self._open_tiers(name, info)
         if old is None:
-            self.tables[name] = Table(self, name, generation, host)
+            self.tables[name] = Table(self, name, generation, tiers)
         else:
             old.close()
-            old.attach(generation, host)
+            old.attach(generation, tiers)
         self.history.sweep(self.keep)
 
     def add_fields(
@@ -254,7 +263,7 @@ class Session:
             generation = table.generation
             written = write_keys(generation.directory, keys, table.rows)
             self.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-            table.attach(generation, table.host)
+            table.attach(generation, table.tiers)
             self.history.sweep(self.keep)
 
     def refresh(self) -> bool:
@@ -264,12 +273,12 @@ class Session:
             return False
         self.manifest = newest
         for name, info in newest.tables.items():
-            generation, host = self._open_tiers(name, info)
+            generation, tiers = self._open_tiers(name, info)
             if name in self.tables:
                 self.tables[name].close()
-                self.tables[name].attach(generation, host)
+                self.tables[name].attach(generation, tiers)
             else:
-                self.tables[name] = Table(self, name, generation, host)
+                self.tables[name] = Table(self, name, generation, tiers)
         return True
 
     def close(self) -> None:

@@ -37,6 +37,8 @@ from tierstore.session import Session
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.strictjson import json_values
 from tierstore.table import Table
+from tierstore.tiers import find_device
+from tierstore.transfer import Device
 from tierstore.verify import VerifyReport, verify_store
 
 __all__ = ["Store", "Version", "create", "open"]
@@ -62,6 +64,7 @@ def create(
     progress: Progress | None = None,
     budget: Budget | None = None,
     keep: int = DEFAULT_KEEP,
+    device: str | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
@@ -70,7 +73,7 @@ def create(
     with rows. Raises ExistsError, StoreFullError, InvalidInputError.
     """
     create_store(path, tables, progress)
-    return Store(path, mode="r+", budget=budget, keep=keep)
+    return Store(path, mode="r+", budget=budget, keep=keep, device=device)
 
 
 def open(
@@ -82,6 +85,8 @@ def open(
     discard_newer: bool = False,
     keep: int = DEFAULT_KEEP,
     allow_network: bool = False,
+    device: str | Device = "cpu",
+    check_ids: str = "async",
 ) -> Store:
     """Open a store.
 
@@ -93,6 +98,10 @@ def open(
         discard_newer: drop the versions after `version`.
         keep: how many versions a writer keeps.
         allow_network: write on a network file system, whose locks and syncs may not hold.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
+            is, and torch rows come to.
+        check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
+            next call that waits; "sync" raises at once.
 
     Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
     """
@@ -104,6 +113,8 @@ def open(
         discard_newer=discard_newer,
         keep=keep,
         allow_network=allow_network,
+        device=device,
+        check_ids=check_ids,
     )
 
 
@@ -129,6 +140,8 @@ class Store:
         discard_newer: bool = False,
         keep: int = DEFAULT_KEEP,
         allow_network: bool = False,
+        device: str | Device = "cpu",
+        check_ids: str = "async",
     ) -> None:
         if mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {mode!r}")
@@ -139,6 +152,8 @@ class Store:
             raise InvalidInputError(
                 "to write on from an older version, newer ones must go: give discard_newer=True"
             )
+        if check_ids not in ("async", "sync"):
+            raise InvalidInputError(f"check_ids is 'async' or 'sync', not {check_ids!r}")
         self.path = Path(os.path.abspath(path))
         self.mode = mode
         self._budget = budget or Budget()
@@ -149,6 +164,8 @@ class Store:
             version=version,
             keep=keep,
             allow_network=allow_network,
+            device=find_device(device),
+            sync_checks=check_ids == "sync",
         )
         self._guard = self._session.guard
 
@@ -281,7 +298,7 @@ class Store:
         went. Raises LockedError while readers have the store open, and InvalidInputError if there
         is anything uncommitted.
         """
-        with self._guard.use(write=True):
+        with self._guard.use(write=True, interruptible=True):
             self._session.check_clean("fold")
             before = set(self._session.history.versions())
             if not self._session.fold(self._session.manifest.version):
@@ -311,7 +328,7 @@ class Store:
         `blocks` are its records `(n, record_bytes)` in order; without them the fields' laws decide.
         """
         check_name(name)
-        with self._guard.use(write=True):
+        with self._guard.use(write=True, interruptible=True):
             if name in self._session.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
             self._session.replace(name, spec, blocks, scalars={}, progress=progress)
@@ -330,7 +347,7 @@ class Store:
         `blocks` are all records `(n, record_bytes)` in order; without them the fields' laws decide.
         Older versions keep the old table.
         """
-        with self._guard.use(write=True):
+        with self._guard.use(write=True, interruptible=True):
             table = self[name]
             self._session.replace(name, spec, blocks, scalars=table.scalars, progress=progress)
             return table
@@ -339,7 +356,7 @@ class Store:
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
     ) -> None:
         """Add fields to every record of a table, with their first values; a commit of its own."""
-        with self._guard.use(write=True):
+        with self._guard.use(write=True, interruptible=True):
             table = self[name]
             for field in fields:
                 if field in table.fields:
@@ -370,7 +387,7 @@ class Store:
 
         Goes on after damage and reports all of it; what the tiers hold in memory is left alone.
         """
-        with self._guard.use():
+        with self._guard.use(interruptible=True):
             return verify_store(
                 self._session.tables.values(), self.payload, sample=sample, progress=progress
             )

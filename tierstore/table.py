@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.access import Access, HostAccess, Lease, Piece
+from tierstore.device_access import DeviceAccess, device_errors
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError
 from tierstore.guard import Guard
-from tierstore.info import TableInformation, TierInformation
+from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import TierStats
-from tierstore.tier.host import HostTier
+from tierstore.tier.base import Tier
+from tierstore.tiers import Tiers
 
 __all__ = ["Table"]
 
@@ -32,6 +34,7 @@ class Owner(Protocol):
 
     guard: Guard
     prefetcher: Prefetcher
+    sync_checks: bool
 
     def grow(self, table: str, rows: int, init: Law | None = None) -> None:
         """Append rows to a table."""
@@ -48,25 +51,31 @@ class Table:
     IndexError that names the first. Tables come from a store: `store["item"]`.
     """
 
-    def __init__(
-        self, owner: Owner, name: str, generation: Generation, host: HostTier | None
-    ) -> None:
-        """Bind the tiers of a table; `host` is over the generation's, or None to do without."""
+    def __init__(self, owner: Owner, name: str, generation: Generation, tiers: Tiers) -> None:
+        """Bind the tiers of a table, which are over the generation's."""
         self.name = name
         self._owner = owner
-        self.attach(generation, host)
+        self.attach(generation, tiers)
 
-    def attach(self, generation: Generation, host: HostTier | None) -> None:
+    def attach(self, generation: Generation, tiers: Tiers) -> None:
         """Use these tiers from now on: the table grew, or has other fields."""
         self.generation = generation
+        self.tiers = tiers
         self.disk = generation.tier
-        self.host = host
+        self.host = tiers.host
         self._layout = generation.info.spec.layout
-        self._top = self.disk if host is None else host
-        self._access: Access = HostAccess(self._top, host, self._layout, self._owner.guard)
+        self._below: Tier = self.disk if self.host is None else self.host
+        self._access = self._make_access()
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
         """Values that belong to the whole table; committed and rolled back with its rows."""
+
+    def _make_access(self) -> Access:
+        guard, gpu = self._owner.guard, self.tiers.gpu
+        if gpu is None:
+            return HostAccess(self._below, self.host, self._layout, guard)
+        checks = self._owner.sync_checks
+        return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:
@@ -184,7 +193,7 @@ class Table:
         width = self._layout.record_bytes
         if pieces[0][:2] == (0, width):
             return pieces[0]
-        records = self._access.zeros(len(pieces[0][2]), width)
+        records = self._access.zeros(pieces[0][2], width)
         for lo, hi, data in pieces:
             records[:, lo:hi] = data
         return 0, width, records
@@ -207,8 +216,7 @@ class Table:
         result, and may be dropped where too many are waiting.
         """
         self._owner.guard.check()
-        batch, access = self._access.ids(ids), self._access
-        self._owner.prefetcher.submit(lambda: access.fetch(batch, _WINDOW))
+        self._access.prefetch(self._access.ids(ids), _WINDOW, self._owner.prefetcher)
 
     def scan(
         self,
@@ -242,8 +250,15 @@ class Table:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._owner.guard.use():
-            self._top.read(rows, out, lo, hi, admit=False)
+            self._settle_gpu()
+            self._below.read(rows, out, lo, hi, admit=False)
         return out
+
+    def _settle_gpu(self) -> None:
+        """Have the host tier know every record that changed on the GPU; waits for the GPU."""
+        if self.tiers.gpu is not None:
+            with device_errors(self.name):
+                self.tiers.gpu.flush()
 
     @property
     def keys(self) -> Keys | None:
@@ -268,17 +283,17 @@ class Table:
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
-        tiers = {"disk": self.disk.stats}
-        if self.host is not None:
-            tiers = {"host": self.host.stats, **tiers}
-        return {name: dataclasses.replace(stats) for name, stats in tiers.items()}
+        gpu, host = self.tiers.gpu, self.host
+        with self._owner.guard.use(), device_errors(self.name):
+            found = {
+                **({} if gpu is None else {"gpu": gpu.stats}),
+                **({} if host is None else {"host": host.stats}),
+                "disk": self.disk.stats,
+            }
+            return {name: dataclasses.replace(stats) for name, stats in found.items()}
 
     def information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
-        tiers: tuple[TierInformation, ...] = ()
-        if self.host is not None:
-            host = self.host
-            tiers = (TierInformation("host", host.nbytes, host.slots, host.arena.kind),)
         deltas = self.disk.deltas
         return TableInformation(
             name=self.name,
@@ -296,21 +311,26 @@ class Table:
             delta_bytes=sum(delta.info.size for delta in deltas),
             base=self.generation.base_path,
             index_bytes=self.disk.index_bytes,
-            tiers=tiers,
+            tiers=self.tiers.information(),
         )
 
     def flush(self) -> None:
         """Hand every changed record down to the disk tier; for the store, before a commit."""
-        self._top.flush()
+        self._settle_gpu()
+        self._below.flush()
 
     def uncommitted(self) -> npt.NDArray[np.int64]:
         """Return the rows that were written since the last commit, ascending."""
+        self._settle_gpu()
         live = self.disk.live
         below = np.empty(0, np.int64) if live is None else live.ids
         return np.union1d(below, np.empty(0, np.int64) if self.host is None else self.host.dirty())
 
     def discard(self) -> None:
         """Drop what was not committed."""
+        if self.tiers.gpu is not None:
+            with device_errors(self.name):
+                self.tiers.gpu.discard()
         gone = self.disk.discard()
         if self.host is not None:
             self.host.discard(gone)
@@ -318,6 +338,5 @@ class Table:
 
     def close(self) -> None:
         """Give back memory and files; the next writer sweeps up what was not committed."""
-        if self.host is not None:
-            self.host.close()
+        self.tiers.close()
         self.generation.close()

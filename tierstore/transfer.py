@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -32,6 +33,10 @@ class Device(Protocol):
     beside: int
     """A stream for copies beside the caller's own."""
 
+    @property
+    def torch_name(self) -> str:
+        """What torch calls the device: "cuda:0"."""
+
     def kernel(self, name: str) -> tuple[Kernel, int]:
         """Return a kernel, and the most blocks of it that can run at a time."""
 
@@ -43,6 +48,24 @@ class Device(Protocol):
 
     def stage(self, nbytes: int) -> memory.Arena:
         """Reserve host memory that the device reads and writes."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Make this the current device for a while."""
+
+    def arena_kind(self, nbytes: int) -> str:
+        """Return the best kind of host memory of that size for the device to read."""
+
+    def free_bytes(self) -> int:
+        """Return the device memory that may still be taken."""
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """Copy a host array to the device, in the order of the current stream."""
+
+    def download(self, array: Any) -> npt.NDArray[Any]:
+        """Copy a device array to the host, and wait for it."""
+
+    def export(self, array: Any, kind: str) -> Any:
+        """Return a device array as one of "torch" or "cupy", shared, or copied for "numpy"."""
 
     def pointer(self, array: Any) -> int:
         """Return the address of a device array."""
@@ -159,6 +182,44 @@ class CudaDevice:
     def stage(self, nbytes: int) -> memory.Arena:
         """Reserve pinned host memory."""
         return memory.allocate(nbytes, "pinned")
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls the device."""
+        return f"cuda:{self.index}"
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Make this the current device for a while."""
+        context: AbstractContextManager[Any] = self._cupy.cuda.Device(self.index)
+        return context
+
+    def arena_kind(self, nbytes: int) -> str:
+        """Return "managed" or "pinned"; see `memory.choose`."""
+        return memory.choose(nbytes, self.index)
+
+    def free_bytes(self) -> int:
+        """Return the device memory that may still be taken."""
+        with self.current():
+            return int(self._runtime.memGetInfo()[0])
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """Copy a host array to the device, in the order of CuPy's current stream."""
+        with self.current():
+            return self._cupy.asarray(array)
+
+    def download(self, array: Any) -> npt.NDArray[Any]:
+        """Copy a CuPy array to the host, and wait for it."""
+        with self.current():
+            copied: npt.NDArray[Any] = array.get()
+            return copied
+
+    def export(self, array: Any, kind: str) -> Any:
+        """Return a CuPy array as one of torch, shared, or of NumPy, copied."""
+        if kind == "torch":
+            import torch
+
+            return torch.as_tensor(array, device=self.torch_name)
+        return self.download(array) if kind == "numpy" else array
 
     def pointer(self, array: Any) -> int:
         """Return the address of a torch tensor, a CuPy array, or another array on the device."""

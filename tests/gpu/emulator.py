@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import shutil
@@ -38,6 +39,7 @@ class EmulatedDevice:
     """
 
     beside = 1
+    torch_name = "cpu"
 
     def __init__(self, *, processors: int = 2, seed: int = 0) -> None:
         self.processors = processors
@@ -53,7 +55,7 @@ class EmulatedDevice:
             self._seed += 1
             self._library.emulate(
                 function,
-                min(blocks, self.processors),
+                min(blocks, self.processors) if cooperative else blocks,
                 transfer.BLOCK,
                 ctypes.c_void_p(arguments),
                 cooperative,
@@ -72,8 +74,30 @@ class EmulatedDevice:
     def stage(self, nbytes: int) -> memory.Arena:
         return memory.allocate(nbytes, "pageable")
 
+    def current(self) -> Any:
+        return contextlib.nullcontext()
+
+    def arena_kind(self, nbytes: int) -> str:
+        return "pageable"
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def upload(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def download(self, array: Any) -> Any:
+        return array.copy()
+
+    def export(self, array: Any, kind: str) -> Any:
+        if kind == "torch":
+            import torch
+
+            return torch.from_numpy(array)
+        return array.copy()
+
     def pointer(self, array: Any) -> int:
-        return int(array.ctypes.data)
+        return int(array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data)
 
     def host_pointer(self, arena: memory.Arena, view: Any) -> int:
         return int(view.ctypes.data)

@@ -154,7 +154,7 @@ class Base:
             return bad
         except CorruptStoreError:
             if rows.size == 1:
-                return rows.tolist()
+                return [int(rows[0])]
             half = rows.size // 2
             return self.damaged(rows[:half]) + self.damaged(rows[half:])
 

@@ -134,9 +134,14 @@ class Generation:
         return info
 
     def committed(self, info: TableInfo, seq: int) -> None:
-        """Take what a published manifest says: the live delta, if it was sealed, is committed."""
-        if len(info.deltas) > len(self.info.deltas):
-            self.tier.settle(self._delta(info.deltas[-1]))
+        """Take what a published manifest says: a sealed delta is committed, a folded one gone."""
+        known = set(self.info.deltas)
+        folded = known - set(info.deltas)
+        for delta in info.deltas:
+            if delta not in known:
+                self.tier.settle(self._delta(delta))
+        if folded:
+            self.tier.drop(max(delta.version for delta in folded))
         self.info = info
         self._seq = seq
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,17 @@ _MOST_IDS = 2**31 - 8
 _WINDOW = 62
 _LAST_BATCH = 2**30 - 2
 _UNLIMITED = 2**32 - 1
-_IDS_PER_BLOCK = BLOCK // 2
 _COPY_BLOCKS = 32
 _FILL_ROWS = 1 << 20
+
+
+class _Fetch(NamedTuple):
+    """A prefetch whose pins have not ended: its number, the end of its copies, what they use."""
+
+    number: int
+    done: Any
+    workspace: Workspace
+    rows: Any
 
 
 class GpuTier:
@@ -71,7 +79,7 @@ class GpuTier:
         self._last = device.event()
         self._stream = device.current_stream()
         device.record(self._last, self._stream)
-        self._fetches: deque[tuple[int, Any, Workspace]] = deque()
+        self._fetches: deque[_Fetch] = deque()
         self._spare: list[Workspace] = []
         self._arrival = self._expired = 0
         self._leases: set[GpuLease] = set()
@@ -105,14 +113,23 @@ class GpuTier:
     # -- batches
 
     def read(
-        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+        self,
+        rows: Any,
+        out: Any,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        admit: bool = True,
+        stream: int | None = None,
     ) -> None:
         """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
 
-        Two launches, whatever is hit; the rows that are missed take the place of others.
+        Two launches, whatever is hit. Rows that are missed take the place of others; with
+        `admit=False` they are copied from the host tier and not kept.
         """
         if rows.shape[0]:
             self._begin(Mode.READ, rows, stream)
+            self._batch.admit = int(admit)
             self.describe(self._batch, out, lo, hi)
             self._run()
             self._count(rows.shape[0], "bytes_out")
@@ -124,14 +141,17 @@ class GpuTier:
         lo: int = 0,
         hi: int | None = None,
         *,
+        admit: bool = True,
         stream: int | None = None,
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows`; the last of a row wins.
 
-        Rows that are missed are fetched first, unless their whole record is written.
+        Rows that are missed are fetched first, unless their whole record is written; with
+        `admit=False` they are written where they are.
         """
         if rows.shape[0]:
             self._begin(Mode.WRITE, rows, stream)
+            self._batch.admit = int(admit)
             self.describe(self._batch, records, lo, hi)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
@@ -177,7 +197,7 @@ class GpuTier:
         self._kernels["move"][0](_COPY_BLOCKS, arguments.address, beside)
         self._kernels["announce"][0](1, arguments.address, beside)
         device.record(done, beside)
-        self._fetches.append((self._arrival, done, workspace))
+        self._fetches.append(_Fetch(self._arrival, done, workspace, rows))
         device.record(self._last, stream)
 
     # -- the steps of a batch
@@ -210,7 +230,7 @@ class GpuTier:
         batch.n = n
         batch.mode = mode
         batch.now = self._now
-        batch.load = batch.last = 1
+        batch.load = batch.last = batch.admit = 1
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._arrival
@@ -229,7 +249,7 @@ class GpuTier:
         arguments = self._arguments if lease is None else lease.arguments
         stream = self._stream
         self._probe(self._blocks(arguments.batch.n), arguments.address, stream)
-        if self._fetches and not self.device.passed(self._fetches[-1][1]):
+        if self._fetches and not self.device.passed(self._fetches[-1].done):
             self._kernels["fence"][0](1, arguments.address, stream)
         self._promote(self._promote_blocks, arguments.address, stream)
         spilled = np.empty(0, np.int64)
@@ -242,8 +262,7 @@ class GpuTier:
         """Finish a batch with the host tier's help."""
         if self._staging is None:
             raise RuntimeError("nothing is to be settled over a direct host tier")
-        for _, done, _ in self._fetches:
-            self.device.await_event(done)
+        self.await_fetches()
 
         def spill(records: int) -> int:
             if lease is None:
@@ -253,8 +272,13 @@ class GpuTier:
 
         return self._staging.settle(arguments, self._stream, spill)
 
+    def await_fetches(self) -> None:
+        """Wait on the host until no prefetch reads the host tier's memory any more."""
+        for fetch in self._fetches:
+            self.device.await_event(fetch.done)
+
     def _blocks(self, ids: int) -> int:
-        return -(-ids // _IDS_PER_BLOCK)
+        return -(-ids // BLOCK)
 
     def _enter(self, stream: int | None) -> int:
         """Order what follows behind everything before, whatever streams they are in."""
@@ -300,10 +324,11 @@ class GpuTier:
 
     def _expire(self, number: int, stream: int) -> None:
         """End the pins of prefetches up to `number`, once their copies are over."""
-        while self._fetches and self._fetches[0][0] <= number:
-            self._expired, done, workspace = self._fetches.popleft()
-            self.device.follow(stream, done)
-            self._spare.append(workspace)
+        while self._fetches and self._fetches[0].number <= number:
+            fetch = self._fetches.popleft()
+            self._expired = fetch.number
+            self.device.follow(stream, fetch.done)
+            self._spare.append(fetch.workspace)
 
     def _take_spare(self, ids: int) -> Workspace:
         for workspace in self._spare:
@@ -348,8 +373,8 @@ class GpuTier:
     def _drain(self) -> int:
         """Wait for everything under way; return the stream to go on in."""
         stream = self._enter(None)
-        for _, done, _ in self._fetches:
-            self.device.follow(stream, done)
+        for fetch in self._fetches:
+            self.device.follow(stream, fetch.done)
         self.device.synchronize(stream)
         return stream
 

@@ -1,0 +1,175 @@
+"""A store with a GPU tier, through the public API, against NumPy oracles; one path for both devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.gpu.conftest import Place
+from tierstore import Budget, Field, TableSpec
+from tierstore.errors import InvalidTypeError, RowIndexError
+
+torch = pytest.importorskip("torch")
+
+ROWS = 100
+FIELDS = {
+    "weight": Field(33, "float32", tierstore.normal(0, 1, seed=3)),
+    "m": Field(5, "bfloat16"),
+    "s": Field(1, "float64", tierstore.uniform(-1, 1, seed=5)),
+}
+BUDGETS = [(1, 1), (7, 3), (40, 12), (ROWS, 1), (ROWS, ROWS)]
+
+
+class Oracle:
+    """What the table must show: plain arrays, one for now and one for the last commit."""
+
+    def __init__(self, table: Any) -> None:
+        self.now = {name: table.read(np.arange(ROWS), name).copy() for name in table.fields}
+        self.commit()
+
+    def commit(self) -> None:
+        self.committed = {name: array.copy() for name, array in self.now.items()}
+
+    def rollback(self) -> None:
+        self.now = {name: array.copy() for name, array in self.committed.items()}
+
+
+@pytest.fixture(params=["memmap", "zarr"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def tensor(place: Place, array: np.ndarray) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(place.device.torch_name)
+
+
+def plain(rows: Any) -> np.ndarray:
+    rows = rows.cpu()
+    return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+@pytest.mark.parametrize(("host", "gpu"), BUDGETS)
+def test_random_work_shows_what_the_oracle_shows(
+    tmp_path: Path, place: Place, backend: str, host: int, gpu: int
+) -> None:
+    rng = np.random.default_rng(host * 1000 + gpu)
+    spec = TableSpec(rows=ROWS, fields=FIELDS, backend=backend)
+    budget = Budget(host_rows=host, gpu_rows=gpu)
+    path = tmp_path / "s.tier"
+    with tierstore.create(path, {"t": spec}, budget=budget, device=place.device) as store:
+        table = store["t"]
+        oracle = Oracle(table)
+        for step in range(20):
+            ids = rng.integers(0, ROWS, (3, int(rng.integers(0, 16))))
+            match int(rng.integers(0, 9)):
+                case 0 | 1:
+                    for name in FIELDS:
+                        np.testing.assert_array_equal(
+                            plain(table.read(tensor(place, ids), name)), oracle.now[name][ids]
+                        )
+                case 2:
+                    found = table.read(ids, fields=["weight", "m"], transient=bool(step % 2))
+                    np.testing.assert_array_equal(found["weight"], oracle.now["weight"][ids])
+                    np.testing.assert_array_equal(found["m"], oracle.now["m"][ids])
+                case 3:
+                    rows = rng.normal(size=(*ids.shape, 33)).astype(np.float32)
+                    table.write(tensor(place, ids), tensor(place, rows))
+                    oracle.now["weight"][ids.ravel()] = rows.reshape(-1, 33)
+                case 4:
+                    rows = rng.integers(-9, 9, (*ids.shape, 5)).astype(np.float32)
+                    table.write(ids, rows, field="m")
+                    oracle.now["m"][ids.ravel()] = rows.reshape(-1, 5)
+                case 5:
+                    given = {
+                        name: rng.integers(-9, 9, (*ids.shape, item.dim)).astype(
+                            np.float64 if item.dtype == "float64" else np.float32
+                        )
+                        for name, item in FIELDS.items()
+                    }
+                    table.write(ids, given)
+                    for name, rows in given.items():
+                        oracle.now[name][ids.ravel()] = rows.reshape(-1, rows.shape[-1])
+                case 6:
+                    table.prefetch(tensor(place, ids))
+                case 7:
+                    with table.lease(tensor(place, ids)) as lease:
+                        compact = lease.read("weight")
+                        seen = plain(compact)[plain(lease.positions)]
+                        np.testing.assert_array_equal(seen, oracle.now["weight"][ids])
+                        lease.write("weight", compact * 2)
+                    oracle.now["weight"][np.unique(ids)] *= 2
+                case 8:
+                    if rng.random() < 0.6:
+                        store.commit(step=step)
+                        oracle.commit()
+                    else:
+                        store.rollback()
+                        oracle.rollback()
+        store.commit(step=99)
+        assert store.verify().ok
+        scanned = np.concatenate(list(table.scan(field="weight")))
+        np.testing.assert_array_equal(scanned, oracle.now["weight"])
+    with tierstore.open(path) as store:
+        for name in FIELDS:
+            np.testing.assert_array_equal(store["t"].read(np.arange(ROWS), name), oracle.now[name])
+
+
+def test_bad_ids_on_the_device_raise_at_the_commit_and_are_gone_after_a_rollback(
+    tmp_path: Path, place: Place
+) -> None:
+    spec = {"t": TableSpec(rows=ROWS, dim=4, init=tierstore.normal(seed=1))}
+    budget = Budget(gpu_rows=20)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
+        table = store["t"]
+        before = table.read(np.arange(ROWS))
+        rows = table.read(tensor(place, np.array([5, -1, ROWS, 7])))
+        found = plain(rows)
+        np.testing.assert_array_equal(found[[0, 3]], before[[5, 7]])
+        assert np.isnan(found[[1, 2]]).all()
+        with pytest.raises(RowIndexError, match="row -1 at position 1"):
+            store.commit()
+        store.rollback()
+        store.commit()
+        np.testing.assert_array_equal(table.read(np.arange(ROWS)), before)
+
+
+def test_synchronous_checks_raise_at_once(tmp_path: Path, place: Place) -> None:
+    spec = {"t": TableSpec(rows=ROWS, dim=4)}
+    tierstore.create(tmp_path / "s", spec).close()
+    with tierstore.open(
+        tmp_path / "s", "r+", device=place.device, check_ids="sync", budget=Budget(gpu_rows=20)
+    ) as store:
+        with pytest.raises(RowIndexError):
+            store["t"].read(tensor(place, np.array([0, ROWS])))
+        with pytest.raises(RowIndexError):
+            store["t"].read([0, ROWS])
+        with pytest.raises(InvalidTypeError):
+            store["t"].read(tensor(place, np.array([0.5])))
+        with pytest.raises(InvalidTypeError):
+            store["t"].read(tensor(place, np.array([True])))
+        store.rollback()
+
+
+def test_stats_and_info_name_every_tier(tmp_path: Path, place: Place) -> None:
+    spec = {"t": TableSpec(rows=ROWS, dim=4)}
+    budget = Budget(host_rows=60, gpu_rows=20)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
+        store["t"].read(np.arange(50))
+        stats = store["t"].stats()
+        assert list(stats) == ["gpu", "host", "disk"]
+        assert stats["gpu"].requested == 50
+        tiers = store.info().tables[0].tiers
+        assert [(tier.tier, tier.slots) for tier in tiers] == [("gpu", 20), ("host", 60)]
+
+
+def test_two_tables_share_a_budget_in_proportion(tmp_path: Path, place: Place) -> None:
+    spec = {"a": TableSpec(rows=9000, dim=4), "b": TableSpec(rows=9000, dim=12)}
+    budget = Budget(gpu=200_000)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
+        taken = {table.name: table.tiers[0].nbytes for table in store.info().tables}
+        assert taken["a"] <= 50_000
+        assert taken["b"] <= 150_000

@@ -1,0 +1,140 @@
+"""From a budget to tiers: what a table gets over its disk tier, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tierstore.budget import Budget
+from tierstore.disk.tier import DiskTier
+from tierstore.errors import CapacityError, DeviceError, InvalidInputError
+from tierstore.info import TierInformation
+from tierstore.memory import available_bytes
+from tierstore.tier.gpu import GpuTier
+from tierstore.tier.gpu_memory import GpuMemory
+from tierstore.tier.host import HostTier
+from tierstore.transfer import CudaDevice, Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Tiers", "find_device", "place"]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The tiers of a table above the disk: a host cache or none, and a GPU cache or none."""
+
+    host: HostTier | None
+    gpu: GpuTier | None = None
+
+    def information(self) -> tuple[TierInformation, ...]:
+        """Return what each tier takes, the nearest first."""
+        found = []
+        if self.gpu is not None:
+            name = self.gpu.device.torch_name
+            found.append(TierInformation("gpu", self.gpu.nbytes, self.gpu.slots, name))
+        if self.host is not None:
+            host = self.host
+            found.append(TierInformation("host", host.nbytes, host.slots, host.arena.kind))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Give the memory back, even where the GPU has failed."""
+        if self.gpu is not None:
+            with contextlib.suppress(Exception):
+                self.gpu.close()
+        if self.host is not None:
+            with contextlib.suppress(Exception):
+                self.host.close()
+
+
+def find_device(name: str | Device) -> Device | None:
+    """Return the device of a name, or None for the CPU: "cpu", "cuda", "cuda:1" or "auto".
+
+    Raises DeviceError, or MissingExtraError, if a GPU is asked for and cannot be had. CuPy is
+    imported for nothing but a GPU.
+    """
+    if not isinstance(name, str):
+        return name
+    if name == "cpu":
+        return None
+    if name == "auto":
+        if importlib.util.find_spec("cupy") is None:
+            return None
+        with contextlib.suppress(DeviceError):
+            return CudaDevice(0)
+        return None
+    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
+    if match is None:
+        raise InvalidInputError(f"not a device: {name!r}; cpu, cuda, cuda:1 or auto")
+    return CudaDevice(int(match.group(1) or 0))
+
+
+def place(
+    below: DiskTier, name: str, budget: Budget, *, share: float, device: Device | None
+) -> Tiers:
+    """Return the tiers a budget gives to a table over its disk tier.
+
+    `share` is the table's part of what is given for all tables. A GPU tier needs a host tier under
+    it, and a device that was asked for a GPU tier, so there each has one slot at least. Raises
+    CapacityError.
+    """
+    rows, width = below.rows, below.record_bytes
+    least = 0 if device is None else 1
+    whole = HostTier.bytes_for(rows, width, rows)
+    default = min(whole, int(available_bytes() // 4 * share))
+    slots = _slots(budget, "host", name, rows, width, share, default, HostTier.slots_for)
+    slots = max(slots, least)
+    if slots == 0:
+        return Tiers(None)
+    if device is None:
+        return Tiers(HostTier(below, slots=slots))
+    kind = device.arena_kind(HostTier.bytes_for(rows, width, slots))
+    with device.current():
+        host = HostTier(below, slots=slots, kind=kind)
+        try:
+            whole = GpuMemory.bytes_for(rows, width, rows)
+            default = min(whole, int(device.free_bytes() // 2 * share))
+            slots = _slots(budget, "gpu", name, rows, width, share, default, GpuMemory.slots_for)
+            return Tiers(host, _gpu_tier(host, max(slots, least), device))
+        except BaseException:
+            host.close()
+            raise
+
+
+def _slots(
+    budget: Budget,
+    tier: str,
+    table: str,
+    rows: int,
+    record_bytes: int,
+    share: float,
+    default: int,
+    slots_for: Callable[[int, int, int], int],
+) -> int:
+    slots = budget.slots(tier, table)
+    if slots is not None:
+        if slots < 0:
+            raise InvalidInputError(f"{tier}_rows cannot be negative: {slots}")
+        return slots
+    nbytes = budget.nbytes(tier, table, share)
+    return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
+
+
+def _gpu_tier(host: HostTier, slots: int, device: Device) -> GpuTier:
+    try:
+        return GpuTier(host, slots=slots, device=device)
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError" and "cudaErrorMemoryAllocation" not in str(
+            error
+        ):
+            raise
+        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots)
+        raise CapacityError(
+            f"the GPU has no room for {slots} slots, {nbytes} bytes, of {device.free_bytes()} free; "
+            "give a smaller gpu budget"
+        ) from error
