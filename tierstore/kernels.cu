@@ -1,9 +1,10 @@
 // The GPU tier: which rows are in its slots, which must leave, and every copy of a record.
 //
-// A batch is two launches: `probe`, which serves the rows that are there and claims the others, and
-// `promote`, which fetches what was claimed and finishes the batch. Neither tells the host anything:
-// counts stay on the device. Where the host tier is itself a cache, `promote` stops after what it can
-// do alone; the host supplies the rest through staging, and `install` and `complete` end the batch.
+// A batch is two launches: `probe`, which finds the rows that are there and claims the others, and
+// `promote`, which fetches what was claimed over the link, beside that copies what was there, and
+// finishes the batch. Neither tells the host anything: counts stay on the device. Where the host tier
+// is itself a cache, `promote` stops after what it can do alone; the host supplies the rest through
+// staging, and `install` and `complete` end the batch.
 //
 // The direct map slot_of[row] holds a slot, or ABSENT, or for the length of a batch CLAIMED and then
 // FIRST - m for the m-th missed row. KEPT marks a row that a lease uses in host memory itself; it
@@ -24,6 +25,7 @@ typedef int i32;
 typedef long long i64;
 
 static const i32 ABSENT = -1, CLAIMED = -2, FIRST = -3, KEPT = -2147483647 - 1;
+static const i32 DEFERRED = -1, OUTSIDE = -2;  // Batch.entry
 static const u32 HELD = 0x80000000u, AHEAD = 0x40000000u, NUMBER = 0x3fffffffu;  // of a stamp
 static const u32 EVERY_LANE = 0xffffffffu;
 static const u64 NO_POSITION = ~0ull;
@@ -31,9 +33,12 @@ static const u64 NO_POSITION = ~0ull;
 static const u32 READ = 0, WRITE = 1, LEASE = 2, PREFETCH = 3;  // Batch.mode
 
 static const u32 THREADS = 256;   // a block, everywhere
-static const u32 BINS = 2048;     // of one pass of the radix select: 11 + 11 + 8 bits of a number
-static const u32 PASSES = 3;
+static const u32 MOST_ITEMS = 16, MOST_MISSES = 8;  // that a warp copies before it turns to others
+static const u32 BINS = 2048;     // of one pass of the radix select, at most
+static const u32 PASSES = 3;        // 8, 11 and 11 bits of a number
+static const u32 STAMPS = 8;      // that a thread looks at together
 static const u32 WINDOW = 64;     // most prefetches whose rows may be pinned
+static const u32 LINK_BLOCKS = 64, LINK_ROWS = 64;  // blocks that use the link at once; rows for each
 
 // What happens between launches stays here. `gate` and `histogram` are zero whenever none is running.
 struct Counters {
@@ -62,6 +67,7 @@ struct Tier {
     u8 *host;                     // the host tier's records, its map and marks
     const i32 *host_slot_of;      // null where the host tier is direct: slot = row
     u8 *host_dirty;
+    u32 *host_changed;            // direct: a bit a row, which `flush` turns into host_dirty
     Counters *counters;
     const u8 *poison;             // [record] of 0xff: NaN in every float type
     i64 rows, record;
@@ -78,6 +84,7 @@ struct Batch {
     i64 *missed;                  // claimed rows; ~row where the row is KEPT
     i32 *place;                   // their slots
     u32 *contest;                 // for rows without a slot: what mark is for a slot
+    i32 *entry;                   // READ: slot of each position, or DEFERRED, or OUTSIDE
     i64 *leaving;                 // prefetch: dirty row that the slot must first give up, or -1
     // A lease: its distinct records in some order.
     u64 *records;                 // address of each record
@@ -93,15 +100,37 @@ struct Batch {
     u32 width;                    // bytes that one access may move: 16, 8, 4, 2 or 1
     u32 now;                      // number of this batch
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
+    u32 admit;                    // missed rows are promoted, not just read or written where they are
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
 };
 
 // ---------------------------------------------------------------------------------- a warp, a grid
 
+// The warps of some neighbouring blocks, and the caller's number among them.
+struct Team {
+    u32 warp, warps;
+};
+
 __device__ u32 lane() { return threadIdx.x & 31; }
-__device__ u32 warp() { return (blockIdx.x * blockDim.x + threadIdx.x) >> 5; }
-__device__ u32 warps() { return (gridDim.x * blockDim.x) >> 5; }
+__device__ u32 thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ u32 threads() { return gridDim.x * blockDim.x; }
+
+__device__ Team team(u32 first_block, u32 blocks) {
+    const u32 each = blockDim.x >> 5;
+    return {(blockIdx.x - first_block) * each + (threadIdx.x >> 5), blocks * each};
+}
+
+__device__ Team everyone() { return team(0, gridDim.x); }
+
+// The sum over the lanes up to the caller's.
+__device__ u32 warp_sum(u32 value) {
+    for (u32 d = 1; d < 32; d <<= 1) {
+        const u32 left = __shfl_up_sync(EVERY_LANE, value, d);
+        if (lane() >= d) value += left;
+    }
+    return value;
+}
 
 // Give every lane that asks an index of its own, counting on from *count.
 __device__ u32 append(u32 *count, bool asks) {
@@ -114,15 +143,24 @@ __device__ u32 append(u32 *count, bool asks) {
     return first + __popc(asking & ((1u << lane()) - 1));
 }
 
+// The same for several indices a lane; returns the first.
+__device__ u32 append_all(u32 *count, u32 asks) {
+    const u32 through = warp_sum(asks), all = __shfl_sync(EVERY_LANE, through, 31);
+    u32 first = 0;
+    if (lane() == 31 && all) first = atomicAdd(count, all);
+    return __shfl_sync(EVERY_LANE, first, 31) + through - asks;
+}
+
 __device__ void tally(u64 *total, bool counts) {
     const u32 counting = __ballot_sync(EVERY_LANE, counts);
     if (lane() == 0 && counting) atomicAdd(total, (u64)__popc(counting));
 }
 
-// How many of n items a warp takes at a time: all 32 lanes, or fewer so that every warp gets some.
-__device__ u32 span_for(u64 n) {
-    const u64 each = (n + warps() - 1) / warps();
-    return each < 1 ? 1 : each > 32 ? 32 : (u32)each;
+// How many of n items a warp takes at a time: enough to keep its copies long, but few enough for every
+// warp to get some.
+__device__ u32 span_for(Team team, u64 n, u32 most = MOST_ITEMS) {
+    const u64 each = (n + team.warps - 1) / team.warps;
+    return each < 1 ? 1 : each > most ? most : (u32)each;
 }
 
 // All threads of a cooperative launch meet. Block 0 completes the sum that flips the top bit, so the
@@ -189,6 +227,13 @@ __device__ u64 slot_address(const Tier &t, i64 slot) { return (u64)(t.slots + sl
 __device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slot * t.record); }
 __device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : t.host_slot_of[row]; }
 
+// Note that a record in host memory has changed. A direct host tier looks at its marks only after a
+// flush; a byte sent over the link for each record would take as long as a tenth of the record.
+__device__ void mark_host(const Tier &t, i64 slot) {
+    if (t.direct) atomicOr(t.host_changed + (slot >> 5), 1u << (slot & 31));
+    else t.host_dirty[slot] = 1;
+}
+
 // Address of the record of a row by its entry in the map, once its miss has been handled; 0 where
 // that happens in another chunk. `contest` gets the word that decides between writers.
 __device__ u64 locate(const Tier &t, const Batch &b, i64 row, i32 entry, u32 **contest) {
@@ -235,55 +280,61 @@ __device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 ad
 
 // ------------------------------------------------------------------------------------------- probe
 
-// Find each id's row. READ copies what is there; WRITE lets the positions compete; LEASE enrols each
-// record once. What is not there is claimed, by one of those that ask, and deferred.
+// Find each id's row, an id a lane. READ notes its slot; WRITE lets the positions compete for it; LEASE
+// enrols each record once. What is not there is claimed, by one of those that ask, and deferred.
 extern "C" __global__ void probe(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 done = *(volatile u32 *)&c->done;
     __threadfence();
-    const u32 span = span_for(b.n);
-    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+    const i64 position = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool mine = position < b.n;
+    const i64 row = mine ? b.ids[position] : 0;
+    const bool outside = (u64)row >= (u64)t.rows;
+    i32 slot = ABSENT;
+    bool waits = false, claims = false, enrols = false, kept = false;
+    if (outside) {
+        if (!c->bad) atomicMin(&c->bad_position, (u64)position);
+    } else if (mine) {
+        slot = t.slot_of[row];
+        const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
+        if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
+            if (b.mode == LEASE) enrols = touch_first(t, slot, stamp, b.now);
+            else touch(t, slot, stamp, b.now, b.mode == PREFETCH ? HELD | AHEAD : HELD);
+            if (b.mode == WRITE) compete(t.mark + slot, (u32)position);
+        } else if (b.mode == PREFETCH) {
+            claims = slot == ABSENT && host_slot(t, row) >= 0 &&
+                     atomicCAS(t.slot_of + row, ABSENT, CLAIMED) == ABSENT;
+        } else {
+            waits = true;
+            kept = slot == KEPT;
+            claims = (kept || slot == ABSENT) && atomicCAS(t.slot_of + row, slot, CLAIMED) == slot;
+        }
+    }
+    const u32 d = append(&c->deferred, waits);
+    if (waits) b.deferred[d] = (u32)position;
+    const u32 m = append(&c->missed, claims);
+    if (claims) {
+        b.missed[m] = kept ? ~row : row;
+        t.slot_of[row] = FIRST - (i32)m;
+        if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
+    }
+    if (b.mode == READ && mine) b.entry[position] = outside ? OUTSIDE : waits ? DEFERRED : slot;
+    if (b.mode == LEASE) enrol(t, b, enrols, slot, slot_address(t, slot), t.mark + slot);
+}
+
+// Copy the rows of a READ that were there.
+__device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
+    const u32 span = span_for(team, b.n);
+    for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
         const i64 position = base + lane();
-        const bool mine = lane() < span && position < b.n;
-        const i64 row = mine ? b.ids[position] : 0;
-        const bool inside = (u64)row < (u64)t.rows;
-        i32 slot = ABSENT;
-        u64 source = 0;
-        bool waits = false, claims = false, enrols = false, kept = false;
-        if (mine && !inside) {
-            source = (u64)t.poison;
-            if (!c->bad) atomicMin(&c->bad_position, (u64)position);
-        } else if (mine) {
-            slot = t.slot_of[row];
-            const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
-            if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
-                if (b.mode == LEASE) enrols = touch_first(t, slot, stamp, b.now);
-                else touch(t, slot, stamp, b.now, b.mode == PREFETCH ? HELD | AHEAD : HELD);
-                if (b.mode == WRITE) compete(t.mark + slot, (u32)position);
-                source = slot_address(t, slot) + b.lo;
-            } else if (b.mode == PREFETCH) {
-                claims = slot == ABSENT && host_slot(t, row) >= 0 &&
-                         atomicCAS(t.slot_of + row, ABSENT, CLAIMED) == ABSENT;
-            } else {
-                waits = true;
-                kept = slot == KEPT;
-                claims = (kept || slot == ABSENT) &&
-                         atomicCAS(t.slot_of + row, slot, CLAIMED) == slot;
-            }
+        u64 source = 0, target = 0;
+        if (lane() < span && position < b.n) {
+            const i32 entry = b.entry[position];
+            if (entry >= 0) source = slot_address(t, entry) + b.lo;
+            else if (entry == OUTSIDE) source = (u64)t.poison;
+            target = (u64)(b.data + position * b.bytes);
         }
-        const u32 d = append(&c->deferred, waits);
-        if (waits) b.deferred[d] = (u32)position;
-        const u32 m = append(&c->missed, claims);
-        if (claims) {
-            b.missed[m] = kept ? ~row : row;
-            t.slot_of[row] = FIRST - (i32)m;
-            if (b.mode != PREFETCH) b.contest[m] = 0;
-        }
-        if (b.mode == READ) {
-            copy(source, mine ? (u64)(b.data + position * b.bytes) : 0, span, b.bytes, b.width);
-        } else if (b.mode == LEASE) {
-            enrol(t, b, enrols, slot, source - b.lo, t.mark + slot);
-        }
+        copy(source, target, span, b.bytes, b.width);
     }
 }
 
@@ -294,7 +345,24 @@ __device__ bool evictable(const Tier &t, const Batch &b, u64 slot, u32 stamp) {
     return !(stamp & AHEAD) || (i32)(t.arrival[slot] - b.expired) <= 0;
 }
 
-// Count the evictable slots by the bits of their stamp at `shift`, among those that agree with
+// Load the stamps of neighbouring slots; what lies behind the last slot counts as pinned.
+__device__ void load_stamps(const Tier &t, u64 first, u32 *stamp) {
+    if (first + STAMPS <= t.capacity) {
+        const uint4 *const source = (const uint4 *)(t.stamp + first);
+#pragma unroll
+        for (u32 i = 0; i < STAMPS / 4; ++i) {
+            const uint4 four = source[i];
+            stamp[4 * i] = four.x, stamp[4 * i + 1] = four.y;
+            stamp[4 * i + 2] = four.z, stamp[4 * i + 3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < STAMPS; ++i)
+            stamp[i] = first + i < t.capacity ? t.stamp[first + i] : HELD;
+    }
+}
+
+// Count the evictable slots by the bits of their number at `shift`, among those that agree with
 // `prefix` above. Neighbouring slots often fall together, so each thread adds up runs.
 __device__ void count_stamps(const Tier &t, const Batch &b, u32 prefix, u32 above, u32 shift,
                              u32 bins, u32 *histogram) {
@@ -302,14 +370,17 @@ __device__ void count_stamps(const Tier &t, const Batch &b, u32 prefix, u32 abov
     for (u32 i = threadIdx.x; i < bins; i += blockDim.x) local[i] = 0;
     __syncthreads();
     u32 run_bin = 0, run = 0;
-    const u32 threads = gridDim.x * blockDim.x;
-    for (u64 s = blockIdx.x * blockDim.x + threadIdx.x; s < t.capacity; s += threads) {
-        const u32 stamp = t.stamp[s];
-        if ((stamp & above) != prefix || !evictable(t, b, s, stamp)) continue;
-        const u32 bin = (stamp >> shift) & (bins - 1);
-        if (bin != run_bin && run) { atomicAdd(local + run_bin, run); run = 0; }
-        run_bin = bin;
-        ++run;
+    for (u64 first = (u64)thread() * STAMPS; first < t.capacity; first += (u64)threads() * STAMPS) {
+        u32 stamp[STAMPS];
+        load_stamps(t, first, stamp);
+#pragma unroll
+        for (u32 i = 0; i < STAMPS; ++i) {
+            if ((stamp[i] & above) != prefix || !evictable(t, b, first + i, stamp[i])) continue;
+            const u32 bin = (stamp[i] >> shift) & (bins - 1);
+            if (bin != run_bin && run) { atomicAdd(local + run_bin, run); run = 0; }
+            run_bin = bin;
+            ++run;
+        }
     }
     if (run) atomicAdd(local + run_bin, run);
     __syncthreads();
@@ -324,11 +395,7 @@ __device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *resul
     const u32 each = bins / THREADS;
     u32 sum = 0;
     for (u32 j = 0; j < each; ++j) sum += histogram[threadIdx.x * each + j];
-    u32 through = sum;
-    for (u32 d = 1; d < 32; d <<= 1) {
-        const u32 left = __shfl_up_sync(EVERY_LANE, through, d);
-        if (lane() >= d) through += left;
-    }
+    u32 through = warp_sum(sum);
     if (lane() == 31) totals[threadIdx.x >> 5] = through;
     __syncthreads();
     u32 total = 0;
@@ -347,31 +414,41 @@ __device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *resul
     __syncthreads();
 }
 
-// List in b.place the `wanted` slots that were used longest ago, or as many as may be evicted.
+// List in b.place the `wanted` slots that were used longest ago, or as many as may be evicted. No
+// number exceeds b.now, so bits above its highest need no pass.
 __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
     __shared__ u32 picked[2];
     Counters *const c = t.counters;
-    u32 prefix = 0, above = 0, top = 30;
+    u32 prefix = 0, above = 0, shift = 30;
     for (u32 pass = 0; pass < PASSES; ++pass) {
-        const u32 bits = pass < 2 ? 11 : 8, bins = 1u << bits, shift = top - bits;
-        count_stamps(t, b, prefix, above, shift, bins, c->histogram[pass]);
+        const u32 bits = pass == 0 ? 8 : 11, bins = 1u << bits;
+        shift -= bits;
+        above |= (bins - 1) << shift;
+        if (b.now >> shift == 0) continue;
+        u32 *const histogram = c->histogram[pass];
+        count_stamps(t, b, prefix, above & ~((bins - 1) << shift), shift, bins, histogram);
         grid_barrier(&c->gate);
-        pick_bin(c->histogram[pass], bins, &wanted, picked);
+        pick_bin(histogram, bins, &wanted, picked);
         if (wanted == 0) return;
         prefix |= picked[0] << shift;
-        above |= (bins - 1) << shift;
         wanted -= picked[1];
-        top = shift;
     }
-    const u32 threads = gridDim.x * blockDim.x;
-    for (u64 base = (u64)warp() * 32; base < t.capacity; base += threads) {
-        const u64 s = base + lane();
-        const u32 stamp = s < t.capacity ? t.stamp[s] : HELD, number = stamp & NUMBER;
-        const bool may = number <= prefix && evictable(t, b, s, stamp);
-        const u32 tie = append(&c->ties, may && number == prefix);
-        const bool goes = may && (number < prefix || tie < wanted);
-        const u32 v = append(&c->victims, goes);
-        if (goes) b.place[v] = (i32)s;
+    for (u64 base = (u64)(thread() - lane()) * STAMPS; base < t.capacity;
+         base += (u64)threads() * STAMPS) {
+        const u64 first = base + lane() * STAMPS;
+        u32 stamp[STAMPS], below = 0, tied = 0;
+        load_stamps(t, first, stamp);
+#pragma unroll
+        for (u32 i = 0; i < STAMPS; ++i) {
+            const u32 number = stamp[i] & NUMBER;
+            if (number > prefix || !evictable(t, b, first + i, stamp[i])) continue;
+            if (number < prefix) below |= 1u << i;
+            else tied |= 1u << i;
+        }
+        u32 tie = append_all(&c->ties, __popc(tied));
+        for (; tied && tie < wanted; tied &= tied - 1, ++tie) below |= tied & -tied;
+        u32 v = append_all(&c->victims, __popc(below));
+        for (; below; below &= below - 1) b.place[v++] = (i32)(first + __ffs(below) - 1);
     }
 }
 
@@ -379,12 +456,12 @@ __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
 
 // Give the misses of this chunk their slots: write back what was dirty there, load what was missed,
 // mend the maps. What only the host can do goes on its lists.
-__device__ void swap_records(const Tier &t, const Batch &b) {
+__device__ void swap_records(const Tier &t, const Batch &b, Team team) {
     Counters *const c = t.counters;
     const u32 victims = c->victims, behind = c->missed - b.first;
     const u32 misses = behind < b.limit ? behind : b.limit;
-    const u32 span = span_for(misses);
-    for (u64 base = (u64)warp() * span; base < misses; base += (u64)warps() * span) {
+    const u32 span = span_for(team, misses, MOST_MISSES);
+    for (u64 base = (u64)team.warp * span; base < misses; base += (u64)team.warps * span) {
         const u64 index = base + lane();
         const bool mine = lane() < span && index < misses;
         const u32 m = b.first + (u32)index;
@@ -405,7 +482,7 @@ __device__ void swap_records(const Tier &t, const Batch &b) {
                     listed = home < 0;
                     if (!listed) {
                         refuge = host_address(t, home);
-                        t.host_dirty[home] = 1;
+                        mark_host(t, home);
                     }
                 }
                 t.row_of[slot] = row;
@@ -441,8 +518,9 @@ __device__ void swap_records(const Tier &t, const Batch &b) {
 // Plan the moves of a prefetch: maps and pins now, the copies by `move` on another stream. Rows for
 // which there is no room, or whose victim only the host could take in, are let go.
 __device__ void plan_moves(const Tier &t, const Batch &b) {
+    const Team team = everyone();
     const u32 victims = t.counters->victims, missed = t.counters->missed;
-    for (u64 base = (u64)warp() * 32; base < missed; base += (u64)warps() * 32) {
+    for (u64 base = (u64)team.warp * 32; base < missed; base += (u64)team.warps * 32) {
         const u32 m = (u32)base + lane();
         const bool mine = m < missed;
         const i64 row = mine ? b.missed[m] : 0;
@@ -480,9 +558,10 @@ __device__ u32 prefetch_room(const Tier &t, const Batch &b) {
 // ---------------------------------------------------------------------------------------- complete
 
 __device__ void serve_deferred(const Tier &t, const Batch &b) {
+    const Team team = everyone();
     const u32 deferred = t.counters->deferred;
-    const u32 span = span_for(deferred);
-    for (u64 base = (u64)warp() * span; base < deferred; base += (u64)warps() * span) {
+    const u32 span = span_for(team, deferred);
+    for (u64 base = (u64)team.warp * span; base < deferred; base += (u64)team.warps * span) {
         const u64 d = base + lane();
         u64 source = 0, target = 0;
         if (lane() < span && d < deferred) {
@@ -501,8 +580,9 @@ __device__ void serve_deferred(const Tier &t, const Batch &b) {
 
 // The deferred positions of a write compete, or their records join the lease, as in `probe`.
 __device__ void admit_deferred(const Tier &t, const Batch &b) {
+    const Team team = everyone();
     const u32 deferred = t.counters->deferred;
-    for (u64 base = (u64)warp() * 32; base < deferred; base += (u64)warps() * 32) {
+    for (u64 base = (u64)team.warp * 32; base < deferred; base += (u64)team.warps * 32) {
         const u64 d = base + lane();
         i32 entry = -1;
         bool enrols = false;
@@ -525,8 +605,9 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
 
 // Copy what won into its record, and mark that dirty.
 __device__ void write_winners(const Tier &t, const Batch &b) {
-    const u32 span = span_for(b.n);
-    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+    const Team team = everyone();
+    const u32 span = span_for(team, b.n);
+    for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
         const i64 position = base + lane();
         u64 target = 0;
         if (lane() < span && position < b.n) {
@@ -539,7 +620,7 @@ __device__ void write_winners(const Tier &t, const Batch &b) {
                     *contest = 0;
                     target += b.lo;
                     if (entry >= 0) t.dirty[entry] = 1;
-                    else if (t.direct) t.host_dirty[row] = 1;
+                    else if (t.direct) mark_host(t, row);
                 } else {
                     target = 0;
                 }
@@ -551,8 +632,7 @@ __device__ void write_winners(const Tier &t, const Batch &b) {
 
 // Tell every id of a lease which record is its own; -1 for ids outside the table.
 __device__ void write_positions(const Tier &t, const Batch &b) {
-    const u64 threads = gridDim.x * blockDim.x;
-    for (i64 i = blockIdx.x * blockDim.x + threadIdx.x; i < b.n; i += threads) {
+    for (i64 i = thread(); i < b.n; i += threads()) {
         const i64 row = b.ids[i];
         i32 index = -1;
         if ((u64)row < (u64)t.rows) {
@@ -568,20 +648,19 @@ __device__ void write_positions(const Tier &t, const Batch &b) {
 __device__ void tidy(const Tier &t, const Batch &b) {
     Counters *const c = t.counters;
     const u32 missed = c->missed, deferred = c->deferred, distinct = c->distinct;
-    const u32 threads = gridDim.x * blockDim.x, thread = blockIdx.x * blockDim.x + threadIdx.x;
     grid_barrier(&c->gate);
     if (b.mode == LEASE)
-        for (u32 k = thread; k < distinct; k += threads)
+        for (u32 k = thread(); k < distinct; k += threads())
             if (b.held[k] >= 0) t.mark[b.held[k]] = 0;
-    for (u32 m = thread; m < missed; m += threads) {
+    for (u32 m = thread(); m < missed; m += threads()) {
         const bool kept = b.missed[m] < 0;
         const i64 row = kept ? ~b.missed[m] : b.missed[m];
         if (t.slot_of[row] <= FIRST)
             t.slot_of[row] = kept || (b.mode == LEASE && t.direct) ? KEPT : ABSENT;
     }
     if (missed)
-        for (u32 i = thread; i < PASSES * BINS; i += threads) c->histogram[0][i] = 0;
-    if (thread == 0) {
+        for (u32 i = thread(); i < PASSES * BINS; i += threads()) c->histogram[0][i] = 0;
+    if (thread() == 0) {
         c->missed_ids += deferred;
         c->missed_rows += missed;
         c->missed = c->deferred = c->victims = c->ties = c->distinct = c->absent = c->evicted = 0;
@@ -607,26 +686,39 @@ __device__ void finish(const Tier &t, const Batch &b) {
     if (b.last) tidy(t, b);
 }
 
-// Fetch what was claimed. Cooperative. Does nothing, at once, for a read that only hit.
-extern "C" __global__ void promote(const Tier t, const Batch b) {
+// How many blocks use the link for a number of misses, of at least two in all: more do not make it
+// faster, and the others have hits to copy.
+__device__ u32 link_blocks(u32 missed) {
+    u32 blocks = (missed + LINK_ROWS - 1) / LINK_ROWS;
+    if (blocks > LINK_BLOCKS) blocks = LINK_BLOCKS;
+    return blocks < gridDim.x ? blocks : gridDim.x - 1;
+}
+
+// Fetch what was claimed, and copy beside that what was there. Cooperative.
+extern "C" __global__ __launch_bounds__(THREADS, 3) void promote(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 missed = c->missed;
-    if (warp() == 0 && lane() == 0 && !c->bad && c->bad_position != NO_POSITION) {
+    if (thread() == 0 && !c->bad && c->bad_position != NO_POSITION) {
         c->bad_row = b.ids[c->bad_position];
         c->bad = 1;
     }
     if (missed) {
-        const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : missed;
+        const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : b.admit ? missed : 0;
         if (room) {
             select_victims(t, b, missed < room ? missed : room);
             grid_barrier(&c->gate);
         }
+        const bool stays = room == 0 && t.direct && b.mode != LEASE;
+        const u32 link = stays ? 0 : link_blocks(missed);
         if (b.mode == PREFETCH) plan_moves(t, b);
-        else swap_records(t, b);
+        else if (blockIdx.x < link) swap_records(t, b, team(0, link));
+        else if (b.mode == READ) serve_hits(t, b, team(link, gridDim.x - link));
         grid_barrier(&c->gate);
+    } else if (b.mode == READ) {
+        serve_hits(t, b, everyone());
     }
     if (b.mode == PREFETCH) {
-        if (warp() == 0 && lane() == 0) *b.count = c->moves[b.arrival % WINDOW] = c->victims;
+        if (thread() == 0) *b.count = c->moves[b.arrival % WINDOW] = c->victims;
         tidy(t, b);
     } else if (t.direct) {
         finish(t, b);
@@ -636,12 +728,15 @@ extern "C" __global__ void promote(const Tier t, const Batch b) {
 // ---------------------------------------------------------------- a host tier that is itself a cache
 
 // Handle the next chunk of misses. [b.limit entries]
-extern "C" __global__ void swap_chunk(const Tier t, const Batch b) { swap_records(t, b); }
+extern "C" __global__ void swap_chunk(const Tier t, const Batch b) {
+    swap_records(t, b, everyone());
+}
 
 // Copy `limit` staged records to the slots, or the lease's spill, that wait for them.
 extern "C" __global__ void install(const Tier t, const Batch b) {
-    const u32 span = span_for(b.limit);
-    for (u64 base = (u64)warp() * span; base < b.limit; base += (u64)warps() * span) {
+    const Team team = everyone();
+    const u32 span = span_for(team, b.limit);
+    for (u64 base = (u64)team.warp * span; base < b.limit; base += (u64)team.warps * span) {
         const u64 k = base + lane();
         u64 source = 0, target = 0;
         if (lane() < span && k < b.limit) {
@@ -657,8 +752,7 @@ extern "C" __global__ void install(const Tier t, const Batch b) {
 // Tell the lease where its rows without a slot lie, once there is room for them.
 extern "C" __global__ void place_spill(const Tier t, const Batch b) {
     const u32 victims = t.counters->victims, missed = t.counters->missed;
-    const u32 threads = gridDim.x * blockDim.x;
-    for (u64 m = victims + blockIdx.x * blockDim.x + threadIdx.x; m < missed; m += threads)
+        for (u64 m = victims + thread(); m < missed; m += threads())
         b.records[b.contest[m] - 1] = (u64)(b.spill + (i64)(m - victims) * t.record);
 }
 
@@ -669,9 +763,10 @@ extern "C" __global__ void complete(const Tier t, const Batch b) { finish(t, b);
 
 // Copy the planned records, old one out, new one in. Runs beside compute, on few blocks.
 extern "C" __global__ void move(const Tier t, const Batch b) {
+    const Team team = everyone();
     const u32 moves = *b.count;
-    const u32 span = span_for(moves);
-    for (u64 base = (u64)warp() * span; base < moves; base += (u64)warps() * span) {
+    const u32 span = span_for(team, moves);
+    for (u64 base = (u64)team.warp * span; base < moves; base += (u64)team.warps * span) {
         const u64 m = base + lane();
         u64 source = 0, target = 0, refuge = 0;
         if (lane() < span && m < moves && b.place[m] >= 0) {
@@ -680,7 +775,7 @@ extern "C" __global__ void move(const Tier t, const Batch b) {
             if (b.leaving[m] >= 0) {
                 const i64 home = host_slot(t, b.leaving[m]);
                 refuge = host_address(t, home);
-                t.host_dirty[home] = 1;
+                mark_host(t, home);
             }
         }
         copy(target, refuge, span, t.record, 16);
@@ -707,8 +802,8 @@ extern "C" __global__ void fence(const Tier t, const Batch b) {
 
 // Unpin the records of a lease.
 extern "C" __global__ void release(const Tier t, const Batch b) {
-    const u32 count = *b.count, threads = gridDim.x * blockDim.x;
-    for (u64 k = blockIdx.x * blockDim.x + threadIdx.x; k < count; k += threads) {
+    const u32 count = *b.count;
+    for (u64 k = thread(); k < count; k += threads()) {
         const i32 slot = b.held[k];
         if (slot >= 0 && --t.pins[slot] == 0) t.stamp[slot] &= ~HELD;
     }
@@ -716,15 +811,16 @@ extern "C" __global__ void release(const Tier t, const Batch b) {
 
 // Rows that ended leases kept in host memory may be promoted again.
 extern "C" __global__ void forget(const Tier t, const Batch b) {
-    const u32 count = *b.count, threads = gridDim.x * blockDim.x;
-    for (u64 k = blockIdx.x * blockDim.x + threadIdx.x; k < count; k += threads)
+    const u32 count = *b.count;
+    for (u64 k = thread(); k < count; k += threads())
         if (b.held[k] < 0) t.slot_of[(i64)(b.records[k] - (u64)t.host) / t.record] = ABSENT;
 }
 
 // Copy bytes [lo, lo + bytes) of each leased record to the k-th row of data.
 extern "C" __global__ void lease_gather(const Tier t, const Batch b) {
-    const u32 count = *b.count, span = span_for(count);
-    for (u64 base = (u64)warp() * span; base < count; base += (u64)warps() * span) {
+    const Team team = everyone();
+    const u32 count = *b.count, span = span_for(team, count);
+    for (u64 base = (u64)team.warp * span; base < count; base += (u64)team.warps * span) {
         const u64 k = base + lane();
         const bool mine = lane() < span && k < count;
         copy(mine ? b.records[k] + b.lo : 0, mine ? (u64)(b.data + (i64)k * b.bytes) : 0, span,
@@ -734,12 +830,13 @@ extern "C" __global__ void lease_gather(const Tier t, const Batch b) {
 
 // The reverse, marking the records dirty; without data it only marks them.
 extern "C" __global__ void lease_scatter(const Tier t, const Batch b) {
-    const u32 count = *b.count, span = span_for(count);
-    for (u64 base = (u64)warp() * span; base < count; base += (u64)warps() * span) {
+    const Team team = everyone();
+    const u32 count = *b.count, span = span_for(team, count);
+    for (u64 base = (u64)team.warp * span; base < count; base += (u64)team.warps * span) {
         const u64 k = base + lane();
         const bool mine = lane() < span && k < count;
         if (mine && b.held[k] >= 0) t.dirty[b.held[k]] = 1;
-        else if (mine && t.direct) t.host_dirty[(i64)(b.records[k] - (u64)t.host) / t.record] = 1;
+        else if (mine && t.direct) mark_host(t, (i64)(b.records[k] - (u64)t.host) / t.record);
         copy(mine && b.data ? (u64)(b.data + (i64)k * b.bytes) : 0, mine ? b.records[k] + b.lo : 0,
              span, b.bytes, b.width);
     }
@@ -747,8 +844,9 @@ extern "C" __global__ void lease_scatter(const Tier t, const Batch b) {
 
 // Copy to each position of data the bytes of its id's record.
 extern "C" __global__ void lease_read(const Tier t, const Batch b) {
-    const u32 span = span_for(b.n);
-    for (i64 base = (i64)warp() * span; base < b.n; base += (i64)warps() * span) {
+    const Team team = everyone();
+    const u32 span = span_for(team, b.n);
+    for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
         const i64 position = base + lane();
         u64 source = 0, target = 0;
         if (lane() < span && position < b.n) {
@@ -765,8 +863,9 @@ extern "C" __global__ void lease_read(const Tier t, const Batch b) {
 // Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
 extern "C" __global__ void flush(const Tier t, const Batch b) {
+    const Team team = everyone();
     Counters *const c = t.counters;
-    for (u64 base = (u64)warp() * 32; base < t.capacity; base += (u64)warps() * 32) {
+    for (u64 base = (u64)team.warp * 32; base < t.capacity; base += (u64)team.warps * 32) {
         const u64 s = base + lane();
         const bool leaves = s < t.capacity && t.dirty[s];
         const i64 row = leaves ? t.row_of[s] : 0;
@@ -782,12 +881,17 @@ extern "C" __global__ void flush(const Tier t, const Batch b) {
         tally(&c->written_rows, refuge != 0);
         copy(refuge ? slot_address(t, (i64)s) : 0, refuge, 32, t.record, 16);
     }
+    if (!t.direct) return;
+    for (u64 word = thread(); word < (u64)(t.rows + 31) / 32; word += threads()) {
+        for (u32 bits = t.host_changed[word]; bits; bits &= bits - 1)
+            t.host_dirty[word * 32 + __ffs(bits) - 1] = 1;
+        t.host_changed[word] = 0;
+    }
 }
 
 // Move all stamps back by b.now, keeping their order, before the batch numbers run out.
 extern "C" __global__ void rebase(const Tier t, const Batch b) {
-    const u32 threads = gridDim.x * blockDim.x;
-    for (u64 s = blockIdx.x * blockDim.x + threadIdx.x; s < t.capacity; s += threads) {
+        for (u64 s = thread(); s < t.capacity; s += threads()) {
         const u32 number = t.stamp[s] & NUMBER, bits = t.stamp[s] & ~NUMBER;
         t.stamp[s] = bits | (number > b.now ? number - b.now : number ? 1 : 0);
     }

@@ -72,15 +72,19 @@ class Twin:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def read(self, ids: np.ndarray, lo: int = 0, hi: int | None = None) -> None:
+    def read(
+        self, ids: np.ndarray, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
         out = self.place.noise(ids.size, self.truth[:1, lo:hi].shape[1])
-        self.tier.read(self.place.put(ids), out, lo, hi)
+        self.tier.read(self.place.put(ids), out, lo, hi, admit=admit)
         np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
 
-    def write(self, ids: np.ndarray, lo: int = 0, hi: int | None = None) -> None:
+    def write(
+        self, ids: np.ndarray, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
         shape = (ids.size, self.truth[:1, lo:hi].shape[1])
         data = self.rng.integers(0, 256, shape, np.uint8)
-        self.tier.write(self.place.put(ids), self.place.put(data), lo, hi)
+        self.tier.write(self.place.put(ids), self.place.put(data), lo, hi, admit=admit)
         for row, record in zip(ids, data, strict=True):
             self.truth[row, lo:hi] = record
 
@@ -152,9 +156,9 @@ class Twin:
         for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.2, 0.02]):
             ids = self.ids(int(self.rng.choice(sizes)))
             if name == "read":
-                self.read(ids, *self.span())
+                self.read(ids, *self.span(), admit=bool(self.rng.random() < 0.8))
             elif name == "write":
-                self.write(ids, *self.span())
+                self.write(ids, *self.span(), admit=bool(self.rng.random() < 0.8))
             elif name == "fetch":
                 self.tier.fetch(self.place.put(ids), int(self.rng.integers(1, 6)))
             elif name == "flush":

@@ -202,6 +202,20 @@ def test_a_direct_host_tier_needs_no_wait(place: Place) -> None:
         assert place.device.waits - before <= grown
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_rows_that_are_not_admitted(place: Place, direct: bool) -> None:
+    with Twin(place, rows=100, slots=10, host_slots=100 if direct else 20) as twin:
+        twin.read(np.arange(10))
+        before = place.get(twin.tier.memory._arrays["row_of"]).copy()
+        twin.read(np.arange(5, 60), admit=False)
+        twin.write(np.arange(5, 60), admit=False)
+        twin.write(np.arange(3, 50), 4, 9, admit=False)
+        after = place.get(twin.tier.memory._arrays["row_of"])
+        assert np.array_equal(before, after)
+        assert twin.tier.stats.evictions == 0
+        twin.check()
+
+
 def test_fetched_rows_stay_until_used(place: Place) -> None:
     with Twin(place, rows=400, slots=40) as twin:
         ahead = np.arange(10)

@@ -32,6 +32,7 @@ class TierArgument(ctypes.Structure):
         ("host", _POINTER),
         ("host_slot_of", _POINTER),
         ("host_dirty", _POINTER),
+        ("host_changed", _POINTER),
         ("counters", _POINTER),
         ("poison", _POINTER),
         ("rows", _I64),
@@ -54,6 +55,7 @@ class BatchArgument(ctypes.Structure):
         ("missed", _POINTER),
         ("place", _POINTER),
         ("contest", _POINTER),
+        ("entry", _POINTER),
         ("leaving", _POINTER),
         ("records", _POINTER),
         ("held", _POINTER),
@@ -72,6 +74,7 @@ class BatchArgument(ctypes.Structure):
         ("mode", _U32),
         ("load", _U32),
         ("last", _U32),
+        ("admit", _U32),
         ("arrival", _U32),
         ("expired", _U32),
     )

@@ -34,6 +34,7 @@ class GpuMemory:
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
         self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
         self._arrays["slot_of"] = device.allocate(rows, "i4")
+        self._arrays["host_changed"] = device.allocate(-(-rows // 32), "u4")
         self._arrays["poison"] = device.allocate(record_bytes, "u1")
         self._arrays["counters"] = device.allocate(COUNTERS_BYTES, "u1")
         self.argument = TierArgument(
@@ -49,7 +50,8 @@ class GpuMemory:
     def bytes_for(cls, rows: int, record_bytes: int, slots: int) -> int:
         """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more."""
         per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
-        return slots * per_slot + 4 * rows + record_bytes + COUNTERS_BYTES
+        per_row = 4 * rows + 4 * -(-rows // 32)
+        return slots * per_slot + per_row + record_bytes + COUNTERS_BYTES
 
     @classmethod
     def slots_for(cls, rows: int, record_bytes: int, nbytes: int) -> int:
@@ -72,7 +74,7 @@ class GpuMemory:
         """Empty every slot, and forget what the counters say of a batch or a bad id; waits."""
         for name in ("slot_of", "row_of"):
             self._fill(name, 0xFF, stream)
-        for name in ("stamp", "pins", "arrival", "mark", "dirty", "counters"):
+        for name in ("stamp", "pins", "arrival", "mark", "dirty", "host_changed", "counters"):
             self._fill(name, 0, stream)
         self._device.fill(self.argument.counters, 0xFF, COUNTERS["bad_position"].itemsize, stream)
         self._device.synchronize(stream)
@@ -128,6 +130,9 @@ class Workspace:
         if prefetch:
             self._arrays["count"] = device.allocate(1, "u4")
         self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
+        if not prefetch:
+            # No batch needs both.
+            self._pointers["entry"] = self._pointers["contest"]
 
     def bind(self, batch: BatchArgument) -> None:
         """Point the batch to these lists."""

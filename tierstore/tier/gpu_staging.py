@@ -21,6 +21,7 @@ from tierstore.transfer import Device
 __all__ = ["Staging"]
 
 _STAGING_BYTES = 8 << 20
+_LINK_BLOCKS = 64
 
 
 class Staging:
@@ -83,7 +84,7 @@ class Staging:
             if first:
                 batch.first, batch.limit = first, self.limit
                 self._memory.clear(("absent", "evicted"), stream)
-                self._swap_chunk(self._chunk_blocks, arguments.address, stream)
+                self._swap_chunk(min(_LINK_BLOCKS, self._chunk_blocks), arguments.address, stream)
                 counts = self._memory.counters(stream)
             absent = int(counts["absent"])
             self._exchange(absent, int(counts["evicted"]), bool(batch.load))
