@@ -81,14 +81,12 @@ class KeysInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base, `extent` the most rows its base file may hold, which
-    is more than the spec's while the table grows; `scalars` are values that belong to the whole
-    table, such as an optimizer's step.
+    `generation` is the directory of its base; `scalars` are values that belong to the whole table,
+    such as an optimizer's step.
     """
 
     spec: TableSpec
     generation: str
-    extent: int
     deltas: tuple[DeltaInfo, ...] = ()
     scalars: dict[str, Any] = field(default_factory=dict)
     keys: KeysInfo | None = None
@@ -200,7 +198,6 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
         "compression": spec.compression,
         "chunk_rows": spec.chunk_rows,
         "generation": info.generation,
-        "extent": info.extent,
         "deltas": [asdict(delta) for delta in info.deltas],
         "scalars": info.scalars,
         "keys": None if info.keys is None else asdict(info.keys),
@@ -210,12 +207,11 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
 def _table(section: Section) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "extent", "deltas", "scalars", "keys"}
+        | {"generation", "deltas", "scalars", "keys"}
     )
     return TableInfo(
         spec=_spec(section),
         generation=section.matching("generation", GENERATION_NAME),
-        extent=section.natural("extent"),
         deltas=tuple(_delta(Section(item, section.name)) for item in section.items("deltas")),
         scalars=section.section("scalars").content,
         keys=None if section.value("keys") is None else _keys(section.section("keys")),

@@ -71,6 +71,4 @@ def _copy_table(directory: io.Directory, table: Table, report: Callable[[int], N
         if table.keys is not None:
             with target.directory(info.generation) as generation:
                 keys = write_keys(generation, table.keys[:], table.rows)
-    return TableInfo(
-        info.spec, info.generation, info.extent, scalars=dict(table.scalars), keys=keys
-    )
+    return TableInfo(info.spec, info.generation, scalars=dict(table.scalars), keys=keys)

@@ -116,20 +116,15 @@ class Session:
                     confirmed=min(newest.confirmed, older.version),
                 )
             self.history.sweep(self.keep)
-        extents = {name: info.extent for name, info in newest.tables.items()}
         for name, info in self.manifest.tables.items():
-            generation, tiers = self._open_tiers(name, info, extents.get(name))
+            generation, tiers = self._open_tiers(name, info)
             self.tables[name] = Table(self, name, generation, tiers)
 
-    def _open_tiers(
-        self, name: str, info: TableInfo, extent: int | None = None
-    ) -> tuple[Generation, Tiers]:
+    def _open_tiers(self, name: str, info: TableInfo) -> tuple[Generation, Tiers]:
         seq = self.manifest.seq + 1 if self.guard.writable else None
         try:
             with self.directory.directory(name) as table:
-                generation = Generation(
-                    table, info, store=self.identity.uuid, seq=seq, extent=extent
-                )
+                generation = Generation(table, info, store=self.identity.uuid, seq=seq)
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self.directory.join(name)}, the directory of a table, is missing; "

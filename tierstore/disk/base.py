@@ -98,23 +98,19 @@ class Base:
         return base
 
     @classmethod
-    def open(
-        cls, directory: io.Directory, spec: TableSpec, extent: int | None = None, *, write: bool
-    ) -> Base:
+    def open(cls, directory: io.Directory, spec: TableSpec, *, write: bool) -> Base:
         """Open the files of a table, whose names, sizes and headers must be what the spec gives.
 
-        `extent` is the most rows they may hold, where that is more than the spec's. Raises
-        CorruptStoreError if a file is missing, cut, extended or another table's.
+        Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
-        extent = max(spec.rows, extent or 0)
         try:
-            records = _BACKENDS[spec.backend].open_records(directory, spec, extent, write=write)
+            records = _BACKENDS[spec.backend].open_records(directory, spec, write=write)
             sums = directory.open_file(CHECKSUMS, write=write)
         except FileNotFoundError as error:
             raise CorruptStoreError(
                 f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
             ) from None
-        if not 4 * spec.rows <= sums.size <= 4 * extent:
+        if sums.size != 4 * spec.rows:
             raise CorruptStoreError(
                 f"{sums.path} has {sums.size} bytes, {4 * spec.rows} are expected; "
                 "restore it from a copy"

@@ -70,7 +70,7 @@ def create(
         Base.create(directory, spec, blocks, progress).close()
         directory.sync()
     table.sync()
-    return TableInfo(spec, name, extent=spec.rows)
+    return TableInfo(spec, name)
 
 
 class Generation:
@@ -83,13 +83,11 @@ class Generation:
         *,
         store: str,
         seq: int | None,
-        extent: int | None = None,
     ) -> None:
         """Open a generation from its table's directory.
 
         `store` is the uuid that deltas bear. `seq` is the number that uncommitted deltas get in
-        their name; None opens read-only. `extent` is the most rows the base may hold by now, where
-        newer versions grew it. Raises CorruptStoreError.
+        their name; None opens read-only. Raises CorruptStoreError.
         """
         try:
             self.directory = table.directory(info.generation)
@@ -101,14 +99,14 @@ class Generation:
         self._store = bytes.fromhex(store)
         self._seq = seq
         try:
-            self.tier = self._open_tier(max(info.extent, extent or 0))
+            self.tier = self._open_tier()
         except BaseException:
             self.directory.close()
             raise
 
-    def _open_tier(self, extent: int) -> DiskTier:
+    def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._seq is not None
-        base = Base.open(self.directory, spec, extent, write=write)
+        base = Base.open(self.directory, spec, write=write)
         try:
             deltas = [self._delta(info) for info in self.info.deltas]
             return DiskTier(base, deltas, new_live=self._new_live if write else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ __all__ = ["create", "names", "open_records"]
 ROWS = "rows.npy"
 DATA_OFFSET = 4096
 """The header fills one page, so that records start at a page boundary."""
-
-_SHAPE = re.compile(rb"'shape': \((\d{1,16}),")
 
 
 def header(layout: RecordLayout, rows: int) -> bytes:
@@ -53,26 +50,18 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
     return _records(file, spec)
 
 
-def open_records(
-    directory: io.Directory, spec: TableSpec, extent: int, *, write: bool
-) -> RecordFiles:
-    """Open the file, whose header must be the one this table's spec gives; it is never evaluated.
-
-    The file of a table that grows, or grew since this version, holds up to `extent` rows.
-    """
+def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> RecordFiles:
+    """Open the file, whose header must be the one this table's spec gives; it is never evaluated."""
     file = directory.open_file(ROWS, write=write)
-    found = file.read(DATA_OFFSET)
-    match = _SHAPE.search(found)
-    rows = int(match.group(1)) if match else 0
-    if not spec.rows <= rows <= extent or found != header(spec.layout, rows):
+    if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
         raise CorruptStoreError(
             f"{file.path}: the header is not that of a table of {spec.rows} rows; "
             "restore the file from a copy"
         )
-    least, most = (DATA_OFFSET + count * spec.layout.record_bytes for count in (spec.rows, extent))
-    if not least <= file.size <= most:
+    if file.size != DATA_OFFSET + spec.nbytes:
         raise CorruptStoreError(
-            f"{file.path} has {file.size} bytes, {least} are expected; restore it from a copy"
+            f"{file.path} has {file.size} bytes, {DATA_OFFSET + spec.nbytes} are expected; "
+            "restore it from a copy"
         )
     return _records(file, spec)
 

@@ -129,7 +129,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | Compressed
 
 
 def open_records(
-    directory: io.Directory, spec: TableSpec, extent: int, *, write: bool
+    directory: io.Directory, spec: TableSpec, *, write: bool
 ) -> RecordFiles | CompressedRecords:
     """Open the array, whose metadata must be what this table's spec gives."""
     with directory.directory(ARRAY) as array:
