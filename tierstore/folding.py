@@ -18,10 +18,10 @@ _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 
 
-def wants_fold(table: Table) -> bool:
-    """Whether a table's deltas exceed 64 files, or both 1 GiB and a quarter of the base."""
-    deltas = table.disk.deltas
-    nbytes = sum(delta.info.size for delta in deltas)
+def wants_fold(table: Table, upto: int) -> bool:
+    """Whether deltas up to a version exceed 64, or both 1 GiB and a quarter of the base."""
+    deltas = [delta.info for delta in table.disk.deltas if delta.info.version <= upto]
+    nbytes = sum(delta.size for delta in deltas)
     return len(deltas) > _MOST_DELTAS or nbytes > max(_MOST_BYTES, table.spec.nbytes // 4)
 
 

@@ -8,10 +8,10 @@ directory: before that moment a crash leaves the version before, after it the ne
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 
 from tierstore import io
+from tierstore.disk.generation import sweep_generation
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -22,9 +22,7 @@ from tierstore.errors import (
     VersionError,
 )
 from tierstore.manifest import (
-    DELTA_NAME,
     GENERATION_NAME,
-    KEYS_NAME,
     MANIFEST_NAME,
     MAX_BYTES,
     PAYLOAD_NAME,
@@ -38,10 +36,6 @@ from tierstore.spec import TABLE_NAME
 __all__ = ["FOLD", "LOCK", "STORE", "History", "write_skeleton"]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
-
-_BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
-_PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
-_ARRAY = "rows.zarr"
 
 
 class History:
@@ -190,7 +184,7 @@ class History:
                             )
                         }
                         used = any(info.generation == generation for info in infos)
-                        _sweep_generation(table, generation, named, used=used)
+                        sweep_generation(table, generation, named, used=used)
                 if not infos:
                     self._directory.remove_directory(name)
 
@@ -201,25 +195,3 @@ def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manife
     directory.write_file(FOLD, b"")
     directory.write_file(STORE, identity.encode())
     History(directory, identity.uuid).publish(manifest)
-
-
-def _sweep_generation(table: io.Directory, name: str, named: set[str], *, used: bool) -> None:
-    """Remove what no version names from a generation, or all of one that none uses."""
-    with table.directory(name) as directory:
-        for entry in directory.names():
-            delta = DELTA_NAME.fullmatch(entry) or KEYS_NAME.fullmatch(entry)
-            if (delta and entry not in named) or (not used and _BASE_NAME.fullmatch(entry)):
-                directory.unlink(entry)
-            elif entry == _ARRAY and directory.is_directory(entry):
-                _sweep_array(directory, used=used)
-    if not used:
-        table.remove_directory(name)
-
-
-def _sweep_array(generation: io.Directory, *, used: bool) -> None:
-    pattern = _PARTIAL_NAME if used else _BASE_NAME
-    with generation.directory(_ARRAY) as array:
-        for entry in filter(pattern.fullmatch, array.names()):
-            array.unlink(entry)
-    if not used:
-        generation.remove_directory(_ARRAY)

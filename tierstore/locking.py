@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 from tierstore import io
 from tierstore.errors import LockedError, StoreIOError
@@ -11,6 +12,8 @@ from tierstore.history import FOLD, LOCK
 
 __all__ = ["become_writer", "keep_folds_away"]
 
+_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.02
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "afs"})
 
 
@@ -42,12 +45,18 @@ def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
 
 
 def keep_folds_away(directory: io.Directory) -> io.File | None:
-    """Share the lock that a fold needs alone; None where the store has no such file to lock."""
+    """Share the lock that a fold needs alone; None where the store has no such file to lock.
+
+    Waits for a fold under way, and raises LockedError if it takes longer than a minute.
+    """
     try:
         file = directory.open_file(FOLD)
     except FileNotFoundError:
         return None
-    if not file.lock(exclusive=False):
-        file.close()
-        raise LockedError(f"{directory.path} is being folded; try again in a moment")
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while not file.lock(exclusive=False):
+        if time.monotonic() > patience:
+            file.close()
+            raise LockedError(f"{directory.path} has been folding for a minute; try again later")
+        time.sleep(_POLL_SECONDS)
     return file

@@ -116,7 +116,7 @@ class ManagedArena:
         nbytes = max(nbytes, 1)
         if nbytes > _room(runtime):
             raise CapacityError(
-                f"{nbytes} bytes of managed memory exceed what the GPU has free, which can hang it; "
+                f"{nbytes} bytes of managed memory exceed what the GPU has free, and may hang it; "
                 "use a pinned arena"
             )
         self._pid = os.getpid()

@@ -147,7 +147,8 @@ def write_payloads(
     try:
         for name, value in payload.items():
             files[name] = write_payload(directory, unique_name("payload-", seq), value)
-        directory.sync()
+        if files:
+            directory.sync()
     except BaseException:
         remove_payloads(directory, files)
         raise

@@ -28,7 +28,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.folding import fold_tables
+from tierstore.folding import fold_tables, wants_fold
 from tierstore.guard import Guard, interrupts_deferred
 from tierstore.history import FOLD, STORE, History
 from tierstore.laws import Law
@@ -166,6 +166,28 @@ class Session:
         version = self.manifest.version + 1
         self.publish(version=version, confirmed=version, tables={**self.manifest.tables, **tables})
 
+    def tidy(self) -> None:
+        """Remove old versions, and fold if much has gathered.
+
+        Comes after a version is safe, so an error must not look like a failed commit: it becomes a
+        warning, and the next commit tries again.
+        """
+        try:
+            self.history.sweep(self.keep)
+            oldest = min(self.history.versions())
+            if any(wants_fold(table, oldest) for table in self.tables.values()):
+                self.fold(oldest)
+        except CommitFailedError as error:
+            self.guard.close(str(error))
+            warnings.warn(f"{error}", RuntimeWarning, stacklevel=3)
+        except (TierStoreError, OSError) as error:
+            warnings.warn(
+                f"version {self.manifest.version} is committed; removing or folding what came "
+                f"before is put off: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
     def fold(self, upto: int) -> bool:
         """Fold the deltas of versions up to `upto`; return False where readers prevent it."""
         newest = upto == self.manifest.version
@@ -199,29 +221,47 @@ class Session:
         blocks: Iterable[npt.NDArray[np.uint8]] | None,
         *,
         scalars: Mapping[str, Any],
+        keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Stream a new generation of a table, new or not, and commit it; the object stays."""
+        """Stream a new generation of a table, new or not, and commit it; the object stays.
+
+        External keys stay where none are given and the number of rows is the same.
+        """
         self.check_clean("change a table")
         if not self.directory.exists(name):
             self.directory.make_directory(name).close()
         old = self.tables.get(name)
+        if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
+            keys = old.keys[:]
         with self.directory.directory(name) as table:
             info = generations.create(table, spec, self.manifest.seq + 1, blocks, progress)
-            keys = None
-            if old is not None and old.keys is not None and old.rows == spec.rows:
-                with table.directory(info.generation) as directory:
-                    keys = write_keys(directory, old.keys[:], spec.rows)
+            if keys is not None:
+                with table.directory(info.generation) as generation:
+                    written = write_keys(generation, keys, spec.rows)
+                info = dataclasses.replace(info, keys=written)
         self.directory.sync()
-        info = dataclasses.replace(info, scalars=json_values(scalars), keys=keys)
+        info = dataclasses.replace(info, scalars=json_values(scalars))
         self.commit_tables({name: info})
-        generation, tiers = self._open_tiers(name, info)
-        if old is None:
+        self._reopen(name, info)
+        self.tidy()
+
+    def _reopen(self, name: str, info: TableInfo) -> None:
+        """Open a table's new generation in place of the old one, whose memory goes first."""
+        table = self.tables.get(name)
+        if table is not None:
+            table.close()
+        try:
+            generation, tiers = self._open_tiers(name, info)
+        except (TierStoreError, OSError, MemoryError) as error:
+            raise CommitFailedError(
+                f"version {self.manifest.version} is committed, but table {name!r} could not be "
+                f"opened in its new shape ({error}); open the store again"
+            ) from error
+        if table is None:
             self.tables[name] = Table(self, name, generation, tiers)
         else:
-            old.close()
-            old.attach(generation, tiers)
-        self.history.sweep(self.keep)
+            table.attach(generation, tiers)
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
@@ -236,45 +276,71 @@ class Session:
         )
         self.replace(name, spec, widened(table, spec), scalars=table.scalars, progress=progress)
 
-    def grow(self, name: str, rows: int, init: Law | None = None) -> None:
+    def grow(
+        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+    ) -> None:
         """Append rows to a table; new ones follow `init`, or are zero; a commit of its own."""
-        with self.guard.use(write=True):
+        with self.guard.use(write=True, interruptible=True):
             table = self.tables[name]
             if rows < table.rows:
                 raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
+            if table.keys is not None and (keys is None or len(keys) != rows - table.rows):
+                raise InvalidInputError(
+                    f"the rows of table {name!r} have keys: give keys= for the {rows - table.rows} "
+                    "new ones"
+                )
             fields = {
                 field: dataclasses.replace(item, init=None) for field, item in table.fields.items()
             }
             spec = dataclasses.replace(
                 table.spec, rows=rows, fields=fields, init=init, chunk_rows=None
             )
-            self.replace(name, spec, lengthened(table, spec), scalars=table.scalars)
+            every = None if table.keys is None else [*table.keys[:].tolist(), *(keys or ())]
+            blocks = lengthened(table, spec)
+            self.replace(name, spec, blocks, scalars=table.scalars, keys=every)
 
     def set_keys(self, name: str, keys: Sequence[Any]) -> None:
         """Give a table's rows external keys; a commit of its own."""
-        with self.guard.use(write=True):
+        with self.guard.use(write=True, interruptible=True):
             self.check_clean("set keys")
             table = self.tables[name]
             generation = table.generation
             written = write_keys(generation.directory, keys, table.rows)
             self.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-            table.attach(generation, table.tiers)
-            self.history.sweep(self.keep)
+            table.forget_keys()
+            self.tidy()
 
     def refresh(self) -> bool:
-        """Let a reader see the newest version; return whether that is another one."""
-        newest = self.history.newest()
-        if self.guard.writable or newest.seq == self.manifest.seq:
+        """Let a reader see the newest version; return whether that is another one.
+
+        All tables are opened before the first is replaced, so an error leaves the version that was
+        open; where a writer removes files meanwhile, the version it made is opened instead.
+        """
+        if self.guard.writable:
             return False
-        self.manifest = newest
-        for name, info in newest.tables.items():
-            generation, tiers = self._open_tiers(name, info)
-            if name in self.tables:
-                self.tables[name].close()
-                self.tables[name].attach(generation, tiers)
-            else:
-                self.tables[name] = Table(self, name, generation, tiers)
-        return True
+        while (newest := self.history.newest()).seq != self.manifest.seq:
+            before, opened = self.manifest, {}
+            self.manifest = newest
+            try:
+                for name, info in newest.tables.items():
+                    opened[name] = self._open_tiers(name, info)
+            except BaseException as error:
+                self.manifest = before
+                for generation, tiers in opened.values():
+                    tiers.close()
+                    generation.close()
+                raced = self.history.newest().seq != newest.seq
+                if raced and isinstance(error, CorruptStoreError):
+                    continue
+                raise
+            for name, (generation, tiers) in opened.items():
+                if name in self.tables:
+                    self.tables[name].close()
+                    self.tables[name].attach(generation, tiers)
+                else:
+                    self.tables[name] = Table(self, name, generation, tiers)
+            return True
+        return False
 
     def close(self) -> None:
         """Drop what was not committed, with a warning that counts the rows, and release all."""

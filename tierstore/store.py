@@ -28,7 +28,6 @@ from tierstore.errors import (
     StoreIOError,
     UnknownNameError,
 )
-from tierstore.folding import wants_fold
 from tierstore.info import StoreInfo
 from tierstore.manifest import FORMAT
 from tierstore.payload import Payload, remove_payloads, write_payloads
@@ -271,9 +270,7 @@ class Store:
             except (StoreIOError, StoreFullError):
                 remove_payloads(self._session.directory, files)
                 raise
-            self._session.history.sweep(self._session.keep)
-            if any(wants_fold(table) for table in self._session.tables.values()):
-                self._session.fold(self._oldest_kept())
+            self._session.tidy()
             return version
 
     def confirm(self, version: int) -> None:
@@ -282,7 +279,7 @@ class Store:
             if version not in self._session.history.versions():
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
             self._session.publish(confirmed=version)
-            self._session.history.sweep(self._session.keep)
+            self._session.tidy()
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""

@@ -1,8 +1,8 @@
 """JSON that is written in one way and read without trust.
 
 An object is sealed in an envelope with the crc32c of its bytes, so a file that was changed in any
-bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors. Whoever
-reads a file caps its size first.
+bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors.
+Whoever reads a file caps its size first.
 """
 
 from __future__ import annotations

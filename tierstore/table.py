@@ -36,7 +36,9 @@ class Owner(Protocol):
     prefetcher: Prefetcher
     sync_checks: bool
 
-    def grow(self, table: str, rows: int, init: Law | None = None) -> None:
+    def grow(
+        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+    ) -> None:
         """Append rows to a table."""
 
     def set_keys(self, table: str, keys: Sequence[Any]) -> None:
@@ -271,15 +273,25 @@ class Table:
         """Give every row an external key, an int or a text, all distinct; a commit of its own."""
         self._owner.set_keys(self.name, keys)
 
+    def forget_keys(self) -> None:
+        """Open the keys anew when they are next asked for: there are others."""
+        self._keys = None
+
     def lookup(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the ids of external keys, in their shape; UnknownNameError names a missing one."""
         if self.keys is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Table.set_keys")
         return self.keys.lookup(keys)
 
-    def grow(self, rows: int, init: Law | None = None) -> None:
-        """Append rows until there are `rows`; new ones follow `init`, or are zero. One commit."""
-        self._owner.grow(self.name, rows, init)
+    def grow(
+        self, rows: int, init: Law | None = None, *, keys: Sequence[Any] | None = None
+    ) -> None:
+        """Append rows until there are `rows`; new ones follow `init`, or are zero.
+
+        One commit, which writes the table anew beside the old one. Where rows have external keys,
+        `keys` are those of the new rows.
+        """
+        self._owner.grow(self.name, rows, init, keys)
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""

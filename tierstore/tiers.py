@@ -135,6 +135,6 @@ def _gpu_tier(host: HostTier, slots: int, device: Device) -> GpuTier:
             raise
         nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots)
         raise CapacityError(
-            f"the GPU has no room for {slots} slots, {nbytes} bytes, of {device.free_bytes()} free; "
+            f"the GPU has no room for {slots} slots, {nbytes} bytes of {device.free_bytes()} free; "
             "give a smaller gpu budget"
         ) from error

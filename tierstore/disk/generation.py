@@ -6,6 +6,7 @@ version names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,10 +21,14 @@ from tierstore.disk.keys import Keys
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
-from tierstore.manifest import DeltaInfo, TableInfo, unique_name
+from tierstore.manifest import DELTA_NAME, KEYS_NAME, DeltaInfo, TableInfo, unique_name
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Generation", "create", "encode", "initial_records"]
+__all__ = ["Generation", "create", "encode", "initial_records", "sweep_generation"]
+
+_BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
+_PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
+_ARRAY = "rows.zarr"
 
 
 def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
@@ -67,7 +72,11 @@ def create(
     if blocks is None:
         blocks = () if spec.sparse else initial_records(spec)
     with table.make_directory(name) as directory:
-        Base.create(directory, spec, blocks, progress).close()
+        try:
+            Base.create(directory, spec, blocks, progress).close()
+        except BaseException:
+            sweep_generation(table, name, set(), used=False)
+            raise
         directory.sync()
     table.sync()
     return TableInfo(spec, name)
@@ -172,3 +181,25 @@ class Generation:
         """Close every file; what was not committed is removed."""
         self.tier.close()
         self.directory.close()
+
+
+def sweep_generation(table: io.Directory, name: str, named: set[str], *, used: bool) -> None:
+    """Remove what no version names from a generation, or all of one that none uses."""
+    with table.directory(name) as directory:
+        for entry in directory.names():
+            delta = DELTA_NAME.fullmatch(entry) or KEYS_NAME.fullmatch(entry)
+            if (delta and entry not in named) or (not used and _BASE_NAME.fullmatch(entry)):
+                directory.unlink(entry)
+            elif entry == _ARRAY and directory.is_directory(entry):
+                _sweep_array(directory, used=used)
+    if not used:
+        table.remove_directory(name)
+
+
+def _sweep_array(generation: io.Directory, *, used: bool) -> None:
+    pattern = _PARTIAL_NAME if used else _BASE_NAME
+    with generation.directory(_ARRAY) as array:
+        for entry in filter(pattern.fullmatch, array.names()):
+            array.unlink(entry)
+    if not used:
+        generation.remove_directory(_ARRAY)

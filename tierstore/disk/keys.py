@@ -136,36 +136,39 @@ def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysI
     `keys` are `rows` distinct ints or texts. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
-    array = np.asarray(keys)
-    if array.shape != (rows,):
-        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {array.shape}")
+    listed = [int(key) if isinstance(key, np.integer) else key for key in keys]
+    if len(listed) != rows:
+        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
     stem = f"keys.{uuid.uuid4().hex[:8]}."
-    if array.dtype.kind in "iu":
-        _check_distinct(array)
-        if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
-            raise InvalidInputError(f"keys are int64; {array.max()} is larger")
-        files = {stem + "npy": b"".join(_npy(array.astype("<i8")))}
-        kind = "int64"
-    else:
-        texts = array.tolist()
-        if not all(isinstance(text, str) for text in texts):
-            raise InvalidTypeError("keys are all ints or all texts")
-        _check_distinct(np.array(texts, object))
-        encoded = [text.encode() for text in texts]
+    kinds = {type(key) for key in listed}
+    if kinds == {int}:
+        _check_distinct(listed)
+        try:
+            array = np.array(listed, "<i8")
+        except OverflowError:
+            raise InvalidInputError("keys are int64; one of these is larger") from None
+        kind, files = "int64", {stem + "npy": b"".join(_npy(array))}
+    elif kinds == {str}:
+        _check_distinct(listed)
+        encoded = [text.encode() for text in listed]
         offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
-        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
         kind = "str"
+        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
+    else:
+        names = ", ".join(sorted(each.__name__ for each in kinds))
+        raise InvalidTypeError(f"keys are all ints or all texts, not {names}")
     for name, data in files.items():
         directory.write_file(name, data)
     directory.sync()
     return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
 
 
-def _check_distinct(keys: npt.NDArray[Any]) -> None:
-    ordered = np.sort(keys)
-    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if twice.size:
-        raise InvalidInputError(f"the key {ordered[twice[0]]!r} occurs more than once")
+def _check_distinct(keys: list[Any]) -> None:
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
+            raise InvalidInputError(f"the key {key!r} occurs more than once")
+        seen.add(key)
 
 
 def _npy(array: npt.NDArray[np.int64]) -> Iterator[bytes]:

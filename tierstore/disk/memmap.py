@@ -51,7 +51,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
 
 
 def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> RecordFiles:
-    """Open the file, whose header must be the one this table's spec gives; it is never evaluated."""
+    """Open the file, whose header must be the one the spec gives; it is never evaluated."""
     file = directory.open_file(ROWS, write=write)
     if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
         raise CorruptStoreError(
