@@ -66,7 +66,7 @@ def check_dtype(dtype: object) -> str:
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     name = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str) and name not in DTYPES:
+    if not isinstance(dtype, str | None) and name not in DTYPES:  # np.dtype(None) is float64
         try:
             name = np.dtype(dtype).name  # type: ignore[call-overload]
         except TypeError:
