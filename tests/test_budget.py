@@ -1,0 +1,73 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierstore.budget import Budget, format_bytes, parse_bytes
+from tierstore.errors import InvalidInputError, InvalidTypeError
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        (0, 0),
+        (12, 12),
+        ("12", 12),
+        ("12B", 12),
+        ("1kB", 1000),
+        ("1KiB", 1024),
+        ("1 MiB", 2**20),
+        (" 2GiB ", 2**31),
+        ("2gib", 2**31),
+        ("2GB", 2 * 10**9),
+        ("2G", 2 * 10**9),
+        ("1.5 TiB", 3 * 2**39),
+        ("0.5PiB", 2**49),
+    ],
+)
+def test_sizes_in_words(size, nbytes):
+    assert parse_bytes(size) == nbytes
+
+
+@pytest.mark.parametrize(
+    "size", ["", "GiB", "-1", "1e9", "1 GiBs", "1,5 GB", "٣GB", "0x10", "1..5"]
+)
+def test_what_is_not_a_size_is_refused(size):
+    with pytest.raises(InvalidInputError, match=re.escape(repr(size))):
+        parse_bytes(size)
+
+
+def test_sizes_are_numbers_of_bytes():
+    with pytest.raises(InvalidInputError, match="negative"):
+        parse_bytes(-1)
+    for wrong in (True, 1.5, None, b"1"):
+        with pytest.raises(InvalidTypeError):
+            parse_bytes(wrong)
+
+
+@given(st.integers(0, 2**60))
+def test_a_size_written_for_people_is_near_the_size(nbytes):
+    text = format_bytes(nbytes)
+    assert parse_bytes(text) == pytest.approx(nbytes, rel=0.06)
+
+
+def test_a_budget_is_checked_when_it_is_made():
+    with pytest.raises(InvalidInputError):
+        Budget(host="lots")
+    with pytest.raises(InvalidInputError):
+        Budget(gpu={"item": -1})
+    with pytest.raises(InvalidInputError, match="not both"):
+        Budget(host="1GiB", host_rows=10)
+    assert "host='1GiB'" in repr(Budget(host="1GiB"))
+
+
+def test_a_budget_is_shared_by_the_tables_or_given_to_each():
+    assert Budget(host=1000).nbytes("host", "item", 0.25) == 250
+    assert Budget(host={"item": "1kB"}).nbytes("host", "item", 0.25) == 1000
+    assert Budget(host={"item": "1kB"}).nbytes("host", "user", 0.25) is None
+    assert Budget().nbytes("gpu", "item", 1.0) is None
+    assert Budget(host_rows=7).slots("host", "item") == 7
+    assert Budget(gpu_rows={"item": 3}).slots("gpu", "item") == 3
+    assert Budget(gpu_rows={"item": 3}).slots("gpu", "user") is None
+    assert Budget(host=1).slots("host", "item") is None
