@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,14 +31,12 @@ def create_store(
         if progress is not None:
             progress(before + done, total)
 
-    with io.publish(path) as temporary:
-        os.mkdir(temporary)
-        with io.Directory.open(temporary) as directory:
-            for name, spec in tables.items():
-                with directory.make_directory(name) as table:
-                    infos[name] = generations.create(table, spec, 1, progress=report)
-                before += spec.rows
-            write_skeleton(directory, identity, Manifest(identity.uuid, 1, 1, infos, confirmed=1))
+    with io.publish(path) as temporary, io.Directory.make(temporary) as directory:
+        for name, spec in tables.items():
+            with directory.make_directory(name) as table:
+                infos[name] = generations.create(table, spec, 1, progress=report)
+            before += spec.rows
+        write_skeleton(directory, identity, Manifest(identity.uuid, 1, 1, infos, confirmed=1))
 
 
 def _check_tables(tables: Mapping[str, TableSpec]) -> None:

@@ -46,6 +46,7 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_LOOKUPS = frozenset({"open", "examine"})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")
 _MAX_IO = 1 << 30
 _MAP_FIXED = 0x10
@@ -55,12 +56,15 @@ _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextlib.contextmanager
 def _explained(action: str, path: str) -> Iterator[None]:
-    """Turn an OSError into the error a user can act on, keeping its errno."""
+    """Turn an OSError into the error a user can act on, keeping its errno.
+
+    Where something is only looked up, that it is missing is an answer: FileNotFoundError passes.
+    """
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and action in _LOOKUPS:
+            raise
         if error.errno in _FULL:
             failure: OSError = StoreFullError(
                 f"no space to {action} {path} ({error.strerror}); the last commit is intact, "
@@ -189,6 +193,11 @@ class File:
         if fd >= 0:
             _os.close(fd)
 
+    def __del__(self) -> None:
+        """Close a file that an error left open."""
+        with contextlib.suppress(OSError):
+            self.close()
+
     def __enter__(self) -> Self:
         """Return the file itself."""
         return self
@@ -225,6 +234,13 @@ class Directory:
         flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
         with _explained("open", self.join(name)):
             return Directory(_os.open(_component(name), flags, dir_fd=self.fd), self.join(name))
+
+    @classmethod
+    def make(cls, path: str | Path) -> Self:
+        """Create the directory at `path`, whose parent exists, and open it."""
+        with _explained("create", os.fspath(path)):
+            _os.mkdir(path)
+        return cls.open(path)
 
     def make_directory(self, name: str) -> Directory:
         """Create a directory within this one and open it."""
@@ -326,8 +342,8 @@ class Directory:
             _os.rename(_component(old), _component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
-        """Remove a file."""
-        with _explained("remove", self.join(name)):
+        """Remove a file; one that is gone already is no error."""
+        with _explained("remove", self.join(name)), contextlib.suppress(FileNotFoundError):
             _os.unlink(_component(name), dir_fd=self.fd)
 
     def remove_directory(self, name: str) -> None:
@@ -349,6 +365,11 @@ class Directory:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             _os.close(fd)
+
+    def __del__(self) -> None:
+        """Close a directory that an error left open."""
+        with contextlib.suppress(OSError):
+            self.close()
 
     def __enter__(self) -> Self:
         """Return the directory itself."""

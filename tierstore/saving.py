@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,27 +37,25 @@ def save_store(
         if progress is not None:
             progress(done + count, total)
 
-    with io.publish(path) as temporary:
-        os.mkdir(temporary)
-        with io.Directory.open(temporary) as directory:
-            infos: dict[str, TableInfo] = {}
-            for name, table in tables.items():
-                infos[name] = _copy_table(directory, table, report)
-                done += table.rows
-            files: dict[str, PayloadInfo] = {
-                name: copy_payload(value, directory, unique_name("payload-", 1))
-                for name, value in payload.items()
-            }
-            copied = Manifest(
-                uuid=identity.uuid,
-                seq=1,
-                version=manifest.version,
-                tables=infos,
-                step=manifest.step,
-                confirmed=manifest.version,
-                payload=files,
-            )
-            write_skeleton(directory, identity, copied)
+    with io.publish(path) as temporary, io.Directory.make(temporary) as directory:
+        infos: dict[str, TableInfo] = {}
+        for name, table in tables.items():
+            infos[name] = _copy_table(directory, table, report)
+            done += table.rows
+        files: dict[str, PayloadInfo] = {
+            name: copy_payload(value, directory, unique_name("payload-", 1))
+            for name, value in payload.items()
+        }
+        copied = Manifest(
+            uuid=identity.uuid,
+            seq=1,
+            version=manifest.version,
+            tables=infos,
+            step=manifest.step,
+            confirmed=manifest.version,
+            payload=files,
+        )
+        write_skeleton(directory, identity, copied)
 
 
 def _copy_table(directory: io.Directory, table: Table, report: Callable[[int], None]) -> TableInfo:
