@@ -140,7 +140,7 @@ def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysI
     if len(listed) != rows:
         raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
     stem = f"keys.{uuid.uuid4().hex[:8]}."
-    kinds = {type(key) for key in listed}
+    kinds: set[type] = {type(key) for key in listed}
     if kinds == {int}:
         _check_distinct(listed)
         try:
