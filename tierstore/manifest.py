@@ -29,6 +29,7 @@ __all__ = [
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
+DEFAULT_KEEP = 2
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
@@ -98,7 +99,7 @@ class Manifest:
 
     Manifests are numbered by `seq`; a version keeps its number when housekeeping publishes it
     again. `floor` is the oldest version that can still be opened, `confirmed` the newest that the
-    trainer said it can resume from.
+    trainer said it can resume from, `keep` how many versions the last writer wanted kept.
     """
 
     uuid: str
@@ -108,6 +109,7 @@ class Manifest:
     step: int | None = None
     floor: int = 0
     confirmed: int = 0
+    keep: int = DEFAULT_KEEP
     payload: dict[str, PayloadInfo] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -121,6 +123,7 @@ class Manifest:
                 "step": self.step,
                 "floor": self.floor,
                 "confirmed": self.confirmed,
+                "keep": self.keep,
                 "payload": {name: asdict(info) for name, info in self.payload.items()},
                 "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
             }
@@ -130,8 +133,8 @@ class Manifest:
     def decode(cls, data: bytes, name: str) -> Manifest:
         """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
         body = unseal(data, name, FORMAT)
-        names = {"uuid", "seq", "version", "step", "floor", "confirmed", "payload", "tables"}
-        body.only(names | {"format"})
+        names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
+        body.only(names | {"format", "payload", "tables"})
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -142,6 +145,7 @@ class Manifest:
             step=step,
             floor=body.natural("floor"),
             confirmed=body.natural("confirmed"),
+            keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={key: _table(tables.section(key)) for key in tables},
         )

@@ -23,6 +23,7 @@ from tierstore.disk.keys import write_keys
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
+    ExistsError,
     InvalidInputError,
     NotAStoreError,
     StoreIOError,
@@ -34,6 +35,7 @@ from tierstore.history import FOLD, STORE, History
 from tierstore.laws import Law
 from tierstore.locking import become_writer, keep_folds_away
 from tierstore.manifest import Identity, Manifest, TableInfo
+from tierstore.pointer import check_pointer, make_pointer
 from tierstore.prefetch import Prefetcher
 from tierstore.reshaping import lengthened, widened
 from tierstore.spec import Field, TableSpec
@@ -59,7 +61,7 @@ class Session:
         writable: bool,
         budget: Budget,
         version: int | None,
-        keep: int,
+        keep: int | None,
         allow_network: bool,
         device: Device | None,
         sync_checks: bool,
@@ -68,7 +70,7 @@ class Session:
         self.guard = Guard(str(path), writable=writable)
         self.prefetcher = Prefetcher()
         self.tables: dict[str, Table] = {}
-        self.keep = keep
+        self._keep = keep
         self.locks: list[io.File] = []
         self._finalizer: weakref.finalize[..., Session] | None = None
         self.sync_checks = sync_checks
@@ -116,9 +118,42 @@ class Session:
                     confirmed=min(newest.confirmed, older.version),
                 )
             self.history.sweep(self.keep)
-        for name, info in self.manifest.tables.items():
-            generation, tiers = self._open_tiers(name, info)
-            self.tables[name] = Table(self, name, generation, tiers)
+        self._attach(self._open_all())
+
+    def _open_all(self) -> dict[str, tuple[Generation, Tiers]]:
+        """Open every table of the manifest, or none.
+
+        Where a writer removes files while a reader opens them, the version it made is opened.
+        """
+        while True:
+            opened: dict[str, tuple[Generation, Tiers]] = {}
+            try:
+                for name, info in self.manifest.tables.items():
+                    opened[name] = self._open_tiers(name, info)
+                return opened
+            except BaseException as error:
+                for generation, tiers in opened.values():
+                    tiers.close()
+                    generation.close()
+                newest = self.history.newest()
+                raced = isinstance(error, CorruptStoreError) and newest.seq != self.manifest.seq
+                if self.guard.writable or not raced:
+                    raise
+                self.manifest = newest
+
+    def _attach(self, opened: Mapping[str, tuple[Generation, Tiers]]) -> None:
+        """Let the tables use what was opened, in place of what they used."""
+        for name, (generation, tiers) in opened.items():
+            if name in self.tables:
+                self.tables[name].close()
+                self.tables[name].attach(generation, tiers)
+            else:
+                self.tables[name] = Table(self, name, generation, tiers)
+
+    @property
+    def keep(self) -> int:
+        """How many versions are kept."""
+        return self._keep or self.manifest.keep
 
     def _open_tiers(self, name: str, info: TableInfo) -> tuple[Generation, Tiers]:
         seq = self.manifest.seq + 1 if self.guard.writable else None
@@ -142,7 +177,9 @@ class Session:
 
     def publish(self, **changes: Any) -> None:
         """Publish the manifest with changes, and let every table take what it says."""
-        manifest = dataclasses.replace(self.manifest, seq=self.manifest.seq + 1, **changes)
+        manifest = dataclasses.replace(
+            self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
+        )
         with interrupts_deferred():
             self.history.publish(manifest)
             self._settle(manifest)
@@ -202,6 +239,14 @@ class Session:
             self.history.sweep(keep)
         return True
 
+    def pointer(self) -> dict[str, Any]:
+        """Return a pointer to the version that is open."""
+        return make_pointer(str(self.directory.path), self.identity, self.manifest.version)
+
+    def check_pointer(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError for a pointer to another store, warn of another version."""
+        check_pointer(state, str(self.directory.path), self.identity, self.manifest.version)
+
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
         return sum(table.uncommitted().size for table in self.tables.values())
@@ -248,33 +293,33 @@ class Session:
 
     def _reopen(self, name: str, info: TableInfo) -> None:
         """Open a table's new generation in place of the old one, whose memory goes first."""
-        table = self.tables.get(name)
-        if table is not None:
-            table.close()
+        if name in self.tables:
+            self.tables[name].close()
         try:
-            generation, tiers = self._open_tiers(name, info)
+            self._attach({name: self._open_tiers(name, info)})
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {self.manifest.version} is committed, but table {name!r} could not be "
                 f"opened in its new shape ({error}); open the store again"
             ) from error
-        if table is None:
-            self.tables[name] = Table(self, name, generation, tiers)
-        else:
-            table.attach(generation, tiers)
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
     ) -> None:
-        """Add fields, which are new, to every record of a table; a commit of its own."""
-        table = self.tables[name]
-        spec = dataclasses.replace(
-            table.spec,
-            fields={**table.fields, **fields},
-            sparse=False,
-            chunk_rows=None,
-        )
-        self.replace(name, spec, widened(table, spec), scalars=table.scalars, progress=progress)
+        """Add fields to every record of a table; a commit of its own."""
+        with self.guard.use(write=True, interruptible=True):
+            table = self.tables[name]
+            for field in fields:
+                if field in table.fields:
+                    raise ExistsError(f"table {name!r} has a field {field!r}")
+            spec = dataclasses.replace(
+                table.spec,
+                fields={**table.fields, **fields},
+                sparse=False,
+                chunk_rows=None,
+            )
+            blocks = widened(table, spec)
+            self.replace(name, spec, blocks, scalars=table.scalars, progress=progress)
 
     def grow(
         self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
@@ -313,34 +358,19 @@ class Session:
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one.
 
-        All tables are opened before the first is replaced, so an error leaves the version that was
-        open; where a writer removes files meanwhile, the version it made is opened instead.
+        All tables are opened before the first is replaced, so an error leaves what was open.
         """
-        if self.guard.writable:
+        newest, before = self.history.newest(), self.manifest
+        if self.guard.writable or newest.seq == before.seq:
             return False
-        while (newest := self.history.newest()).seq != self.manifest.seq:
-            before, opened = self.manifest, {}
-            self.manifest = newest
-            try:
-                for name, info in newest.tables.items():
-                    opened[name] = self._open_tiers(name, info)
-            except BaseException as error:
-                self.manifest = before
-                for generation, tiers in opened.values():
-                    tiers.close()
-                    generation.close()
-                raced = self.history.newest().seq != newest.seq
-                if raced and isinstance(error, CorruptStoreError):
-                    continue
-                raise
-            for name, (generation, tiers) in opened.items():
-                if name in self.tables:
-                    self.tables[name].close()
-                    self.tables[name].attach(generation, tiers)
-                else:
-                    self.tables[name] = Table(self, name, generation, tiers)
-            return True
-        return False
+        self.manifest = newest
+        try:
+            opened = self._open_all()
+        except BaseException:
+            self.manifest = before
+            raise
+        self._attach(opened)
+        return True
 
     def close(self) -> None:
         """Drop what was not committed, with a warning that counts the rows, and release all."""

@@ -42,8 +42,6 @@ from tierstore.verify import VerifyReport, verify_store
 
 __all__ = ["Store", "Version", "create", "open"]
 
-DEFAULT_KEEP = 2
-
 
 @dataclasses.dataclass(frozen=True)
 class Version:
@@ -62,7 +60,7 @@ def create(
     *,
     progress: Progress | None = None,
     budget: Budget | None = None,
-    keep: int = DEFAULT_KEEP,
+    keep: int | None = None,
     device: str | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
@@ -82,7 +80,7 @@ def open(
     budget: Budget | None = None,
     version: int | None = None,
     discard_newer: bool = False,
-    keep: int = DEFAULT_KEEP,
+    keep: int | None = None,
     allow_network: bool = False,
     device: str | Device = "cpu",
     check_ids: str = "async",
@@ -95,7 +93,7 @@ def open(
         budget: memory for the tiers; see Budget for the defaults.
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
         discard_newer: drop the versions after `version`.
-        keep: how many versions a writer keeps.
+        keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
         allow_network: write on a network file system, whose locks and syncs may not hold.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
             is, and torch rows come to.
@@ -137,14 +135,14 @@ class Store:
         budget: Budget | None = None,
         version: int | None = None,
         discard_newer: bool = False,
-        keep: int = DEFAULT_KEEP,
+        keep: int | None = None,
         allow_network: bool = False,
         device: str | Device = "cpu",
         check_ids: str = "async",
     ) -> None:
         if mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {mode!r}")
-        if keep < 1:
+        if keep is not None and keep < 1:
             raise InvalidInputError(f"at least one version is kept, not {keep}")
         writable = mode == "r+"
         if writable and version is not None and not discard_newer:
@@ -353,12 +351,7 @@ class Store:
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
     ) -> None:
         """Add fields to every record of a table, with their first values; a commit of its own."""
-        with self._guard.use(write=True, interruptible=True):
-            table = self[name]
-            for field in fields:
-                if field in table.fields:
-                    raise ExistsError(f"table {name!r} has a field {field!r}")
-            self._session.add_fields(name, fields, progress)
+        self[name].add_fields(fields, progress=progress)
 
     def save(
         self,
@@ -374,6 +367,9 @@ class Store:
         """
         self._guard.check()
         wanted = self.version if version is None else version
+        if not self._guard.writable and wanted == self.version:
+            save_store(self.tables, self.payload, self._session.manifest, path, progress)
+            return
         with Store(self.path, version=wanted, budget=Budget(host=0, gpu=0)) as source:
             save_store(source.tables, source.payload, source._session.manifest, path, progress)
 
@@ -388,6 +384,20 @@ class Store:
             return verify_store(
                 self._session.tables.values(), self.payload, sample=sample, progress=progress
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a pointer to this store: path, uuid and version; nothing is read or written.
+
+        For frameworks that save whatever has a `state_dict`; the rows stay where they are.
+        """
+        return self._session.pointer()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check a pointer against this store, which must be the one it is to, or a copy of it.
+
+        Warns if this is another version. Raises InvalidInputError.
+        """
+        self._session.check_pointer(state)
 
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.access import Access, HostAccess, Lease, Piece
 from tierstore.device_access import DeviceAccess, device_errors
+from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.guard import Guard
 from tierstore.info import TableInformation
 from tierstore.laws import Law
@@ -43,6 +44,17 @@ class Owner(Protocol):
 
     def set_keys(self, table: str, keys: Sequence[Any]) -> None:
         """Give a table's rows external keys."""
+
+    def add_fields(
+        self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
+    ) -> None:
+        """Add fields to every record of a table."""
+
+    def pointer(self) -> dict[str, Any]:
+        """Return a pointer to the version that is open."""
+
+    def check_pointer(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError for a pointer to another store, warn of another version."""
 
 
 class Table:
@@ -292,6 +304,37 @@ class Table:
         `keys` are those of the new rows.
         """
         self._owner.grow(self.name, rows, init, keys)
+
+    def add_fields(self, fields: Mapping[str, Field], *, progress: Progress | None = None) -> None:
+        """Add fields to every record, with their first values; a commit of its own.
+
+        Streams the table anew, and needs everything committed. Raises ExistsError for a field that
+        is there, InvalidInputError for uncommitted rows.
+        """
+        self._owner.add_fields(self.name, fields, progress)
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
+        return "cpu" if self.tiers.gpu is None else self.tiers.gpu.device.torch_name
+
+    def pointer(self) -> dict[str, Any]:
+        """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
+        return {**self._owner.pointer(), "table": self.name}
+
+    def check_pointer(self, state: Mapping[str, Any]) -> None:
+        """Check a pointer against this table's store, which must be the one it is to, or a copy.
+
+        Warns if the store is at another version. Raises InvalidInputError.
+        """
+        self._owner.check_pointer(state)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError(
+            f"a table cannot be pickled; pass the store's path, or a store opened for reading, and "
+            f"take store[{self.name!r}] from that"
+        )
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
