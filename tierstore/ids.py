@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidTypeError, RowIndexError
+from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
 __all__ = ["Ids", "host_ids", "is_torch", "last_of_each"]
 
@@ -57,7 +57,10 @@ def host_ids(ids: object, rows: int) -> Ids:
 
 
 def _as_array(ids: object) -> npt.NDArray[Any]:
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise InvalidInputError(f"row ids are not one array of numbers: {error}") from None
     if array.size == 0 and not isinstance(ids, np.ndarray):
         return array.astype(np.int64)
     return array

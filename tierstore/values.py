@@ -68,7 +68,10 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
                 return array
             array = bfloat16.to_float32(array)
     else:
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise InvalidInputError(f"{name}: not one array of numbers: {error}") from None
         if not isinstance(values, np.ndarray | np.generic) and array.dtype.kind in "if":
             array = array.astype(np.float32 if item.dtype == "bfloat16" else item.storage)
     target = np.dtype(np.float32) if item.dtype == "bfloat16" else item.storage
