@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+
+from tests.oracle import DTYPES, READS_AS, values
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.spec import DTYPES as STORED
+from tierstore.spec import Field
+from tierstore.values import from_bytes, to_bytes
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (2, 0)])
+def test_numpy_values_come_back_bit_for_bit(dtype, shape):
+    given = values(np.random.default_rng(1), (*shape, 3), dtype)
+    data = to_bytes(given, Field(3, dtype), shape, "weight")
+    assert data.dtype == np.uint8
+    assert data.shape == (np.prod(shape, dtype=int), Field(3, dtype).nbytes)
+    found = from_bytes(data, Field(3, dtype), shape, "numpy")
+    assert found.dtype == READS_AS[dtype]
+    assert found.shape == given.shape
+    assert found.tobytes() == given.tobytes()
+
+
+@every_dtype
+def test_torch_values_come_back_in_their_own_type(dtype):
+    torch = pytest.importorskip("torch")
+    given = torch.from_numpy(values(np.random.default_rng(1), (4, 3), dtype))
+    given = given.to(getattr(torch, dtype))
+    item = Field(3, dtype)
+    for tensor in (given, given.requires_grad_(), given.T.contiguous().T, -given.detach().neg()):
+        found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, (4,), "torch")
+        assert found.dtype == getattr(torch, dtype)
+        assert torch.equal(found, given)
+
+
+@every_dtype
+def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
+    held = READS_AS[dtype]
+    for kind in (np.float16, np.float32, np.float64):
+        given = values(np.random.default_rng(2), (2, 3), "float16").astype(kind)
+        if np.can_cast(kind, held, "safe"):
+            found = from_bytes(
+                to_bytes(given, Field(3, dtype), (2,), "w"), Field(3, dtype), (2,), "numpy"
+            )
+            assert np.array_equal(found, given.astype(found.dtype)) or dtype == "bfloat16"
+        else:
+            with pytest.raises(InvalidTypeError, match=r"astype\('float"):
+                to_bytes(given, Field(3, dtype), (2,), "w")
+
+
+def test_bfloat16_is_rounded_to_nearest_even():
+    torch = pytest.importorskip("torch")
+    given = np.random.default_rng(3).standard_normal((100, 8)).astype(np.float32)
+    stored = to_bytes(given, Field(8, "bfloat16"), (100,), "w").view(np.uint16)
+    assert np.array_equal(stored, torch.from_numpy(given).bfloat16().view(torch.uint16).numpy())
+
+
+def test_torch_bfloat16_may_be_written_to_wider_fields():
+    torch = pytest.importorskip("torch")
+    given = torch.randn(3, 4).bfloat16()
+    for dtype in ("float32", "float64"):
+        data = to_bytes(given, Field(4, dtype), (3,), "w")
+        assert np.array_equal(data.view(STORED[dtype]), given.to(getattr(torch, dtype)).numpy())
+    with pytest.raises(InvalidTypeError):
+        to_bytes(given, Field(4, "float16"), (3,), "w")
+
+
+def test_lists_and_numbers_are_taken():
+    found = to_bytes([[1, 2], [3, 4.5]], Field(2), (2,), "w").view("<f4")
+    assert found.tolist() == [[1, 2], [3, 4.5]]
+    assert to_bytes([1, 2], Field(2, "bfloat16"), (), "w").shape == (1, 4)
+
+
+def test_views_of_other_byte_orders_are_taken():
+    given = values(np.random.default_rng(4), (6, 8))
+    for each in (
+        given[::2, ::2],
+        given[:3, ::-2],
+        given[:3, :4].astype(">f4"),
+        given[:3, 4:].copy("F"),
+    ):
+        found = from_bytes(to_bytes(each, Field(4), (3,), "w"), Field(4), (3,), "numpy")
+        assert np.array_equal(found, each)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 2), (2,), (1, 2, 3), (6,), ()])
+def test_nothing_is_broadcast(shape):
+    with pytest.raises(InvalidInputError, match=r"weight for these ids is \(2, 3\)"):
+        to_bytes(np.zeros(shape, np.float32), Field(3), (2,), "weight")
+
+
+def test_lists_must_be_regular():
+    with pytest.raises(InvalidInputError, match="weight"):
+        to_bytes([[1, 2, 3], [4]], Field(3), (2,), "weight")
+
+
+@pytest.mark.parametrize("kind", [int, bool, complex, object, "U1"])
+def test_what_is_no_float_is_refused(kind):
+    with pytest.raises(InvalidTypeError):
+        to_bytes(np.zeros((2, 3), kind), Field(3), (2,), "weight")
+
+
+def test_reading_copies_nothing():
+    data = np.random.default_rng(5).integers(0, 256, (4, 12), np.uint8)
+    assert np.shares_memory(from_bytes(data, Field(3), (4,), "numpy"), data)
+    torch = pytest.importorskip("torch")
+    tensor = from_bytes(data, Field(3), (2, 2), "torch")
+    assert tensor.shape == (2, 2, 3)
+    assert tensor.data_ptr() == data.ctypes.data
+    assert tensor.dtype == torch.float32
