@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.policy import Policy
+from tierstore.policy import Choice
 
 __all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
 
@@ -31,20 +31,35 @@ class SlotMap(Protocol):
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
 
-    def touch(self, slots: Slots) -> None:
-        """Note that the current batch uses these slots, which may repeat."""
+    def use(self, rows: Rows) -> None:
+        """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Note that the current batch uses these slots, which may repeat; `done`: it did so."""
 
     def next_batch(self) -> None:
         """End the current batch."""
 
+    def announce(self, rows: Rows) -> None:
+        """Note that a batch to come, after those announced before, will use `rows`."""
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Take `counts`, how often every row was used before, for what was seen so far."""
+
     def distinct(self, rows: Rows) -> Rows:
         """Return each of `rows`, none of which has a slot, once."""
+
+    def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
 
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`, which are distinct and have none."""
 
-    def victims(self, count: int) -> Slots:
-        """Take up to `count` slots whose rows may be evicted; they keep them until `release`."""
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
+
+        Unless `force`, only as far as their rows are worth less. They keep them until `release`.
+        """
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot."""
@@ -81,11 +96,23 @@ class DirectSlots:
             return rows
         return np.where(self.resident[rows] != 0, rows, -1)
 
-    def touch(self, slots: Slots) -> None:
+    def use(self, rows: Rows) -> None:
         """Do nothing: no row is ever evicted."""
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Do nothing."""
 
     def next_batch(self) -> None:
         """Do nothing."""
+
+    def announce(self, rows: Rows) -> None:
+        """Do nothing."""
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Do nothing."""
+
+    def order(self, rows: Rows) -> None:
+        """Return None: there is a slot for each."""
 
     def distinct(self, rows: Rows) -> Rows:
         """Return each row once, ascending."""
@@ -95,7 +122,7 @@ class DirectSlots:
         """Return the rows: each has its slot."""
         return rows
 
-    def victims(self, count: int) -> Slots:
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Return nothing: there is always room."""
         return np.empty(0, np.int64)
 
@@ -121,7 +148,7 @@ class CachedSlots:
     Fully associative: a table that fits has no misses after one pass, whatever its ids.
     """
 
-    def __init__(self, rows: int, slots: int, policy: Policy, take: Take) -> None:
+    def __init__(self, rows: int, slots: int, policy: Choice, take: Take) -> None:
         """Start with every slot free."""
         self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
@@ -129,38 +156,58 @@ class CachedSlots:
         self.slot_of.fill(-1)
         self.row_of.fill(-1)
         self.pins = Pins(slots, take)
-        self._policy = policy
+        self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
 
     @staticmethod
-    def bytes_for(rows: int, slots: int) -> int:
-        """Bytes of the maps and marks, without the policy's."""
-        return 4 * rows + (9 + Pins.BYTES) * slots
+    def bytes_for(rows: int, slots: int, policy: Choice) -> int:
+        """Bytes of the maps, the marks and the policy."""
+        return 4 * rows + (9 + Pins.BYTES) * slots + policy.bytes_for(rows, slots)
 
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
         return self.slot_of[rows]
 
-    def touch(self, slots: Slots) -> None:
-        """Note that the current batch uses these slots, which may repeat."""
-        self._policy.touch(slots.astype(np.int32, copy=False))
+    def use(self, rows: Rows) -> None:
+        """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
+        self.policy.use(rows)
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Note that the current batch uses these slots, which may repeat; `done`: it did so."""
+        self.policy.touch(slots.astype(np.int32, copy=False), done=done)
         self.pins.used(slots)
 
     def next_batch(self) -> None:
         """End the current batch."""
-        self._policy.next_batch()
+        self.policy.next_batch()
+
+    def announce(self, rows: Rows) -> None:
+        """Note that a batch to come, after those announced before, will use `rows`."""
+        self.policy.announce(rows)
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Take `counts`, how often every row was used before, for what was seen so far."""
+        self.policy.prime(counts)
 
     def distinct(self, rows: Rows) -> Rows:
         """Return each of `rows`, none of which has a slot, once.
 
         The map serves as scratch: each entry writes its own number, negative and so still absent,
-        and the one that is read back stands for the row. No sort is needed.
+        and the one that is read back stands for the row. No sort is needed. Where there are more
+        rows than slots, those come first that repeat most: they are most likely to come again.
         """
         number = np.arange(-1, -1 - rows.size, -1, dtype=np.int32)
         self.slot_of[rows] = number
         first: Rows = rows[self.slot_of[rows] == number]
-        return first
+        if self.row_of.size >= first.size or first.size == rows.size:
+            return first
+        distinct, counts = np.unique(rows, return_counts=True)
+        return distinct[np.argsort(-counts, kind="stable")]
+
+    def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
+        return self.policy.order(rows)
 
     def free(self, rows: Rows) -> Slots:
         """Take free slots for a leading part of `rows`: never used ones first, in order."""
@@ -177,9 +224,9 @@ class CachedSlots:
             wanted -= slots.size
         return np.concatenate(parts)
 
-    def victims(self, count: int) -> Slots:
-        """Take up to `count` slots whose rows may be evicted; they keep them until `release`."""
-        return self._policy.victims(count, self.pins.barred)
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Take slots to evict for a leading part of `rows`; `release` empties them."""
+        return self.policy.victims(rows, self.pins.barred, force=force)
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot, -1 for free ones."""
@@ -200,7 +247,7 @@ class CachedSlots:
         self.slot_of[rows[rows >= 0]] = -1
         self.row_of[slots] = -1
         self.dirty[slots] = 0
-        self._policy.forget(given)
+        self.policy.forget(given)
         self._released.append(slots)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tierstore import memory, rowcopy
 from tierstore.errors import CapacityError
-from tierstore.policy import LRU
+from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots, SlotMap
 from tierstore.stats import TierStats
 from tierstore.tier.base import Bytes, Rows, Tier
@@ -28,21 +28,26 @@ _ALIGNMENT = 256
 
 
 class HostTier:
-    """Records of the rows used last, at most `slots` of them, in one arena.
+    """Records of the rows worth keeping, at most `slots` of them, in one arena.
 
-    Reads and writes admit the rows they miss; the least recently used make room, and those that
-    changed go to the tier below. Rows of a batch that find no room, because the batch itself or
-    open leases fill the tier, are served by the tier below.
+    Reads and writes admit the rows they miss; those that the policy values least make room, and
+    those of them that changed go to the tier below. Rows of a batch that find no room, because all
+    others are worth more, or the batch itself or open leases fill the tier, are served by the tier
+    below.
     """
 
-    def __init__(self, below: Tier, *, slots: int, kind: str = "pageable") -> None:
+    def __init__(
+        self, below: Tier, *, slots: int, kind: str = "pageable", policy: Choice | None = None
+    ) -> None:
         """Reserve the arena.
 
         Args:
             below: the tier that holds every row.
             slots: most records to hold; a number of at least `below.rows` holds them all.
             kind: kind of memory, as `memory.allocate` knows them.
+            policy: which rows to keep; least recently used go first if None.
         """
+        policy = policy or lru()
         if slots < 1:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
@@ -52,7 +57,7 @@ class HostTier:
         self.direct = self.slots == self.rows
         self.stats = TierStats()
         self._batches = 0
-        self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots)
+        self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         self._arena = _Arena(kind, self.nbytes + 16 * _ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -60,7 +65,7 @@ class HostTier:
         self.map: SlotMap = (
             DirectSlots(self.rows, self._arena.take)
             if self.direct
-            else CachedSlots(self.rows, self.slots, LRU(self.slots), self._arena.take)
+            else CachedSlots(self.rows, self.slots, policy, self._arena.take)
         )
         self._stage = np.empty((self._staging_rows(self.record_bytes), self.record_bytes), np.uint8)
 
@@ -74,17 +79,21 @@ class HostTier:
         return max(1, _STAGING_BYTES // record_bytes)
 
     @classmethod
-    def bytes_for(cls, rows: int, record_bytes: int, slots: int) -> int:
+    def bytes_for(
+        cls, rows: int, record_bytes: int, slots: int, policy: Choice | None = None
+    ) -> int:
         """Bytes of a tier: records, maps, marks, policy and staging."""
         slots = min(slots, rows)
         staging = min(cls._staging_rows(record_bytes), slots) * record_bytes
         if slots == rows:
             return slots * record_bytes + DirectSlots.bytes_for(rows) + staging
-        per_slot = CachedSlots.bytes_for(rows, slots) + LRU.bytes_for(slots)
-        return slots * record_bytes + per_slot + staging
+        maps = CachedSlots.bytes_for(rows, slots, policy or lru())
+        return slots * record_bytes + maps + staging
 
     @classmethod
-    def slots_for(cls, rows: int, record_bytes: int, nbytes: int) -> int:
+    def slots_for(
+        cls, rows: int, record_bytes: int, nbytes: int, policy: Choice | None = None
+    ) -> int:
         """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
 
         Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
@@ -96,12 +105,13 @@ class HostTier:
         low, high = 0, rows - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = cls.bytes_for(rows, record_bytes, middle) <= nbytes
+            fits = cls.bytes_for(rows, record_bytes, middle, policy) <= nbytes
             low, high = (middle, high) if fits else (low, middle - 1)
         if low == 0:
+            least = cls.bytes_for(rows, record_bytes, 1, policy)
             raise CapacityError(
-                f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one record: "
-                f"that takes {cls.bytes_for(rows, record_bytes, 1)}; give more, or 0 for no host tier"
+                f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
+                f"record: that takes {least}; give more, or 0 for no host tier"
             )
         return low
 
@@ -151,8 +161,13 @@ class HostTier:
         self.map.dirty[slots] = 1
         rowcopy.scatter(self.records, slots, records, lo)
 
-    def _locate(self, rows: Rows, *, admit: bool) -> Slots:
-        """Return the slot of each row, admitting those that are missing; -1 where there was no room."""
+    def _locate(
+        self, rows: Rows, *, admit: bool, ahead: bool = False, force: bool = False
+    ) -> Slots:
+        """Return the slot of each row, admitting those that are missing; -1: there was no room.
+
+        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
+        """
         slots = self.map.lookup(rows)
         if slots is rows:
             self._count(rows, rows.size)
@@ -161,17 +176,22 @@ class HostTier:
         self._count(rows, rows.size - missing.size, slots)
         if not admit:
             return slots
+        if not ahead:
+            self.map.use(rows)
         self.map.touch(slots if not missing.size else slots[slots >= 0])
         if missing.size:
             wanted = rows[missing]
-            self._promote(self.map.distinct(wanted))
+            self._promote(self.map.distinct(wanted), force=force)
             slots[missing] = self.map.lookup(wanted)
         self.map.next_batch()
         return slots
 
-    def _promote(self, rows: Rows) -> None:
-        """Load a leading part of `rows`, distinct and absent, into the slots that can be had."""
-        slots = self._make_room(rows)
+    def _promote(self, rows: Rows, *, force: bool) -> None:
+        """Load the best of `rows`, distinct and absent, into the slots that can be had."""
+        order = self.map.order(rows)
+        if order is not None:
+            rows = rows[order]
+        slots = self._make_room(rows, force=force)
         done = 0
         try:
             for part in self._parts(slots.size):
@@ -189,6 +209,7 @@ class HostTier:
         slots = self.map.lookup(rows)
         missing = np.flatnonzero(slots < 0)
         self._count(rows, rows.size - missing.size, slots)
+        self.map.use(rows)
         if not missing.size:
             self.map.touch(slots)
             self._overwrite(slots, records, 0)
@@ -196,6 +217,9 @@ class HostTier:
             present = np.flatnonzero(slots >= 0)
             self.map.touch(slots[present])
             self._overwrite(slots[present], records[present], 0)
+            order = self.map.order(rows[missing])
+            if order is not None:
+                missing = missing[order]
             new = self._make_room(rows[missing])
             missing = missing[: new.size]
             rowcopy.scatter(self.records, new, records[missing])
@@ -205,13 +229,13 @@ class HostTier:
         self.map.next_batch()
         return slots
 
-    def _make_room(self, rows: Rows) -> Slots:
+    def _make_room(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots for a leading part of `rows`, distinct and absent, evicting what must go."""
         slots = self.map.free(rows)
         if slots.size == rows.size:
             return slots
         try:
-            victims = self.map.victims(rows.size - slots.size)
+            victims = self.map.victims(rows[slots.size :], force=force)
             try:
                 self._write_back(victims[self.map.dirty[victims] != 0])
             except BaseException:
@@ -257,16 +281,20 @@ class HostTier:
         At most half the slots are kept so; what does not fit is left to be read when it is used.
         """
         if isinstance(self.map, CachedSlots):
+            self.map.announce(rows)
             room = max(0, self.slots // 2 - self.map.pins.ahead)
             rows = np.unique(rows)[:room]
-            slots = self._locate(rows, admit=True)
+            slots = self._locate(rows, admit=True, ahead=True, force=True)
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
             self._locate(rows, admit=True)
 
     def lease(self, rows: Rows) -> Slots:
-        """Promote distinct rows and pin them; return their slots, -1 where there was no room."""
-        slots = self._locate(rows, admit=True)
+        """Promote distinct rows and pin them; return their slots, -1 where there was no room.
+
+        They are admitted whatever they are worth: a step reads and writes them field by field.
+        """
+        slots = self._locate(rows, admit=True, force=True)
         if isinstance(self.map, CachedSlots):
             self.map.pins.lease(slots[slots >= 0])
         return slots

@@ -1,50 +1,22 @@
-"""Which slots to give up when a tier is full.
-
-A policy keeps one key a slot and gives up the smallest; ties are open. It sees slots and batches,
-never rows or bytes.
-"""
+"""Least recently used, by batch, in time that does not grow with the slots."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LRU", "Policy"]
+from tierstore.policy.base import Barred, Rows, Slots
+from tierstore.policy.ranked import Keys
 
-Slots = npt.NDArray[np.int32]
-Barred = Callable[[Slots], npt.NDArray[np.bool_]]
+__all__ = ["LRU", "Recency"]
 
-
-class Policy(Protocol):
-    """The seam of a policy."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes taken now."""
-
-    def touch(self, slots: Slots) -> Slots:
-        """Note that the current batch uses `slots`, which may repeat; return those it did not yet, distinct."""
-
-    def victims(self, count: int, barred: Barred | None = None) -> Slots:
-        """Take up to `count` distinct slots to give up, least valuable first.
-
-        Never one that the current batch touched, nor one that `barred`, asked for some slots, marks.
-        What is returned is forgotten until it is touched again.
-        """
-
-    def forget(self, slots: Slots) -> None:
-        """Note that `slots` are free: they are no victims until they are touched again."""
-
-    def next_batch(self) -> None:
-        """End the current batch."""
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class LRU:
-    """Least recently used by batch, exactly, in time that does not grow with the slots.
+    """Least recently used, exactly; among the slots of one batch chance decides.
 
     A log holds, batch by batch, the distinct slots each batch touched. A slot's newest entry counts
     (its stamp says which); older ones are stale and skipped when they come to the front, where the
@@ -59,10 +31,11 @@ class LRU:
         self._log: deque[tuple[Slots, int]] = deque()
         self._entries = 0
         self._now = 1
+        self._chance = np.random.default_rng(0)
 
     @classmethod
     def bytes_for(cls, slots: int) -> int:
-        """Most bytes this policy takes for a number of slots: stamps, and a log of twice the slots."""
+        """Most bytes for a number of slots: stamps, and a log of twice as many entries."""
         return 12 * slots
 
     @property
@@ -70,8 +43,20 @@ class LRU:
         """Bytes taken now."""
         return int(self._stamp.nbytes + 4 * self._entries)
 
-    def touch(self, slots: Slots) -> Slots:
-        """Note that the current batch uses `slots`, which may repeat; return those it did not yet.
+    def use(self, rows: Rows) -> None:
+        """Do nothing: only rows that have a slot count."""
+
+    def announce(self, rows: Rows) -> None:
+        """Do nothing."""
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Do nothing: counts say nothing of when."""
+
+    def order(self, rows: Rows) -> None:
+        """Return None: all rows of a batch are used at the same time."""
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Note that the current batch uses `slots`, which may repeat.
 
         The stamps serve as scratch: each entry writes its own number, and the one that is read back
         is the one that stands for the slot. No sort is needed.
@@ -86,7 +71,6 @@ class LRU:
             self._entries += distinct.size
             if self._entries > 2 * self._stamp.size:
                 self._compact()
-        return distinct
 
     def next_batch(self) -> None:
         """End the current batch."""
@@ -94,20 +78,20 @@ class LRU:
         if self._now == 2**32 - 1:
             self._renumber()
 
-    def victims(self, count: int, barred: Barred | None = None) -> Slots:
-        """Take up to `count` distinct slots to give up, least recently touched first."""
+    def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:
+        """Take distinct slots to give up for a leading part of `rows`, longest unused first."""
+        count = rows.size
         taken: list[Slots] = []
         passed: list[tuple[Slots, int]] = []
         while count > 0 and self._log and self._log[0][1] != self._now:
-            slots, batch = self._log.popleft()
-            self._entries -= slots.size
-            slots = slots[self._stamp[slots] == batch]
+            slots, batch = self._oldest()
             if barred is not None:
                 held = barred(slots)
                 if held.any():
                     passed.append((slots[held], batch))
                     slots = slots[~held]
             if slots.size > count:
+                slots = self._chance.permutation(slots)
                 passed.append((slots[count:], batch))
                 slots = slots[:count]
             taken.append(slots)
@@ -118,6 +102,16 @@ class LRU:
         victims = np.concatenate(taken) if taken else np.empty(0, np.int32)
         self._stamp[victims] = 0
         return victims
+
+    def _oldest(self) -> tuple[Slots, int]:
+        """Take the slots that the oldest batch in the log was the last to touch."""
+        slots, batch = self._log.popleft()
+        parts = [slots]
+        while self._log and self._log[0][1] == batch:
+            parts.append(self._log.popleft()[0])
+        slots = np.concatenate(parts) if len(parts) > 1 else slots
+        self._entries -= slots.size
+        return slots[self._stamp[slots] == batch], batch
 
     def forget(self, slots: Slots) -> None:
         """Note that `slots` are free."""
@@ -136,3 +130,45 @@ class LRU:
         for slots, new in self._log:
             self._stamp[slots] = new
         self._now = len(self._log) + 1
+
+
+class Recency:
+    """The ranking of rows by the batch that used them last, for policies built on a ranking."""
+
+    keeps_batch = True
+
+    def __init__(self, rows: int) -> None:
+        """Start with no row used."""
+        self._used = np.zeros(rows, np.uint32)
+        self._now = 0
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Bytes of a batch number a row."""
+        return 4 * rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return int(self._used.nbytes)
+
+    def use(self, rows: Rows) -> Rows | None:
+        """Note that a batch uses `rows`."""
+        self._now += 1
+        self._used[rows] = self._now
+        return _NO_ROWS
+
+    def keys(self, rows: Rows) -> Keys:
+        """Return the numbers of the batches, modulo 2**31."""
+        return self._used[rows] & np.uint32(2**31 - 1)
+
+    def bids(self, rows: Rows) -> Keys:
+        """Return the keys."""
+        return self.keys(rows)
+
+    def announce(self, rows: Rows) -> Rows:
+        """Do nothing."""
+        return _NO_ROWS
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Do nothing: counts say nothing of when."""
