@@ -62,6 +62,7 @@ def test_numpy_maps_what_is_written(tmp_path, dtype):
         (npy(header("|b1"), b"x" * 4), "need floats"),
         (npy(header("<f16"), b"x" * 64), "need floats"),
         (npy(header("<U99999999999999"), b""), "need floats"),
+        (npy(header("<U0", shape=(2,)), b""), "need floats"),
         (npy(header(7), b""), "need floats"),
         (npy(header(shape=(4,)), b"x" * 16), r"\(rows, dim\)"),
         (npy(header(shape=(1, 2, 2)), b"x" * 16), r"\(rows, dim\)"),

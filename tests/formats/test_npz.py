@@ -115,6 +115,14 @@ def test_pickled_objects_are_refused(tmp_path):
         open_source(tmp_path / "file.npz")
 
 
+def test_objects_beside_the_matrix_do_no_harm(tmp_path):
+    matrix = random_matrix(4, 3)
+    np.savez(tmp_path / "file.npz", weight=matrix, names=np.array(["a", None], object))
+    assert read_file(tmp_path / "file.npz").tobytes() == matrix.tobytes()
+    with pytest.raises(FormatError, match=r"'names' is unreadable .*objects"):
+        open_source(tmp_path / "file.npz", field="names")
+
+
 def test_columns_are_refused_with_a_hint(tmp_path):
     np.savez(tmp_path / "file.npz", weight=np.asfortranarray(random_matrix(4, 3)))
     with pytest.raises(FormatError, match="ascontiguousarray"):

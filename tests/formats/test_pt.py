@@ -72,6 +72,14 @@ def test_code_in_a_file_is_not_run(tmp_path, monkeypatch):
     assert not (tmp_path / "evil-ran").exists()
 
 
+def test_blocks_cannot_change_the_tensor(tmp_path):
+    torch.save(torch.ones(9, 4), tmp_path / "file.pt")
+    with open_source(tmp_path / "file.pt") as source:
+        for block in source.blocks(4):
+            with pytest.raises(ValueError, match="read-only"):
+                block[:] = 0
+
+
 @pytest.mark.parametrize(
     "content",
     [

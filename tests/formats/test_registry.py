@@ -63,6 +63,15 @@ def test_keys_and_a_field_cannot_share_a_name(tmp_path, field):
         write_file(tmp_path / "new.npz", matrix, "float32", field=field, keys=[1, 2, 4])
 
 
+@pytest.mark.parametrize("shape", [(-1, 3), (3, 0)])
+def test_shapes_that_are_none(tmp_path, shape):
+    with (
+        pytest.raises(InvalidInputError, match="0 or more rows"),
+        open_sink(tmp_path / "file.npy", rows=shape[0], dim=shape[1], dtype="float32"),
+    ):
+        pass
+
+
 def test_precision_is_not_lost_unasked(tmp_path):
     with pytest.raises(InvalidInputError, match=r"float64.*--dtype"):
         write_file(tmp_path / "file.bin", random_matrix(3, 2, "float64"), "float64")

@@ -139,7 +139,14 @@ def test_string_keys_whose_offsets_lie(tmp_path):
     content = path.read_bytes()
     offsets = struct.pack("<4q", 0, 3, 4, 5)
     assert content.count(offsets) == 1
-    for lie in [(1, 3, 4, 5), (0, 3, 4, 6), (0, 4, 3, 5), (0, -1, 4, 5), (0, 2, 4, 5)]:
+    for lie in [
+        (0, 2**63 - 1, -(2**63), 5),
+        (1, 3, 4, 5),
+        (0, 3, 4, 6),
+        (0, 4, 3, 5),
+        (0, -1, 4, 5),
+        (0, 2, 4, 5),
+    ]:
         path.write_bytes(content.replace(offsets, struct.pack("<4q", *lie)))
         with pytest.raises(FormatError, match="key"):
             read_keys_of(path)

@@ -24,13 +24,11 @@ def choose(
     name = wanted.name if wanted.name is not None else wanted.field
     if name is not None and name in matrices:
         return name
+    if name is not None and name in others:
+        raise FormatError(f"{path}: {name!r} is {others[name]}; need floats of shape (rows, dim)")
     if wanted.name is None and len(matrices) == 1:
         return next(iter(matrices))
 
-    if wanted.name is not None and wanted.name in others:
-        raise FormatError(
-            f"{path}: {wanted.name!r} is {others[wanted.name]}; need floats of shape (rows, dim)"
-        )
     if not matrices:
         raise FormatError(
             f"{path}: holds no floats of shape (rows, dim), only {_listed(others) or 'nothing'}"

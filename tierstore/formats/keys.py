@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 class KeyColumn:
     """Keys to be written, one for each row, whatever sequence holds them.
 
-    Only its length and slices of the sequence are used, so it may be longer than memory.
+    Of the sequence only the length, the first item and slices are used, so it may lie on disk.
     """
 
     def __init__(self, keys: Any, rows: int) -> None:
@@ -105,14 +105,13 @@ class KeyColumn:
             end = int(ends[-1])
             yield ends
 
-    def reject(self, unfit: Callable[[str], bool], why: str) -> KeyColumn:
-        """Return the column itself; raise InvalidInputError for the first key that is `unfit`."""
-        if not self.integers:
-            for number, block in enumerate(self.string_blocks()):
-                for at, key in enumerate(block):
-                    if unfit(key):
-                        raise InvalidInputError(f"key {key!r} of row {number * _BLOCK + at} {why}")
-        return self
+    def reject(self, unfit: Callable[[str], bool], why: str) -> None:
+        """Raise InvalidInputError for the first string that is `unfit`, saying `why`."""
+        if self.integers:
+            return
+        for row, key in enumerate(chain.from_iterable(self.string_blocks())):
+            if unfit(key):
+                raise InvalidInputError(f"key {key!r:.100} of row {row} {why}")
 
 
 def _is_integer(key: object) -> bool:
@@ -159,7 +158,8 @@ def strings_of(path: Path, values: npt.NDArray[np.str_]) -> list[str]:
 def blob_to_strings(path: Path, blob: bytes, offsets: npt.NDArray[np.int64]) -> list[str]:
     """Cut the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
     bounds = offsets.tolist()
-    if bounds[0] != 0 or bounds[-1] != len(blob) or bool((np.diff(offsets) < 0).any()):
+    ascending = all(lo <= hi for lo, hi in pairwise(bounds))
+    if bounds[0] != 0 or bounds[-1] != len(blob) or not ascending:
         raise FormatError(f"{path}: the offsets of its keys do not fit their {len(blob)} bytes")
     try:
         return [blob[lo:hi].decode() for lo, hi in pairwise(bounds)]

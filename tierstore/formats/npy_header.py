@@ -23,6 +23,7 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
 """NumPy's own limit; a literal of this length cannot exhaust the parser."""
 
+MAX_ITEM_BYTES = 1 << 20
 _ALIGNMENT = 64
 
 
@@ -102,7 +103,8 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
             dtype = np.dtype(descr)
         except (TypeError, ValueError, SyntaxError, OverflowError):
             dtype = np.dtype(object)
-        if dtype.kind in "fiuU" and dtype.str == descr:
+        plain = dtype.kind in "fiuU" and dtype.str == descr
+        if plain and 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             return dtype
     raise FormatError(
         f"{path}: elements of type {descr!r:.100}; need floats, not objects or records"

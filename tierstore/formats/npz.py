@@ -67,7 +67,13 @@ class _Archive:
         if len(entries) > MAX_ENTRIES:
             raise FormatError(f"{self.path}: {len(entries)} arrays; at most {MAX_ENTRIES} are read")
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
-        self.headers = {name: self._header(name) for name in self._entries}
+        self.headers: dict[str, NpyHeader] = {}
+        self.described: dict[str, object] = {}
+        for name in self._entries:
+            try:
+                self.described[name] = self.headers[name] = self._header(name)
+            except FormatError as error:  # no harm as long as another array is wanted
+                self.described[name] = f"unreadable ({str(error).removeprefix(f'{self.path}: ')})"
 
     def _header(self, name: str) -> NpyHeader:
         entry = self._entries[name]
@@ -146,7 +152,7 @@ def _open(path: Path, wanted: Wanted) -> Source:
             for name, header in archive.headers.items()
             if header.element and len(header.shape) == 2
         }
-        name = choose(path, wanted, matrices, archive.headers)
+        name = choose(path, wanted, matrices, archive.described)
         if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
             raise FormatError(
                 f"{path}: {name!r} is stored column by column; save np.ascontiguousarray of it"

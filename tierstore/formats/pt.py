@@ -40,7 +40,9 @@ class _PtSource(Source):
             block = self._tensor[start : start + block_rows].contiguous()
             if self.dtype == "bfloat16":
                 block = block.view(_torch().int16)
-            yield block.numpy().view(DTYPES[self.dtype])
+            array = block.numpy().view(DTYPES[self.dtype])
+            array.flags.writeable = False  # it may be the tensor itself
+            yield array
 
     def close(self) -> None:
         self._tensor = self._tensor[:0].clone()

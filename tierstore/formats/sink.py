@@ -128,6 +128,8 @@ def open_sink_of(
         )
     if keys is not None and field in _RESERVED:
         raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
+    if rows < 0 or dim < 1:
+        raise InvalidInputError(f"a matrix has 0 or more rows of 1 or more, not {rows} of {dim}")
     check_dtype(dtype)
     held = held_dtype(dtype, format_.dtypes, f"{path}: {suffix}")
     content = Content(

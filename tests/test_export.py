@@ -1,0 +1,239 @@
+"""Export: what a file holds is what the table held."""
+
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
+from tierstore import bfloat16
+from tierstore.errors import (
+    ExistsError,
+    InvalidInputError,
+    RowIndexError,
+    StoreFullError,
+    UnknownNameError,
+)
+from tierstore.export import export_table
+from tierstore.formats import SINK_SUFFIXES
+from tierstore.formats.dtypes import convert
+from tierstore.spec import Field, TableSpec
+
+ROWS, DIM = 700, 5
+
+
+@pytest.fixture
+def store(tmp_path):
+    fields = {"weight": Field(DIM), "moment": Field(3, "bfloat16"), "wide": Field(2, "float64")}
+    with tierstore.create(tmp_path / "s.tier", {"item": TableSpec(ROWS, fields=fields)}) as store:
+        store["item"].write(np.arange(ROWS), values())
+        store.commit()
+        yield store
+
+
+def values() -> dict[str, np.ndarray]:
+    moment = bfloat16.to_float32(random_matrix(ROWS, 3, "bfloat16"))
+    return {
+        "weight": random_matrix(ROWS, DIM),
+        "moment": moment,
+        "wide": random_matrix(ROWS, 2, "float64"),
+    }
+
+
+@pytest.mark.parametrize("suffix", SINK_SUFFIXES)
+def test_every_format(store, tmp_path, suffix):
+    result = export_table(store["item"], tmp_path / f"out{suffix}")
+    assert read_file(result.path).tobytes() == values()["weight"].tobytes()
+    files = [f for f in (result.path, *result.path.rglob("*")) if f.is_file()]
+    assert result.bytes == sum(f.stat().st_size for f in files)
+    assert (result.rows, result.dim, result.dtype, result.overflowed) == (ROWS, DIM, "float32", 0)
+
+
+def test_numpy_maps_an_export(store, tmp_path):
+    export_table(store["item"], tmp_path / "out.npy")
+    mapped = np.load(tmp_path / "out.npy", mmap_mode="r", allow_pickle=False)
+    assert mapped.tobytes() == values()["weight"].tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".tsv"])
+@pytest.mark.parametrize("rows", [(0, ROWS), (0, 1), (17, 400), (ROWS - 1, ROWS), (5, 5)], ids=str)
+def test_a_range_of_rows(store, tmp_path, suffix, rows):
+    start, stop = rows
+    result = export_table(store["item"], tmp_path / f"out{suffix}", rows=rows)
+    assert result.rows == stop - start
+    assert read_file(result.path).tobytes() == values()["weight"][start:stop].tobytes()
+    if suffix == ".tsv" and 0 < start < stop:
+        assert list(read_keys_of(result.path)) == list(range(start, stop))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ((-1, 5), RowIndexError),
+        ((0, ROWS + 1), RowIndexError),
+        ((ROWS + 1, ROWS + 2), RowIndexError),
+        ((5, 3), InvalidInputError),
+    ],
+)
+def test_ranges_that_are_none(store, tmp_path, rows, error):
+    with pytest.raises(error, match=f"{rows[0]}:{rows[1]}"):
+        export_table(store["item"], tmp_path / "out.npy", rows=rows)
+    assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.parametrize("field", ["weight", "moment", "wide"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", None])
+def test_fields_and_conversions(store, tmp_path, field, dtype, recwarn):
+    stored = {"weight": "float32", "moment": "bfloat16", "wide": "float64"}[field]
+    expected = values()[field]
+    if field == "moment":
+        expected = bfloat16.from_float32(expected)
+    wanted = dtype or stored
+    result = export_table(store["item"], tmp_path / "out.zarr", field=field, dtype=dtype)
+    assert result.dtype == wanted
+    assert read_file(tmp_path / "out.zarr").tobytes() == convert(expected, stored, wanted).tobytes()
+
+    def infinities(matrix, dtype):
+        return np.isinf(bfloat16.to_float32(matrix) if dtype == "bfloat16" else matrix).sum()
+
+    more = infinities(convert(expected, stored, wanted), wanted) - infinities(expected, stored)
+    assert result.overflowed == more
+    assert [str(more) in str(warning.message) for warning in recwarn] == [True] * bool(more)
+
+
+def test_half_precision_goes_to_float32_where_there_is_none(store, tmp_path):
+    result = export_table(store["item"], tmp_path / "out.npy", field="moment")
+    assert result.dtype == "float32"
+    assert read_file(result.path).tobytes() == values()["moment"].tobytes()
+    with pytest.raises(InvalidInputError, match="float64"):
+        export_table(store["item"], tmp_path / "out.bin", field="wide")
+
+
+def test_what_is_not_committed_is_exported_too(store, tmp_path):
+    row = random_matrix(1, DIM, seed=9)
+    store["item"].write([3], row, field="weight")
+    export_table(store["item"], tmp_path / "out.npy")
+    assert read_file(tmp_path / "out.npy")[3].tobytes() == row.tobytes()
+    store.rollback()
+
+
+@pytest.mark.parametrize(
+    "keys", [random_words(ROWS), np.arange(ROWS)[::-1] * 3], ids=["str", "int"]
+)
+def test_the_keys_of_the_table_go_along(store, tmp_path, keys):
+    store["item"].set_keys(keys)
+    for suffix in (".npz", ".vec", ".parquet", ".safetensors", ".zarr", ".npy"):
+        export_table(store["item"], tmp_path / f"out{suffix}")
+        found = read_keys_of(tmp_path / f"out{suffix}")
+        assert suffix == ".npy" if found is None else list(found) == list(keys)
+    export_table(store["item"], tmp_path / "some.npz", rows=(10, 20))
+    assert list(read_keys_of(tmp_path / "some.npz")) == list(keys[10:20])
+
+
+def test_keys_that_are_given(store, tmp_path):
+    words = random_words(ROWS)
+    store["item"].set_keys(list(range(ROWS, 2 * ROWS)))
+    for name, rows, keys, expected in [
+        ("all", None, words, words),
+        ("cut", (10, 20), words, words[10:20]),
+        ("fit", (10, 20), words[:10], words[:10]),
+    ]:
+        export_table(store["item"], tmp_path / f"{name}.tsv", rows=rows, keys=keys)
+        assert list(read_keys_of(tmp_path / f"{name}.tsv")) == expected
+    with pytest.raises(InvalidInputError, match=r"9 keys; need .* 700 rows or of the 10 rows"):
+        export_table(store["item"], tmp_path / "out.tsv", rows=(10, 20), keys=words[:9])
+    with pytest.raises(InvalidInputError, match="no keys"):
+        export_table(store["item"], tmp_path / "out.npy", keys=words)
+
+
+def test_targets_that_must_not_be_written(store, tmp_path):
+    (tmp_path / "out.npy").write_bytes(b"precious")
+    (tmp_path / "directory.npy").mkdir()
+    (tmp_path / "link.npy").symlink_to("out.npy")
+    (tmp_path / "inside").symlink_to(store.path / "item")
+    for path, error in [
+        ("out.npy", ExistsError),
+        ("directory.npy", ExistsError),
+        ("link.npy", ExistsError),
+        ("missing/out.npy", InvalidInputError),
+        ("s.tier/out.npy", InvalidInputError),
+        ("s.tier/item/out.npy", InvalidInputError),
+        ("inside/out.npy", InvalidInputError),
+        ("out.h5", InvalidInputError),
+    ]:
+        with pytest.raises(error):
+            export_table(store["item"], tmp_path / path)
+    with pytest.raises(ExistsError):
+        export_table(store["item"], tmp_path / "link.npy", force=True)
+    assert (tmp_path / "out.npy").read_bytes() == b"precious"
+    export_table(store["item"], tmp_path / "out.npy", force=True)
+    assert read_file(tmp_path / "out.npy").shape == (ROWS, DIM)
+
+
+def test_fields_that_are_none(store, tmp_path):
+    with pytest.raises(UnknownNameError, match="weight, moment, wide"):
+        export_table(store["item"], tmp_path / "out.npy", field="exp_avg")
+
+
+@pytest.mark.parametrize("suffix", SINK_SUFFIXES)
+def test_progress_and_interruption(store, tmp_path, suffix):
+    seen = []
+    export_table(store["item"], tmp_path / f"out{suffix}", progress=lambda *p: seen.append(p))
+    assert seen[-1] == (ROWS, ROWS)
+    assert seen == sorted(seen)
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        export_table(store["item"], tmp_path / f"new{suffix}", progress=interrupt)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("suffix", SINK_SUFFIXES)
+def test_a_full_disk_leaves_nothing(store, tmp_path, suffix):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = sorted(tmp_path.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        with pytest.raises(StoreFullError, match="nothing was left"):
+            export_table(store["item"], tmp_path / f"out{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from tierstore.formats import open_sink, open_source
+
+first, second, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+block = np.random.default_rng(0).standard_normal((4096, 64), np.float32)
+
+def there_and_back(path, rows):
+    keys = None if path.endswith(".npy") else range(rows)
+    with open_sink(path, rows=rows, dim=64, dtype="float32", keys=keys) as sink:
+        for start in range(0, rows, 4096):
+            sink.write(block[: rows - start])
+    with open_source(path) as source:
+        for found in source.blocks():
+            pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+print(-there_and_back(first, 4096) + there_and_back(second, rows))
+"""
+
+
+@pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s != ".txt"])
+def test_memory_stays_flat(tmp_path, suffix):
+    """The first file, of 1 MiB, takes what is only taken once; the second may add a few blocks."""
+    mebibytes, limit = (24, 12) if suffix in (".vec", ".tsv") else (240, 120)
+    paths = [tmp_path / f"{name}{suffix}" for name in ("first", "second")]
+    command = [sys.executable, "-c", MEASURE, *paths, str(mebibytes << 12)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) < limit
