@@ -125,6 +125,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | Compressed
                 file.truncate(nbytes)
             else:
                 file.allocate(0, nbytes)
+        array.sync()
         return _records(files, spec)
 
 
