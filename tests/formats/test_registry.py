@@ -1,6 +1,8 @@
 """Suffixes, names within files, element types, and what goes wrong below a sink."""
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +118,12 @@ def test_failures_of_the_file_system(tmp_path, monkeypatch, suffix, code, error)
     assert raised.value.errno == code
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_optional_is_imported_before_it_is_needed():
+    program = (
+        "import sys, tierstore.load, tierstore.export\n"
+        "print({'torch', 'pyarrow', 'zarr', 'safetensors', 'cupy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
