@@ -44,7 +44,8 @@ static const u32 LINK_BLOCKS = 64, LINK_ROWS = 64;  // blocks that use the link 
 struct Counters {
     u64 bad_position;             // of the first id outside the table, in its batch
     i64 bad_row;                  // that id
-    u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the tier was made
+    u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the host last looked
+    u64 leased_rows, leased_misses;  // distinct rows of leases, and those that were not there
     u32 bad;                      // 1 once bad_row is filled in
     u32 missed, deferred;         // this batch: distinct rows claimed, positions not yet served
     u32 victims, ties;            // slots chosen for them
@@ -604,8 +605,7 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
 }
 
 // Copy what won into its record, and mark that dirty.
-__device__ void write_winners(const Tier &t, const Batch &b) {
-    const Team team = everyone();
+__device__ void write_winners(const Tier &t, const Batch &b, Team team) {
     const u32 span = span_for(team, b.n);
     for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
         const i64 position = base + lane();
@@ -664,7 +664,11 @@ __device__ void tidy(const Tier &t, const Batch &b) {
         c->missed_ids += deferred;
         c->missed_rows += missed;
         c->missed = c->deferred = c->victims = c->ties = c->distinct = c->absent = c->evicted = 0;
-        if (b.mode == LEASE) *b.count = distinct;
+        if (b.mode == LEASE) {
+            *b.count = distinct;
+            c->leased_rows += distinct;
+            c->leased_misses += missed;
+        }
     }
 }
 
@@ -679,8 +683,10 @@ __device__ void finish(const Tier &t, const Batch &b) {
             admit_deferred(t, b);
             grid_barrier(&c->gate);
         }
-        if (b.mode == WRITE) write_winners(t, b);
-        else if (b.last) write_positions(t, b);
+        // Records that stay in host memory go over the link.
+        const u32 blocks = b.admit || gridDim.x < LINK_BLOCKS ? gridDim.x : LINK_BLOCKS;
+        if (b.mode == WRITE && blockIdx.x < blocks) write_winners(t, b, team(0, blocks));
+        else if (b.mode == LEASE && b.last) write_positions(t, b);
         if (b.mode == WRITE && !waiting) return;
     }
     if (b.last) tidy(t, b);

@@ -43,8 +43,8 @@ class Device(Protocol):
     def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:
         """Reserve an array of `size` zeros for long use; freed with its last reference."""
 
-    def borrow(self, size: int, dtype: npt.DTypeLike) -> Any:
-        """Take an uninitialised array from the pool, in the order of the caller's stream."""
+    def borrow(self, size: int, dtype: npt.DTypeLike, stream: int | None = None) -> Any:
+        """Take an uninitialised array from the pool, for use in a stream, or the current one."""
 
     def stage(self, nbytes: int) -> memory.Arena:
         """Reserve host memory that the device reads and writes."""
@@ -174,10 +174,16 @@ class CudaDevice:
             self._runtime.streamSynchronize(0)
             return cupy.ndarray((size,), dtype, memptr=pointer)
 
-    def borrow(self, size: int, dtype: npt.DTypeLike) -> Any:
-        """Take an uninitialised array from CuPy's pool, in the order of the caller's stream."""
+    def borrow(self, size: int, dtype: npt.DTypeLike, stream: int | None = None) -> Any:
+        """Take an uninitialised array from CuPy's pool, for use in a stream, or CuPy's current.
+
+        The pool hands what was given back to the same stream only, behind its last use.
+        """
         with self._cupy.cuda.Device(self.index):
-            return self._cupy.empty(size, dtype)
+            if stream is None or stream == self.current_stream():
+                return self._cupy.empty(size, dtype)
+            with self._cupy.cuda.ExternalStream(stream, self.index):
+                return self._cupy.empty(size, dtype)
 
     def stage(self, nbytes: int) -> memory.Arena:
         """Reserve pinned host memory."""

@@ -1,4 +1,4 @@
-"""Where the GPU tier's tests run: on the emulator everywhere, and on a CUDA device where there is one."""
+"""Where the GPU tier's tests run: on an emulator everywhere, on CUDA where there is a device."""
 
 from __future__ import annotations
 

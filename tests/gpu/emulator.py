@@ -67,7 +67,7 @@ class EmulatedDevice:
     def allocate(self, size: int, dtype: Any) -> Any:
         return np.zeros(size, dtype)
 
-    def borrow(self, size: int, dtype: Any) -> Any:
+    def borrow(self, size: int, dtype: Any, stream: int | None = None) -> Any:
         noise = np.random.default_rng(size).bytes(size * np.dtype(dtype).itemsize)
         return np.frombuffer(bytearray(noise), dtype)
 

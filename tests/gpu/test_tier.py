@@ -238,7 +238,7 @@ def test_fetches_hold_at_most_half_the_slots(place: Place) -> None:
         twin.read(np.arange(300, 340))
         in_slots = place.get(twin.tier.memory._arrays["row_of"])
         assert np.count_nonzero(in_slots >= 300) == 20
-        for start in range(0, 10):
+        for start in range(10):
             twin.tier.fetch(place.put(np.arange(start, start + 1)), 2)
         twin.read(np.arange(300, 340))
         in_slots = place.get(twin.tier.memory._arrays["row_of"])

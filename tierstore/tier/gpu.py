@@ -45,8 +45,8 @@ class _Fetch(NamedTuple):
 class GpuTier:
     """A cache of records over a host tier, by row, least recently used batch first out.
 
-    Rows are int64 arrays `(n,)` on the device, in any order, with or without duplicates; records are
-    uint8 arrays `(n, hi - lo)` on the device, or any C-contiguous arrays of as many bytes. Rows
+    Rows are int64 arrays `(n,)` on the device, in any order, with or without duplicates; records
+    are uint8 arrays `(n, hi - lo)` on the device, or any C-contiguous arrays of as many bytes. Rows
     outside the table read as bytes 0xff, which is NaN, and are not written; `check` reports them.
     """
 
@@ -144,7 +144,7 @@ class GpuTier:
         admit: bool = True,
         stream: int | None = None,
     ) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows`; the last of a row wins.
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of `rows`; the last of a row wins.
 
         Rows that are missed are fetched first, unless their whole record is written; with
         `admit=False` they are written where they are.
@@ -161,14 +161,15 @@ class GpuTier:
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
         if not rows.shape[0]:
-            lease = GpuLease(self, 0, BatchArgument())
-            self.device.fill(lease.arguments.batch.count, 0, 4, self._enter(stream))
+            lease = GpuLease(self, 0, BatchArgument(), self._enter(stream))
+            self.device.fill(lease.arguments.batch.count, 0, 4, self._stream)
             return lease
         self._begin(Mode.LEASE, rows, stream)
-        lease = GpuLease(self, rows.shape[0], self._batch)
+        lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
         self._leases.add(lease)
         lease.spilled = self._run(lease)
         self._count(rows.shape[0])
+        self._counted.count(unique_of=rows.shape[0])
         return lease
 
     def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
@@ -191,14 +192,14 @@ class GpuTier:
         self._probe(self._blocks(rows.shape[0]), arguments.address, stream)
         self._promote(self._promote_blocks, arguments.address, stream)
         device, beside = self.device, self.device.beside
-        planned, done = device.event(), device.event()
-        device.record(planned, stream)
-        device.follow(beside, planned)
+        # Later batches come behind the plan; `fence` keeps them from what is still on its way.
+        device.record(self._last, stream)
+        device.follow(beside, self._last)
+        done = device.event()
         self._kernels["move"][0](_COPY_BLOCKS, arguments.address, beside)
         self._kernels["announce"][0](1, arguments.address, beside)
         device.record(done, beside)
         self._fetches.append(_Fetch(self._arrival, done, workspace, rows))
-        device.record(self._last, stream)
 
     # -- the steps of a batch
 
@@ -267,7 +268,8 @@ class GpuTier:
         def spill(records: int) -> int:
             if lease is None:
                 raise RuntimeError("only leases spill")
-            lease.spill = self.device.borrow(records * self.record_bytes, np.uint8)
+            nbytes = records * self.record_bytes
+            lease.spill = self.device.borrow(nbytes, np.uint8, self._stream)
             return self.device.pointer(lease.spill)
 
         return self._staging.settle(arguments, self._stream, spill)
@@ -295,7 +297,7 @@ class GpuTier:
         self._workspace.bind(self._batch)
 
     def _fill(self) -> None:
-        """Have the host tier load every row, where it has room for all: then none is ever missing."""
+        """Have a host tier with room for every row load them all: then none is ever missing."""
         self._filled = True
         if self.host.direct:
             for start in range(0, self.rows, _FILL_ROWS):
@@ -358,13 +360,10 @@ class GpuTier:
             self._ended.clear()
 
     def _write_spilled(self, lease: GpuLease, stream: int | None) -> None:
-        rows = self.device.borrow(lease.spilled.size, np.int64)
-        self.device.copy(
-            self.device.pointer(rows),
-            lease.spilled.ctypes.data,
-            lease.spilled.nbytes,
-            self._enter(stream),
-        )
+        stream = self._enter(stream)
+        rows = self.device.borrow(lease.spilled.size, np.int64, stream)
+        pointer, spilled = self.device.pointer(rows), lease.spilled
+        self.device.copy(pointer, spilled.ctypes.data, spilled.nbytes, stream)
         self.device.synchronize(self._stream)
         self.write(rows, lease.spill, stream=stream)
 
@@ -386,7 +385,7 @@ class GpuTier:
         self.check()
 
     def _flush_rounds(self, stream: int) -> Iterator[int]:
-        """Write back what can be: all at once, or as many records at a time as the staging holds."""
+        """Write back all at once, or as many records at a time as the staging holds."""
         limit = 0 if self._staging is None else self._staging.limit
         self._batch.limit = limit
         while True:
@@ -417,7 +416,7 @@ class GpuTier:
         self._bad = None
 
     def check(self) -> None:
-        """Wait, and raise RowIndexError if any id since the last `discard` was outside the table."""
+        """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
         if self._bad is None:
             counts = self.memory.counters(self._enter(None))
             if counts["bad"]:
@@ -425,8 +424,8 @@ class GpuTier:
         if self._bad is not None:
             row, position = self._bad
             raise RowIndexError(
-                f"row {row} at position {position} of a batch is outside the table, which has rows 0 "
-                f"to {self.rows - 1}; that batch read NaN there and wrote nothing. "
+                f"row {row} at position {position} of a batch is outside the table, which has rows "
+                f"0 to {self.rows - 1}; that batch read NaN there and wrote nothing. "
                 "Nothing can be committed until rollback()"
             )
 
@@ -440,9 +439,10 @@ class GpuTier:
             write_backs=int(counts["written_rows"]),
             bytes_promoted=int(counts["missed_rows"]) * record,
             bytes_written_back=int(counts["written_rows"]) * record,
+            unique=int(counts["leased_rows"]),
+            unique_hits=int(counts["leased_rows"]) - int(counts["leased_misses"]),
         )
-        names = ("missed_ids", "missed_rows", "evicted_rows", "written_rows")
-        self.memory.clear(names, stream)
+        self.memory.clear(_TOTALS, stream)
         return counts
 
     @property
@@ -466,6 +466,14 @@ class GpuTier:
         self.memory.close()
 
 
+_TOTALS = (
+    "missed_ids",
+    "missed_rows",
+    "evicted_rows",
+    "written_rows",
+    "leased_rows",
+    "leased_misses",
+)
 _KERNELS = (
     "probe",
     "promote",

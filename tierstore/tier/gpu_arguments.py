@@ -88,6 +88,8 @@ COUNTERS = np.dtype(
         ("missed_rows", "u8"),
         ("evicted_rows", "u8"),
         ("written_rows", "u8"),
+        ("leased_rows", "u8"),
+        ("leased_misses", "u8"),
         ("bad", "u4"),
         ("missed", "u4"),
         ("deferred", "u4"),

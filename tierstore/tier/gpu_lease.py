@@ -28,16 +28,16 @@ class GpuLease:
         bound: most that `count` can be.
         records: uint64 `(bound,)`, the address of each record; the first `count` are filled.
         slots: int32 `(bound,)`, its slot, or -1.
-        base: address of slot 0; record k is at `base + slots[k] * record_bytes` where it has a slot.
+        base: address of slot 0; a record with a slot is at `base + slot * record_bytes`.
 
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
     """
 
-    def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument) -> None:
+    def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument, stream: int) -> None:
         """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
         self._tier = tier
         self.bound = min(ids, tier.rows)
-        self._block = tier.device.borrow(16 * ids + 16, np.uint8)
+        self._block = tier.device.borrow(16 * ids + 16, np.uint8, stream)
         start = tier.device.pointer(self._block)
         self._batch = BatchArgument.from_buffer_copy(batch)
         self._batch.count = start
@@ -74,21 +74,21 @@ class GpuLease:
     ) -> None:
         """Copy bytes `lo:hi` of record k to `out[k]`, for all k below `count`.
 
-        `out` is a device array of at least `bound` rows of `hi - lo` bytes; the rest is left as it is.
+        `out` is a device array of at least `bound` rows of `hi - lo` bytes; the rest of it stays.
         """
         self._copy("lease_gather", out, lo, hi, stream)
 
     def scatter(
         self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
-        """Copy `data[k]` over bytes `lo:hi` of record k and mark it changed, for all k below `count`."""
+        """Copy `data[k]` over bytes `lo:hi` of record k, marked changed, for all k below `count`."""
         self._dirty = True
         self._copy("lease_scatter", data, lo, hi, stream)
 
     def read(
         self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
-        """Copy to `out[i]` bytes `lo:hi` of the record of the i-th id; 0xff for ids outside the table."""
+        """Copy to `out[i]` bytes `lo:hi` of the i-th id's record; 0xff for ids outside the table."""
         self._copy("lease_read", out, lo, hi, stream)
 
     def changed(self, *, stream: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,8 @@ class GpuMemory:
         one = cls.bytes_for(rows, record_bytes, 1)
         if nbytes < one:
             raise CapacityError(
-                f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one record: "
-                f"that takes {one}; give more, or 0 for no GPU tier"
+                f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
+                f"record: that takes {one}; give more, or 0 for no GPU tier"
             )
         return min(rows, (nbytes - fixed) // (one - fixed))
 
@@ -97,7 +98,7 @@ class GpuMemory:
 
     def clear(self, names: tuple[str, ...], stream: int) -> None:
         """Set counters to zero, or `bad_position` to none, in the order of the stream."""
-        fields = COUNTERS.fields or {}
+        fields: Mapping[str, Any] = COUNTERS.fields or {}
         for name in names:
             dtype, offset = fields[name][:2]
             value = 0xFF if name == "bad_position" else 0

@@ -1,8 +1,8 @@
-"""How a GPU tier and a host tier that is itself a cache exchange records neither can fetch alone.
+"""How a GPU tier and a host tier that is itself a cache exchange what neither can fetch alone.
 
-The kernels look the misses up in the host tier's map and copy what is there by themselves. They list
-the rest, at most `limit` records at a time: records to take in, which the host tier may have to
-write to the disk, and rows to read, which it may have to read from there.
+The kernels look the misses up in the host tier's map and copy what is there by themselves. They
+list the rest, at most `limit` records at a time: records to take in, which the host tier may have
+to write to the disk, and rows to read, which it may have to read from there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Staging:
         self._install, self._install_blocks = device.kernel("install")
         self._complete, self._complete_blocks = device.kernel("complete")
         self._place_spill, self._place_blocks = device.kernel("place_spill")
-        self._pointers = {
+        self._pointers: dict[str, npt.NDArray[Any]] = {
             "staged": self._staged,
             "evicted": self._evicted,
             "staged_rows": self._staged_rows,
