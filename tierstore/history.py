@@ -16,6 +16,7 @@ from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
     FormatError,
+    InvalidInputError,
     NotAStoreError,
     StoreIOError,
     TierStoreError,
@@ -111,12 +112,13 @@ class History:
     def publish(self, manifest: Manifest) -> None:
         """Make a manifest, all of whose files are durable, the store as it is now.
 
-        Raises StoreFullError or StoreIOError if nothing was published, ConcurrentWriterError if
-        another writer was faster, and CommitFailedError if it cannot be told.
+        Raises InvalidInputError for one that could not be read back, StoreFullError or StoreIOError
+        if nothing was published, ConcurrentWriterError if another writer was faster, and
+        CommitFailedError if it cannot be told.
         """
         name = manifest_name(manifest.seq)
         temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
-        data = manifest.encode()
+        data = _readable(manifest.encode())
         try:
             self._directory.write_file(temporary, data)
             published = self._directory.put_if_absent(temporary, name)
@@ -187,6 +189,20 @@ class History:
                         sweep_generation(table, generation, named, used=used)
                 if not infos:
                     self._directory.remove_directory(name)
+
+
+def _readable(data: bytes) -> bytes:
+    """Return the bytes of a manifest; InvalidInputError if nobody could open the store by it."""
+    if len(data) > MAX_BYTES:
+        raise InvalidInputError(
+            f"this version's manifest would have {len(data)} bytes, at most {MAX_BYTES} are read; "
+            "fold the store, or keep large values in the payload"
+        )
+    try:
+        Manifest.decode(data, "this version's manifest")
+    except FormatError as error:
+        raise InvalidInputError(f"{error}; nothing was committed") from None
+    return data
 
 
 def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manifest) -> None:
