@@ -123,6 +123,12 @@ def test_objects_beside_the_matrix_do_no_harm(tmp_path):
         open_source(tmp_path / "file.npz", field="names")
 
 
+def test_keys_that_cannot_be_read_are_not_passed_over(tmp_path):
+    np.savez(tmp_path / "file.npz", weight=random_matrix(2, 2), keys=np.array(["a", None], object))
+    with pytest.raises(FormatError, match="'keys' is unreadable"):
+        read_keys_of(tmp_path / "file.npz")
+
+
 def test_columns_are_refused_with_a_hint(tmp_path):
     np.savez(tmp_path / "file.npz", weight=np.asfortranarray(random_matrix(4, 3)))
     with pytest.raises(FormatError, match="ascontiguousarray"):

@@ -132,6 +132,8 @@ class _NpzSource(Source):
     @cached_property
     def keys(self) -> Keys | None:
         header = self._archive.headers.get(_KEYS)
+        if header is None and _KEYS in self._archive.described:
+            raise FormatError(f"{self.path}: {_KEYS!r} is {self._archive.described[_KEYS]}")
         if header is None or header.shape != (self.rows,) or header.dtype.kind not in "iuU":
             return None
         blocks = list(self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize)))
