@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tierstore import checksum, io
 from tierstore.disk import paging
-from tierstore.errors import CorruptRowError, CorruptStoreError
+from tierstore.errors import CorruptRowError, CorruptStoreError, StoreIOError
 from tierstore.manifest import DeltaInfo
 
 __all__ = ["Delta", "LiveDelta"]
@@ -140,6 +140,7 @@ class LiveDelta:
         self._records = np.empty((0, record_bytes), np.uint8)
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
+        self._torn = np.empty(0, np.int64)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -154,17 +155,24 @@ class LiveDelta:
     ) -> None:
         """Write records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
-        Nothing is durable before the delta is sealed. If the disk is full nothing has changed.
+        Nothing is durable before the delta is sealed. If the disk is full nothing has changed. If a
+        write fails, records it was to replace may be damaged: until they are put again they cannot
+        be read, nor the delta be sealed.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         sums = checksum.row_checksums(rows, records)
         order = np.argsort(positions, kind="stable")
         runs = np.flatnonzero(np.diff(positions[order], prepend=-2) != 1).tolist()
-        for begin, end in zip(runs, [*runs[1:], order.size], strict=True):
-            part = order[begin:end]
-            block = np.ascontiguousarray(records[part])
-            self._file.write(block, int(positions[part[0]]) * self.record_bytes)
+        try:
+            for begin, end in zip(runs, [*runs[1:], order.size], strict=True):
+                part = order[begin:end]
+                self._file.write(records[part], int(positions[part[0]]) * self.record_bytes)
+        except BaseException:
+            self._torn = np.union1d(self._torn, positions[positions < self.count])
+            raise
+        if self._torn.size:
+            self._torn = np.setdiff1d(self._torn, positions)
         self._ids[positions] = rows
         self._sums[positions] = sums
         self.count = count
@@ -181,13 +189,14 @@ class LiveDelta:
             least, most = _ALLOCATION
             step = max(needed - self._allocated, min(max(self._allocated, least), most))
             self._file.allocate(self._allocated, step)
-            self._allocated += step
-            self._map()
+            self._map(self._allocated + step)
 
-    def _map(self) -> None:
-        data = io.map_files([self._file], self._allocated, advice=mmap.MADV_RANDOM)
-        whole = self._allocated // self.record_bytes
+    def _map(self, nbytes: int) -> None:
+        """Map the first `nbytes` of the file, all of which can be written to."""
+        data = io.map_files([self._file], nbytes, advice=mmap.MADV_RANDOM)
+        whole = nbytes // self.record_bytes
         self._records = data[: whole * self.record_bytes].reshape(whole, self.record_bytes)
+        self._allocated = nbytes
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
@@ -201,8 +210,13 @@ class LiveDelta:
         """Complete the file and make it durable; its name is not, until the directory is synced.
 
         Where the version is not published after all, records may be put again and the delta be
-        sealed again.
+        sealed again. Raises StoreIOError where records were damaged by a write that failed.
         """
+        if self._torn.size:
+            raise StoreIOError(
+                f"{self._torn.size} rows in {self._file.path} were damaged when a write failed; "
+                "write them again, or roll back"
+            )
         tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
         footer = _footer(store, version, self.count, self.record_bytes, checksum.crc32c(tail))
         body = self.count * self.record_bytes
@@ -210,8 +224,7 @@ class LiveDelta:
         self._file.allocate(body, size - body)
         self._file.write(tail + footer, body)
         self._file.truncate(size)
-        self._allocated = body
-        self._map()
+        self._map(body)
         self._file.sync()
         return DeltaInfo(self.name, size, self.count, version, checksum.crc32c(footer))
 

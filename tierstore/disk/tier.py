@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tierstore.disk.base import Base
 from tierstore.disk.delta import Delta, LiveDelta
 from tierstore.disk.records import BLOCK_BYTES
-from tierstore.errors import CapacityError
+from tierstore.errors import CapacityError, CorruptStoreError
 from tierstore.stats import TierStats
 
 __all__ = ["DiskTier"]
@@ -72,7 +72,12 @@ class DiskTier:
 
     def _lay(self, delta: Delta) -> None:
         """Lay a delta over what is there: its rows are found in it from now on."""
-        self._point_to(np.asarray(delta.ids))
+        ids = np.asarray(delta.ids)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
+            raise CorruptStoreError(
+                f"{delta.info.name} holds rows outside the table's 0..{self.rows - 1}"
+            )
+        self._point_to(ids)
         self._append(delta)
 
     def _point_to(self, ids: npt.NDArray[np.int64]) -> None:
