@@ -81,7 +81,8 @@ class Base:
             done = 0
             for block in blocks:
                 count = len(block)
-                rows = np.arange(done, done + len(block), dtype=np.int64)
+                _check_block(block, base, done + count)
+                rows = np.arange(done, done + count, dtype=np.int64)
                 if spec.sparse:
                     rows = rows[block.any(axis=1)]
                     block = block[rows - done]
@@ -183,6 +184,16 @@ class Base:
         """Close the files."""
         self._records.close()
         self._checksums.close()
+
+
+def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
+    if block.dtype != np.uint8 or block.shape[1:] != (base.record_bytes,):
+        raise InvalidInputError(
+            f"a block of records is uint8 of shape (n, {base.record_bytes}), "
+            f"not {block.dtype} of {block.shape}"
+        )
+    if done > base.rows:
+        raise InvalidInputError(f"{done} rows or more were given for a table of {base.rows}")
 
 
 def _checksum_file(file: io.File, spec: TableSpec) -> RecordFiles:

@@ -39,6 +39,15 @@ def _codec(name: str | None) -> _Codec:
     return codec
 
 
+def _check_length(packed: bytes) -> None:
+    """Raise ValueError unless Blosc data is as long as it says: a decoder would read on behind it.
+
+    Format: Blosc chunk, 16 bytes of header, the last four of which are the length of all.
+    """
+    if len(packed) < 16 or int.from_bytes(packed[12:16], "little") != len(packed):
+        raise ValueError(f"{len(packed)} bytes are not all of it, or more")
+
+
 class CompressedRecords:
     """The records of a compressed array, read and replaced by whole chunks.
 
@@ -52,6 +61,7 @@ class CompressedRecords:
         self._directory = directory
         self._chunk_rows = spec.chunk_rows or spec.rows
         self._codec = _codec(spec.compression)
+        self._is_blosc = spec.compression == "lz4"
         self._write = write
         self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
 
@@ -118,6 +128,8 @@ class CompressedRecords:
         except FileNotFoundError:
             return np.zeros(shape, np.uint8)
         try:
+            if self._is_blosc:
+                _check_length(packed)
             decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CorruptStoreError(
