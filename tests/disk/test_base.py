@@ -1,0 +1,301 @@
+"""The contract of a base: every backend passes the same tests."""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import records
+from tierstore import checksum, io
+from tierstore.disk import zarr
+from tierstore.disk.base import Base
+from tierstore.errors import CorruptRowError, CorruptStoreError, FormatError, InvalidInputError
+from tierstore.spec import Field, TableSpec
+
+BACKENDS = {
+    "memmap": {},
+    "zarr": {"backend": "zarr"},
+    "zarr-chunks": {"backend": "zarr", "chunk_rows": 4096},
+    "zstd": {"backend": "zarr", "compression": "zstd"},
+    "lz4-chunks": {"backend": "zarr", "compression": "lz4", "chunk_rows": 37},
+}
+RAW = ("memmap", "zarr", "zarr-chunks")
+every_backend = pytest.mark.parametrize("kind", BACKENDS)
+
+
+def make_spec(kind: str, rows: int, *, dim: int = 8, sparse: bool = False) -> TableSpec:
+    spec = TableSpec(rows, dim, sparse=sparse, **BACKENDS[kind])
+    return zarr.with_chunks(spec) if spec.backend == "zarr" else spec
+
+
+def blocks_of(data: np.ndarray, rows: int = 1000) -> Iterator[np.ndarray]:
+    for start in range(0, len(data), rows):
+        yield data[start : start + rows]
+
+
+def create(path: Path, spec: TableSpec, data: np.ndarray, **options: object) -> Base:
+    with io.Directory.open(path) as directory:
+        return Base.create(directory, spec, blocks_of(data), **options)
+
+
+def reopen(path: Path, spec: TableSpec, *, write: bool = False) -> Base:
+    with io.Directory.open(path) as directory:
+        return Base.open(directory, spec, write=write)
+
+
+def read(base: Base, rows: object) -> np.ndarray:
+    rows = np.asarray(rows, np.int64)
+    out = np.empty((rows.size, base.record_bytes), np.uint8)
+    base.read(rows, out)
+    return out
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that hold records."""
+    return sorted(path.glob("rows.npy")) + sorted(path.glob("rows.zarr/c.*"))
+
+
+@every_backend
+@pytest.mark.parametrize("rows", [1, 5, 4096, 10_001])
+def test_what_was_created_is_read_in_any_order(tmp_path, kind, rows):
+    rng = np.random.default_rng(rows)
+    spec, data = make_spec(kind, rows), records(rng, rows, 32)
+    seen: list[tuple[int, int]] = []
+    base = create(tmp_path, spec, data, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (rows, rows)
+    for each in (base, reopen(tmp_path, spec)):
+        assert (each.rows, each.record_bytes) == (rows, 32)
+        wanted = rng.integers(0, rows, 3000)
+        assert np.array_equal(read(each, wanted), data[wanted])
+        assert np.array_equal(read(each, np.arange(rows)), data)
+        assert read(each, []).shape == (0, 32)
+        each.prefetch(wanted)
+        assert each.damaged(np.arange(rows)) == []
+        assert each.damaged_files() == []
+        each.close()
+
+
+@every_backend
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 2**32))
+def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, dim, seed):
+    path, rng = tmp_path_factory.mktemp("base"), np.random.default_rng(seed)
+    spec = make_spec(kind, rows, dim=dim)
+    width = spec.layout.record_bytes
+    data = records(rng, rows, width)
+    base = create(path, spec, data)
+    for _ in range(4):
+        chosen = np.flatnonzero(rng.random(rows) < rng.random())
+        data[chosen] = records(rng, chosen.size, width)
+        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        assert np.array_equal(read(base, np.arange(rows)), data)
+    base.sync()
+    base.close()
+    assert np.array_equal(read(reopen(path, spec), np.arange(rows)), data)
+
+
+@every_backend
+def test_many_rows_of_a_large_table_are_written(tmp_path, kind):
+    """Dense and thin parts of several blocks, across the edges of chunks."""
+    rng = np.random.default_rng(3)
+    spec, data = make_spec(kind, 40_000, dim=64), records(rng, 40_000, 256)
+    base = create(tmp_path, spec, data)
+    dense, thin = np.arange(3000, 9000), rng.choice(30_000, 200, replace=False) + 10_000
+    chosen = np.unique(np.concatenate([dense[rng.random(dense.size) < 0.6], thin, [39_999]]))
+    data[chosen] = records(rng, chosen.size, 256)
+    base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+    assert np.array_equal(read(base, np.arange(40_000)), data)
+
+
+@every_backend
+def test_any_changed_byte_is_found_and_never_returned(tmp_path, kind):
+    rng = np.random.default_rng(4)
+    spec, data = make_spec(kind, 500), records(rng, 500, 32)
+    create(tmp_path, spec, data).close()
+    sums = tmp_path / "rows.crc"
+    content = bytearray(sums.read_bytes())
+    for row in (3, 321):
+        content[4 * row + 1] ^= 0x10
+    sums.write_bytes(content)
+
+    base = reopen(tmp_path, spec)
+    assert base.damaged(np.arange(500)) == [3, 321]
+    assert np.array_equal(read(base, [4, 320, 4]), data[[4, 320, 4]])
+    with pytest.raises(CorruptRowError, match=r"2 rows .*first is row 3;") as error:
+        read(base, [321, 3, 321, 0])
+    assert error.value.rows == [3, 321]
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_damaged_records_are_named(tmp_path, kind):
+    rng = np.random.default_rng(5)
+    spec, data = make_spec(kind, 9000), records(rng, 9000, 32)
+    create(tmp_path, spec, data).close()
+    offset = mmap.PAGESIZE if kind == "memmap" else 0
+    with files_of(tmp_path)[0].open("r+b") as file:
+        file.seek(offset + 32 * 77 + 5)
+        file.write(bytes([data[77, 5] ^ 1]))
+    base = reopen(tmp_path, spec)
+    assert base.damaged(np.arange(9000)) == [77]
+    with pytest.raises(CorruptRowError):
+        read(base, [77])
+
+
+@pytest.mark.parametrize("kind", ["zstd", "lz4-chunks"])
+def test_damaged_chunks_cost_their_rows_and_no_others(tmp_path, kind):
+    rng = np.random.default_rng(6)
+    spec, data = make_spec(kind, 500), records(rng, 500, 32)
+    create(tmp_path, spec, data).close()
+    chunk = files_of(tmp_path)[0]
+    chunk.write_bytes(chunk.read_bytes()[: chunk.stat().st_size // 2])
+    base = reopen(tmp_path, spec)
+    assert base.damaged(np.arange(500)) == list(range(min(spec.chunk_rows, 500)))
+    with pytest.raises(CorruptStoreError, match="restore the file from a copy"):
+        read(base, [0])
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "gone", "link", "directory"])
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [*((kind, "checksums") for kind in BACKENDS), *((kind, "records") for kind in RAW)],
+)
+def test_files_that_are_not_as_they_were_made(tmp_path, kind, change, which):
+    spec = make_spec(kind, 100)
+    create(tmp_path, spec, records(np.random.default_rng(7), 100, 32)).close()
+    path = tmp_path / "rows.crc" if which == "checksums" else files_of(tmp_path)[0]
+    content = path.read_bytes()
+    path.unlink()
+    if change == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif change == "directory":
+        path.mkdir()
+    elif change != "gone":
+        path.write_bytes(content[:-1] if change == "cut" else content + b"\0")
+    with pytest.raises((CorruptStoreError, FormatError)) as error:
+        reopen(tmp_path, spec)
+    assert path.name in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["memmap", "zarr"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": 99},
+        {"rows": 101},
+        {"dim": 4},
+        {"dtype": "float16", "dim": 16},
+        {"dim": None, "dtype": None, "fields": {"w": Field(5)}},
+        {"dim": None, "dtype": None, "fields": {"weight": Field(4), "m": Field(4)}},
+    ],
+    ids=str,
+)
+def test_the_files_of_another_table_are_refused(tmp_path, kind, other):
+    spec = make_spec(kind, 100)
+    create(tmp_path, spec, records(np.random.default_rng(8), 100, 32)).close()
+    changed = replace(spec, **{"fields": {}, "chunk_rows": None, **other})
+    with pytest.raises((CorruptStoreError, FormatError)):
+        reopen(tmp_path, zarr.with_chunks(changed) if kind == "zarr" else changed)
+
+
+@every_backend
+@pytest.mark.parametrize("rows", [99, 101, 2000])
+def test_blocks_must_add_up_to_the_table(tmp_path, kind, rows):
+    data = records(np.random.default_rng(9), rows, 32)
+    with pytest.raises(InvalidInputError, match="table of 100"):
+        create(tmp_path, make_spec(kind, 100), data)
+
+
+@pytest.mark.parametrize(
+    "block", [np.zeros((10, 31), np.uint8), np.zeros((10, 4), "f8"), np.zeros(10, np.uint8)]
+)
+def test_blocks_must_be_of_records(tmp_path, block):
+    with io.Directory.open(tmp_path) as directory, pytest.raises(InvalidInputError, match="32"):
+        Base.create(directory, make_spec("memmap", 10), [block])
+
+
+@every_backend
+def test_sparse_tables_take_no_space_until_rows_are_written(tmp_path, kind):
+    rng = np.random.default_rng(10)
+    spec = make_spec(kind, 1 << 16, dim=64, sparse=True)
+    base = create(tmp_path, spec, np.empty((0, 256), np.uint8))
+    assert used_bytes(tmp_path) < 1 << 16
+    assert not read(base, [0, 77, spec.rows - 1]).any()
+    chosen = np.array([0, 5000, spec.rows - 1])
+    data = records(rng, 3, 256)
+    base.write(chosen, data, checksum.row_checksums(chosen, data))
+    assert np.array_equal(read(base, [5000, 0, 1, spec.rows - 1])[[1, 0, 3]], data)
+    assert base.damaged(np.arange(spec.rows)) == []
+    assert used_bytes(tmp_path) < 1 << 20
+
+
+def used_bytes(path: Path) -> int:
+    return sum(512 * file.stat().st_blocks for file in path.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_space_is_reserved_unless_the_table_is_sparse(tmp_path, kind):
+    spec = make_spec(kind, 5000)
+    create(tmp_path, spec, np.zeros((5000, 32), np.uint8)).close()
+    assert used_bytes(tmp_path) >= spec.nbytes + 4 * spec.rows
+
+
+@every_backend
+def test_nothing_is_left_open(tmp_path, kind):
+    spec, before = make_spec(kind, 5000), set(os.listdir("/proc/self/fd"))
+    create(tmp_path, spec, records(np.random.default_rng(11), 5000, 32)).close()
+    reopen(tmp_path, spec, write=True).close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "chunk_rows", "expected"),
+    [
+        (100, 8, None, 100),
+        (100, 8, 1 << 20, 100),
+        (1 << 22, 32, None, 1 << 17),
+        (1 << 22, 32, 512, 512),
+    ],
+)
+def test_raw_chunks_hold_whole_pages_of_whole_rows(rows, dim, chunk_rows, expected):
+    spec = TableSpec(rows, dim, backend="zarr", chunk_rows=chunk_rows)
+    assert zarr.with_chunks(spec).chunk_rows == expected
+
+
+def test_raw_chunks_of_odd_sizes_are_refused():
+    with pytest.raises(InvalidInputError, match="multiple of 512"):
+        zarr.with_chunks(TableSpec(1 << 20, 32, backend="zarr", chunk_rows=500))
+
+
+Check = Callable[[Path, TableSpec], np.ndarray]
+
+
+def by_numpy(path: Path, spec: TableSpec) -> np.ndarray:
+    return np.load(path / "rows.npy", mmap_mode="r")
+
+
+def by_zarr(path: Path, spec: TableSpec) -> np.ndarray:
+    return pytest.importorskip("zarr").open(path / "rows.zarr", mode="r")[:]
+
+
+@every_backend
+@pytest.mark.parametrize("dim", [8, 5])
+def test_other_programs_read_the_rows(tmp_path, kind, dim):
+    rng = np.random.default_rng(12)
+    spec = make_spec(kind, 5000, dim=dim)
+    matrix = rng.standard_normal((5000, dim)).astype(np.float32)
+    data = np.zeros((5000, spec.layout.record_bytes), np.uint8)
+    spec.layout.view(data, "weight")[:] = matrix
+    create(tmp_path, spec, data).close()
+    found = (by_numpy if kind == "memmap" else by_zarr)(tmp_path, spec)
+    if kind == "memmap" and found.dtype.names:
+        found = found["weight"]
+    assert np.array_equal(found[:, :dim], matrix)
