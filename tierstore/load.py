@@ -113,14 +113,12 @@ def load_table(
         if existing is None:
             spec = _new_spec(source, field, wanted or source.dtype)
             records = _new_records(spec, field, source, converter)
-            loaded = store.create_table(name, spec, blocks=records, progress=progress)
+            loaded = store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
         else:
             _check_fit(existing, field, source, keys)
             spec = dataclasses.replace(existing.spec, sparse=False)
             records = _merged_records(existing, field, source, converter)
-            loaded = store.replace_table(name, spec, records, progress=progress)
-        if keys is not None and not _equal(keys, loaded.keys):
-            loaded.set_keys(keys)
+            loaded = store.replace_table(name, spec, records, keys=keys, progress=progress)
 
     converter.warn(str(src))
     return LoadResult(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from tierstore.errors import (
 from tierstore.info import StoreInfo
 from tierstore.manifest import FORMAT
 from tierstore.payload import Payload, remove_payloads, write_payloads
+from tierstore.policy import Policies
 from tierstore.saving import save_store
 from tierstore.session import Session
 from tierstore.spec import Field, TableSpec, check_name
@@ -60,6 +61,7 @@ def create(
     *,
     progress: Progress | None = None,
     budget: Budget | None = None,
+    policy: Policies | None = None,
     keep: int | None = None,
     device: str | Device = "cpu",
 ) -> Store:
@@ -70,7 +72,7 @@ def create(
     with rows. Raises ExistsError, StoreFullError, InvalidInputError.
     """
     create_store(path, tables, progress)
-    return Store(path, mode="r+", budget=budget, keep=keep, device=device)
+    return Store(path, mode="r+", budget=budget, policy=policy, keep=keep, device=device)
 
 
 def open(
@@ -78,6 +80,7 @@ def open(
     mode: str = "r",
     *,
     budget: Budget | None = None,
+    policy: Policies | None = None,
     version: int | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
@@ -91,6 +94,8 @@ def open(
         path: the store's directory.
         mode: "r" for one of many readers of one version, "r+" for the one writer.
         budget: memory for the tiers; see Budget for the defaults.
+        policy: which rows the host tier keeps: "lru" (the default), "lfu", "lookahead", or a value
+            of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
         discard_newer: drop the versions after `version`.
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
@@ -106,6 +111,7 @@ def open(
         path,
         mode,
         budget=budget,
+        policy=policy,
         version=version,
         discard_newer=discard_newer,
         keep=keep,
@@ -133,6 +139,7 @@ class Store:
         mode: str = "r",
         *,
         budget: Budget | None = None,
+        policy: Policies | None = None,
         version: int | None = None,
         discard_newer: bool = False,
         keep: int | None = None,
@@ -154,10 +161,12 @@ class Store:
         self.path = Path(os.path.abspath(path))
         self.mode = mode
         self._budget = budget or Budget()
+        self._policy = policy
         self._session = Session(
             self.path,
             writable=writable,
             budget=self._budget,
+            policy=policy,
             version=version,
             keep=keep,
             allow_network=allow_network,
@@ -316,17 +325,19 @@ class Store:
         spec: TableSpec,
         *,
         blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+        keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Table:
         """Add a table; a commit of its own. Raises ExistsError if there is one of that name.
 
         `blocks` are its records `(n, record_bytes)` in order; without them the fields' laws decide.
+        `keys` are external keys of the rows, all ints or all texts, distinct.
         """
         check_name(name)
         with self._guard.use(write=True, interruptible=True):
             if name in self._session.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
-            self._session.replace(name, spec, blocks, scalars={}, progress=progress)
+            self._session.replace(name, spec, blocks, scalars={}, keys=keys, progress=progress)
             return self._session.tables[name]
 
     def replace_table(
@@ -335,16 +346,20 @@ class Store:
         spec: TableSpec,
         blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         *,
+        keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Table:
         """Write a table anew, with another spec or other records; a commit of its own.
 
         `blocks` are all records `(n, record_bytes)` in order; without them the fields' laws decide.
+        `keys` are new external keys; without them, those there are stay if the rows are as many.
         Older versions keep the old table.
         """
         with self._guard.use(write=True, interruptible=True):
             table = self[name]
-            self._session.replace(name, spec, blocks, scalars=table.scalars, progress=progress)
+            self._session.replace(
+                name, spec, blocks, scalars=table.scalars, keys=keys, progress=progress
+            )
             return table
 
     def add_fields(
@@ -456,8 +471,13 @@ class Store:
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"
             )
-        return _reopened, (str(self.path), self._budget, self.version)
+        return _reopened, (str(self.path), self._budget, self._policy, self.version)
 
 
-def _reopened(path: str, budget: Budget, version: int) -> Store:
-    return Store(path, budget=budget, version=version)
+def _reopened(
+    path: str,
+    budget: Budget,
+    policy: Policies | None,
+    version: int,
+) -> Store:
+    return Store(path, budget=budget, policy=policy, version=version)
