@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Collection
 
 from tierstore import io
 from tierstore.disk.generation import sweep_generation
@@ -30,6 +31,7 @@ from tierstore.manifest import (
     TEMPORARY_NAME,
     Identity,
     Manifest,
+    TableInfo,
     manifest_name,
 )
 from tierstore.spec import TABLE_NAME
@@ -83,23 +85,29 @@ class History:
                 raise FormatError(f"{error}{hint if older else ''}") from None
         raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
 
-    def versions(self) -> dict[int, Manifest]:
-        """Return the manifest of each version that can be opened, ascending by version."""
-        found: dict[int, Manifest] = {}
-        unread = []
+    def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
+        """Return the manifests, ascending, and what is wrong with those that cannot be read."""
+        manifests: list[Manifest] = []
+        damage: dict[int, FormatError] = {}
         for seq in self._numbers():
             try:
-                manifest = self._load(seq)
-            except (FormatError, FileNotFoundError) as error:
-                unread.append(error)
-                continue
-            found[manifest.version] = manifest
-        if not found and unread:
-            raise unread[0]
-        floor = max((manifest.floor for manifest in found.values()), default=0)
-        newest = max(found.values(), key=lambda manifest: manifest.seq, default=None)
-        limit = newest.version if newest is not None and not unread else 2**63
-        return {version: found[version] for version in sorted(found) if floor <= version <= limit}
+                manifests.append(self._load(seq))
+            except FileNotFoundError:
+                continue  # swept between the listing and the reading
+            except FormatError as error:
+                damage[seq] = error
+        return manifests, damage
+
+    def versions(self) -> dict[int, Manifest]:
+        """Return the manifest of each version that can be opened, ascending by version."""
+        manifests, damage = self._read()
+        if not manifests and damage:
+            raise damage[max(damage)]
+        return _openable(manifests, damage)
+
+    def damaged(self) -> list[str]:
+        """Return the names of manifests that cannot be read."""
+        return [manifest_name(seq) for seq in self._read()[1]]
 
     def version(self, number: int) -> Manifest:
         """Return the manifest of a version; raises VersionError if it is not kept."""
@@ -118,7 +126,7 @@ class History:
         """
         name = manifest_name(manifest.seq)
         temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
-        data = _readable(manifest.encode())
+        data = _checked(manifest.encode())
         try:
             self._directory.write_file(temporary, data)
             published = self._directory.put_if_absent(temporary, name)
@@ -148,25 +156,30 @@ class History:
                 f"cannot tell whether {name} was published ({error}); open the store again"
             ) from error
 
-    def sweep(self, keep: int) -> list[int]:
+    def sweep(self, keep: int, live: Collection[str] = ()) -> list[int]:
         """Remove the versions that need not be kept, and files no kept version names.
 
-        Kept are the newest `keep` versions and all from the last confirmed one on. Only files whose
-        names this format gives are touched. Returns the versions that went.
+        Kept are the newest `keep` versions and all from the last confirmed one on. A manifest among
+        them that cannot be read stays, and all files with it: it may name any of them. Only files
+        whose names this format gives are touched, and not the `live` deltas. Returns the versions
+        that went.
         """
         newest = self.newest()
-        kept = self.versions()
+        manifests, damage = self._read()
+        kept = _openable(manifests, damage)
         wanted = set(sorted(kept)[-keep:]) | {v for v in kept if v >= newest.confirmed}
         alive = {kept[version].seq for version in wanted} | {newest.seq}
-        gone = [seq for seq in self._numbers() if seq not in alive and seq < newest.seq]
-        for seq in gone:
+        unknown = {seq for seq in damage if seq > min(alive)}
+        gone = ({each.seq for each in manifests} | set(damage)) - alive - unknown
+        for seq in sorted(gone):
             self._directory.unlink(manifest_name(seq))
         if gone:
             self._directory.sync()
-        self._sweep_files([kept[version] for version in sorted(wanted)])
+        if not unknown:
+            self._sweep_files([kept[version] for version in sorted(wanted)], live)
         return sorted(set(kept) - wanted)
 
-    def _sweep_files(self, manifests: list[Manifest]) -> None:
+    def _sweep_files(self, manifests: list[Manifest], live: Collection[str]) -> None:
         payloads = {info.name for each in manifests for info in each.payload.values()}
         for name in self._directory.names():
             unnamed = PAYLOAD_NAME.fullmatch(name) and name not in payloads
@@ -174,24 +187,35 @@ class History:
                 self._directory.unlink(name)
             elif TABLE_NAME.fullmatch(name) and self._directory.is_directory(name):
                 infos = [each.tables[name] for each in manifests if name in each.tables]
-                with self._directory.directory(name) as table:
-                    for generation in filter(GENERATION_NAME.fullmatch, table.names()):
-                        named = {
-                            each
-                            for info in infos
-                            if info.generation == generation
-                            for each in (
-                                *(delta.name for delta in info.deltas),
-                                *(info.keys.files if info.keys else ()),
-                            )
-                        }
-                        used = any(info.generation == generation for info in infos)
-                        sweep_generation(table, generation, named, used=used)
-                if not infos:
+                if self._sweep_table(name, infos, live) and not infos:
                     self._directory.remove_directory(name)
 
+    def _sweep_table(self, name: str, infos: list[TableInfo], live: Collection[str]) -> bool:
+        """Sweep the generations of a table; return whether there were any."""
+        with self._directory.directory(name) as table:
+            generations = list(filter(GENERATION_NAME.fullmatch, table.names()))
+            for generation in generations:
+                here = [info for info in infos if info.generation == generation]
+                named = {delta.name for info in here for delta in info.deltas}
+                named.update(*(info.keys.files for info in here if info.keys), live)
+                sweep_generation(table, generation, named, used=bool(here))
+        return bool(generations)
 
-def _readable(data: bytes) -> bytes:
+
+def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:
+    """Return the newest manifest of each version that can be opened, ascending by version.
+
+    Not openable are versions that a fold has merged into others, and those that were newer than the
+    version a writer went back to.
+    """
+    found = {manifest.version: manifest for manifest in manifests}
+    floor = max((manifest.floor for manifest in manifests), default=0)
+    is_newest = bool(manifests) and max(damage, default=0) < manifests[-1].seq
+    limit = manifests[-1].version if is_newest else max(found, default=0)
+    return {version: found[version] for version in sorted(found) if floor <= version <= limit}
+
+
+def _checked(data: bytes) -> bytes:
     """Return the bytes of a manifest; InvalidInputError if nobody could open the store by it."""
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
