@@ -1,0 +1,124 @@
+"""Prefetches beside writes, over many steps, and tables whose offsets need more than 32 bits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.conftest import Place
+from tests.gpu.model import ArrayTier
+from tierstore.stats import TierStats
+from tierstore.tier.gpu import GpuTier
+from tierstore.tier.host import HostTier
+
+
+def library(place: Place) -> Any:
+    """The array library of the device: the oracle lives there, so that nothing waits for it."""
+    if place.kind == "pageable":
+        return np
+    import cupy
+
+    return cupy
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> None:
+    emulated = place.kind == "pageable"
+    steps, n, rows, depth = (40, 50, 300, 3) if emulated else (3000, 2000, 20_000, 4)
+    steps = steps if direct or emulated else steps // 10
+    xp = library(place)
+    rng = np.random.default_rng(streams)
+    below = ArrayTier(rng.integers(0, 256, (rows, 80), np.uint8))
+    truth = place.put(below.records.copy())
+    host = HostTier(below, slots=rows if direct else rows // 2, kind=place.kind)
+    tier = GpuTier(host, slots=rows // 6, device=place.device)
+    turns = [] if emulated else [xp.cuda.Stream(non_blocking=True) for _ in range(streams)]
+
+    def batch() -> Any:
+        hot = rng.zipf(1.2, n) % rows
+        return place.put(np.where(rng.random(n) < 0.5, hot, rng.integers(0, rows, n)))
+
+    coming = deque(batch() for _ in range(depth))
+    wrong = xp.zeros(1, np.int64)
+    for step in range(steps):
+        turn = turns[step % streams] if turns else contextlib.nullcontext()
+        if turns:
+            # The oracle is the caller's: ordering it between streams is the caller's work.
+            turn.wait_event(turns[step % streams - 1].record())
+        with turn:
+            coming.append(batch())
+            tier.fetch(coming[-1], 2 * depth)
+            ids = coming.popleft()
+            with tier.lease(ids) as lease:
+                data = xp.random.randint(0, 256, (lease.bound, 16)).astype(np.uint8)
+                lease.scatter(data, 32, 48)
+                truth[ids, 32:48] = data[lease.positions]
+            distinct = place.put(rng.permutation(rows)[: n // 2])
+            data = xp.random.randint(0, 256, (n // 2, 80)).astype(np.uint8)
+            tier.write(distinct, data)
+            truth[distinct] = data
+            out = xp.empty((n, 80), np.uint8)
+            tier.read(ids, out)
+            wrong += xp.count_nonzero(out != truth[ids])
+    if turns:
+        turns[(steps - 1) % streams].synchronize()
+    assert int(wrong[0]) == 0
+    tier.flush()
+    host.flush()
+    np.testing.assert_array_equal(below.records, place.get(truth))
+    tier.close()
+    host.close()
+
+
+class NumberedRows:
+    """A lower tier whose record i is the number i, over and over; it takes no memory."""
+
+    def __init__(self, rows: int, record_bytes: int) -> None:
+        self.rows, self.record_bytes, self.stats = rows, record_bytes, TierStats()
+
+    def read(
+        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
+        out.view(np.int64)[:] = rows[:, None]
+
+    def write(self, rows: Any, records: Any, lo: int = 0, hi: int | None = None) -> None:
+        raise NotImplementedError
+
+    def prefetch(self, rows: Any) -> None:
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_table_of_more_than_two_to_the_31_elements() -> None:
+    import cupy
+
+    from tierstore.transfer import CudaDevice
+
+    rows, dim = 2_200_000, 1024
+    assert rows * dim > 2**31
+    device = CudaDevice()
+    host = HostTier(NumberedRows(rows, 4 * dim), slots=rows, kind=device.arena_kind(rows * dim * 4))
+    tier = GpuTier(host, slots=rows, device=device)
+    last = cupy.arange(rows - 1000, rows)
+    for _ in range(2):
+        for start in range(0, rows, 200_000):
+            ids = cupy.arange(start, min(start + 200_000, rows))[::-1].copy()
+            out = cupy.empty((ids.size, 4 * dim), np.uint8)
+            tier.read(ids, out)
+            assert bool((out.view(np.int64) == ids[:, None]).all())
+    assert tier.stats.misses == rows
+    data = cupy.random.randint(0, 256, (1000, 4 * dim)).astype(np.uint8)
+    tier.write(last, data)
+    out = cupy.empty_like(data)
+    tier.read(last, out)
+    assert bool((out == data).all())
+    tier.flush()
+    np.testing.assert_array_equal(host.records[-1000:], data.get())
+    tier.close()
+    host.close()
