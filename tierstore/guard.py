@@ -76,11 +76,7 @@ class Guard:
         its last commit is intact, its memory may not be. An `interruptible` body changes nothing
         in memory that an interrupt could leave half done, and receives it at once.
         """
-        if os.getpid() != self.pid:
-            raise ForkedStoreError(
-                f"{self._path} was opened before this process was forked; open it again here, "
-                "for reading: tierstore.open(path)"
-            )
+        self._check_process()
         with self._lock, contextlib.nullcontext() if interruptible else interrupts_deferred():
             self.check(write=write)
             try:
@@ -96,11 +92,19 @@ class Guard:
                 raise
 
     def check(self, *, write: bool = False) -> None:
-        """Raise ClosedError, or ReadOnlyError for a `write` to a store opened for reading."""
+        """Raise ForkedStoreError, ClosedError, or ReadOnlyError for a `write` by a reader."""
+        self._check_process()
         if self._closed:
             raise ClosedError(f"{self._path} cannot be used: {self._closed}; open it again")
         if write and not self.writable:
             raise ReadOnlyError(f"{self._path} was opened for reading; open it with mode='r+'")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self.pid:
+            raise ForkedStoreError(
+                f"{self._path} was opened before this process was forked; open it again here, "
+                "for reading: tierstore.open(path)"
+            )
 
     def close(self, reason: str = "it was closed") -> None:
         """Refuse every call from now on."""

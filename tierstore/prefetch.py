@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
-
-from tierstore.errors import TierStoreError
 
 __all__ = ["Prefetcher"]
 
@@ -37,8 +36,8 @@ class Prefetcher:
             return
 
     def wait(self) -> None:
-        """Return when every request so far is done."""
-        if self._thread is not None:
+        """Return when every request so far is done; at once in a forked child."""
+        if self._thread is not None and self._thread.is_alive():
             self._requests.join()
 
     def close(self) -> None:
@@ -57,10 +56,7 @@ class Prefetcher:
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
-            try:
+            with contextlib.suppress(Exception):
                 request()
-            except (TierStoreError, MemoryError):
-                pass
-            finally:
-                self._requests.task_done()
+            self._requests.task_done()
         self._requests.task_done()

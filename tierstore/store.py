@@ -255,6 +255,7 @@ class Store:
         if payload is not None:
             for name in payload:
                 check_name(name, "payload")
+        self._guard.check(write=True)
         self._session.prefetcher.wait()
         with self._guard.use(write=True):
             version = self._session.manifest.version + 1
@@ -290,6 +291,7 @@ class Store:
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""
+        self._guard.check(write=True)
         self._session.prefetcher.wait()
         with self._guard.use(write=True):
             for table in self._session.tables.values():
