@@ -114,7 +114,13 @@ class LRU:
         return slots[self._stamp[slots] == batch], batch
 
     def forget(self, slots: Slots) -> None:
-        """Note that `slots` are free."""
+        """Note that `slots` are free.
+
+        Forgetting a slot that the current batch touched ends the batch: touched again, it would be
+        in the log twice, and be given up twice.
+        """
+        if (self._stamp[slots] == self._now).any():
+            self.next_batch()
         self._stamp[slots] = 0
 
     def _compact(self) -> None:
