@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.oracle import DTYPES
 
 import tierstore
+from tests.oracle import DTYPES
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, RecordLayout, TableSpec, check_dtype, check_name
 
