@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -12,7 +15,7 @@ from tierstore_cli.output import Output
 
 
 class Command(click.Command):
-    """A subcommand. Its function gets an `Output` as first argument."""
+    """A subcommand. Its function gets an `Output` as argument `out`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,7 +26,20 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command's function."""
-        ctx.params["out"] = Output(ctx.params.pop("json"))
-        with failures(debug=ctx.params.pop("debug")):
+        out = ctx.params["out"] = Output(ctx.params.pop("json"))
+        with failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
             super().invoke(ctx)
             sys.stdout.flush()  # here, so that a full disk behind stdout is a failure too
+
+
+@contextmanager
+def warnings_as_notes(out: Output) -> Iterator[None]:
+    """Show what the library warns of as a line on stderr, without the place in the code."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        out.note(f"Warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield

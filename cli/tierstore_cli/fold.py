@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-import tierstore
 from tierstore_cli.command import Command
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE
 
@@ -15,12 +16,19 @@ from tierstore_cli.params import STORE
 @click.command(cls=Command)
 @STORE
 def fold(out: Output, store: Path) -> None:
-    """Fold all deltas of STORE into its base files, and drop every version but the newest.
+    """Fold what was committed to STORE into its base files, and drop older versions.
 
-    Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore.
+    Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore, and
+    `tierstore inspect` prints the line that does. Needs the store for itself.
 
     \b
     Examples:
       tierstore fold emb.tier
-      tierstore fold emb.tier && python -c 'import numpy; numpy.load("…/rows.npy", mmap_mode="r")'
+      tierstore fold emb.tier --json | jq .dropped
     """
+    with open_store(store, "r+") as opened:
+        dropped = opened.fold()
+        version = opened.version
+    data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}
+    gone = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""
+    out.show(data, f"{store} is folded to version {version}{gone}")

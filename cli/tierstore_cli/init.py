@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from pathlib import Path
 
 import click
 
 import tierstore
 from tierstore.budget import format_bytes
-from tierstore.errors import InvalidInputError, InvalidTypeError, NotAStoreError
-from tierstore.spec import BACKENDS, Field
+from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, StoreFullError
+from tierstore.laws import Law
+from tierstore.machine import examine_storage
+from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
+from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import DTYPE, STORE, InitLaw, LawOfSeed, State, StateField
 from tierstore_cli.progress import Progress
 
+COUNT = click.IntRange(min=1)
+SEED = click.IntRange(0, 2**64 - 1)
+CHECKSUM_BYTES = 4
+
 
 @click.command(cls=Command)
 @STORE
-@click.option("--rows", type=click.IntRange(min=1), required=True, help="Number of rows.")
-@click.option("--dim", type=click.IntRange(min=1), required=True, help="Elements of a row.")
-@click.option("--table", default="embeddings", show_default=True, metavar="NAME", help="Its name.")
-@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Of the elements.")
+@click.option("--rows", type=COUNT, required=True, metavar="N", help="Number of rows.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements of a row.")
 @click.option(
-    "--init", "law", type=InitLaw(), default="zeros", show_default=True, help="First values."
+    "--table", default="embeddings", show_default=True, metavar="NAME", help="Name of the table."
 )
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
 @click.option(
-    "--seed",
-    type=click.IntRange(0, 2**64 - 1),
-    default=0,
+    "--init",
+    "law",
+    type=InitLaw(),
+    default="zeros",
     show_default=True,
-    help="Of random laws.",
+    metavar=InitLaw.name,
+    help="First values.",
 )
 @click.option(
-    "--state", type=State(), multiple=True, help="Optimizer state kept beside each row; repeatable."
+    "--seed", type=SEED, default=0, show_default=True, metavar="S", help="Seed of random values."
 )
 @click.option(
-    "--backend",
-    type=click.Choice(BACKENDS),
-    default="memmap",
-    show_default=True,
-    help="Kind of base file.",
+    "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
 )
-@click.option("--sparse", is_flag=True, help="Reserve no disk space until rows are written.")
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), default="memmap", show_default=True, help="Base file."
+)
+@click.option("--sparse", is_flag=True, help="Take disk space only as rows are written; zeros.")
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
 def init(
     out: Output,
@@ -61,32 +68,93 @@ def init(
 ) -> None:
     """Make a store at STORE, or add a table to the store that is there.
 
-    Disk space for all rows is reserved at once, so that a full disk is an error here and not in
-    the middle of training. Nothing that exists is ever replaced.
+    Disk space for every row is reserved at once, so that a full disk is an error here and not in
+    the middle of training. Nothing that exists is replaced.
 
     \b
     Examples:
       tierstore init emb.tier --rows 1000000 --dim 128
-      tierstore init emb.tier --rows 1e6 ... is refused: write whole numbers
-      tierstore init emb.tier --table item --rows 10000000 --dim 64 --init "normal(0,0.01)" --seed 7
+      tierstore init emb.tier --rows 10000000 --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
-      tierstore init emb.tier --rows 5000 --dim 64 --state sum:float32:1 --dry-run
+      tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
     \b
-    State, by the names of torch.optim:
-      adam adamw nadam radam sparse_adam: exp_avg exp_avg_sq   amsgrad: and max_exp_avg_sq
-      adagrad: sum   rowwise_adagrad: sum of dim 1   rmsprop: square_avg   adamax: exp_avg exp_inf
-      sgd-momentum: momentum_buffer   adadelta: square_avg acc_delta
-      NAME[:DTYPE[:DIM]]: any other field; dtype and dim are the weight's where left out
+    State, under the names of torch.optim:
+      adam adamw nadam radam sparse_adam   exp_avg exp_avg_sq
+      amsgrad                              exp_avg exp_avg_sq max_exp_avg_sq
+      adamax                               exp_avg exp_inf
+      adagrad, rowwise_adagrad             sum; of one element
+      rmsprop                              square_avg
+      adadelta                             square_avg acc_delta
+      sgd-momentum                         momentum_buffer
+      NAME[:DTYPE[:DIM]]                   any field; what is left out is as the weight's
     """
+    spec = _spec(rows, (dim, dtype, law(seed)), state, backend, sparse, table)
+    exists = os.path.lexists(store)
+    disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
+    free_bytes = examine_storage(store).free_bytes
+    with Progress("writing") as progress:
+        version = _make(store, exists, table, spec, dry_run, progress)
+
+    data = {
+        "store": os.path.abspath(store),
+        "created": not exists,
+        "dry_run": dry_run,
+        "version": version,
+        "table": table,
+        "rows": rows,
+        "dim": dim,
+        "dtype": dtype,
+        "fields": [
+            {"name": name, "dim": field.dim, "dtype": field.dtype}
+            for name, field in spec.fields.items()
+        ],
+        "backend": backend,
+        "record_bytes": spec.layout.record_bytes,
+        "disk_bytes": disk_bytes,
+        "free_bytes": free_bytes,
+    }
+    verb = "would make" if dry_run else "made"
+    size = f"{spec.layout.record_bytes} B a row, {format_bytes(disk_bytes)}"
+    fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
+    out.show(data, f"{verb} {store}: table {table}, {rows:,} rows of {fields}, {size}")
+    if dry_run and disk_bytes > free_bytes and not sparse:
+        raise StoreFullError(f"{format_bytes(free_bytes)} are free: it would not fit")
+
+
+def _spec(
+    rows: int,
+    weight: tuple[int, str, Law],
+    state: tuple[list[StateField], ...],
+    backend: str,
+    sparse: bool,
+    table: str,
+) -> TableSpec:
+    """Return the table's spec; what options cannot be together is a usage error."""
     try:
-        fields = {"weight": Field(dim, dtype, law(seed))}
-        for wanted in (each for group in state for each in group):
-            if wanted.name in fields:
-                raise click.UsageError(f"the record would have two fields named {wanted.name!r}")
-            fields[wanted.name] = wanted.beside(fields["weight"])
-        spec = tierstore.TableSpec(rows, fields=fields, backend=backend, sparse=sparse)
+        check_name(table)
+        fields = {"weight": Field(*weight)}
+        for each in (field for group in state for field in group):
+            if each.name in fields:
+                raise click.UsageError(f"a row would have two fields named {each.name!r}")
+            fields[each.name] = each.beside(fields["weight"])
+        return TableSpec(rows, fields=fields, backend=backend, sparse=sparse)
     except (InvalidInputError, InvalidTypeError) as error:
         raise click.UsageError(str(error)) from None
 
-    ...
+
+def _make(
+    store: Path, exists: bool, table: str, spec: TableSpec, dry_run: bool, progress: Progress
+) -> int | None:
+    """Make the store or the table, and return the version that has it; None for a dry run."""
+    if exists:
+        with open_store(store, "r" if dry_run else "r+") as opened:
+            if table in opened.tables:
+                raise ExistsError(f"{store} has a table {table!r}; choose another name (--table)")
+            if not dry_run:
+                opened.create_table(table, spec, progress=progress)
+            return None if dry_run else opened.version
+    if dry_run:
+        return None
+    with tierstore.create(store, {table: spec}, progress=progress, budget=NO_CACHE) as made:
+        return made.version

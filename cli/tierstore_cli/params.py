@@ -22,6 +22,7 @@ else:
     ParamType = click.ParamType  # not generic in older versions of click
 
 LawOfSeed = Callable[[int], Law]
+Rows = tuple[int, int | None]
 
 
 class RowRange(ParamType):
@@ -31,7 +32,7 @@ class RowRange(ParamType):
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int | None]:
+    ) -> Rows:
         """Return (first, last + 1), the latter None where it was left out."""
         match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
         if match is None:
@@ -130,10 +131,11 @@ def complete_table(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Offer the names of the store's tables."""
+    path = ctx.params.get("store") or next(iter(ctx.args), "")  # unparsed while an option is open
     try:
-        with tierstore.open(ctx.params["store"]) as store:
+        with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
             return [CompletionItem(name) for name in store.tables if name.startswith(incomplete)]
-    except (KeyError, TierStoreError, OSError):
+    except (TierStoreError, OSError):
         return []
 
 
@@ -145,7 +147,7 @@ TABLE = click.option(
     help="The table; may be left out where the store has one.",
 )
 FIELD = click.option(
-    "--field", default="weight", show_default=True, metavar="NAME", help="The field of its records."
+    "--field", metavar="NAME", help="The field of its records; else the first, `weight`."
 )
 VERSION = click.option(
     "--version", type=click.IntRange(min=0), metavar="V", help="A kept version; else the newest."

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tierstore.table import Table
 
 from tierstore import bfloat16
+from tierstore.table import Table
 
 SAMPLE_ROWS = 100_000
 NORMS_KEPT = 1_000_000
@@ -24,8 +24,11 @@ Floats = npt.NDArray[np.floating[Any]]
 class RowStats:
     """What the rows of one field are like.
 
-    `norms` are Euclidean, of finite rows: percentiles by name (min, p1, p50, p99, max; None without
-    a finite row). `histogram` counts them in equal bins from p1 to p99, outliers in the outer bins.
+    Attributes:
+        rows_read: how many were looked at.
+        zero_rows, nan_rows, inf_rows: those that are all zero, hold a NaN, or else an infinity.
+        norm: Euclidean norms of finite rows: min, p1, p50, p99, max; None where there are none.
+        histogram: finite rows in equal bins of norm from p1 to p99, outliers in the outer bins.
     """
 
     field: str
@@ -33,20 +36,8 @@ class RowStats:
     zero_rows: int
     nan_rows: int
     inf_rows: int
-    norms: dict[str, float | None]
+    norm: dict[str, float | None]
     histogram: list[int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as `--json` prints them."""
-        return {
-            "field": self.field,
-            "rows_read": self.rows_read,
-            "zero_rows": self.zero_rows,
-            "nan_rows": self.nan_rows,
-            "inf_rows": self.inf_rows,
-            "norm": self.norms,
-            "histogram": self.histogram,
-        }
 
     def sparkline(self) -> str:
         """Return the histogram in block characters; a bin with no row is blank."""
@@ -56,7 +47,7 @@ class RowStats:
 
 
 def row_stats(
-    table: Table, field: str, *, full: bool, progress: Callable[[int, int], None]
+    table: Table, field: str, full: bool, progress: Callable[[int, int], None]
 ) -> RowStats:
     """Read every row if `full`, else at most SAMPLE_ROWS chosen at random, and describe them.
 
@@ -103,5 +94,7 @@ def _described(
     marks = np.percentile(norms, points)
     low, high = float(marks[1]), float(marks[3])
     histogram, _ = np.histogram(norms.clip(low, high), BINS, (low, high))
-    percentiles = {name: float(mark) for name, mark in zip(names, marks, strict=True)}
+    percentiles: dict[str, float | None] = {
+        name: float(mark) for name, mark in zip(names, marks, strict=True)
+    }
     return RowStats(field, rows, *counts, percentiles, histogram.tolist())

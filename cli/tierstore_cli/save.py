@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-import tierstore
 from tierstore_cli.command import Command
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, VERSION
 from tierstore_cli.progress import Progress
@@ -28,8 +29,8 @@ def save(out: Output, store: Path, dest: Path, version: int | None) -> None:
       tierstore save emb.tier backup/emb.tier
       tierstore save emb.tier epoch3.tier --version 812
     """
-    with tierstore.open(store, version=version) as opened, Progress("copying") as progress:
+    with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
         opened.save(dest, progress=progress)
-    data = {"store": str(store), "dest": str(dest), "version": version}
+    data = {"store": os.path.abspath(store), "dest": os.path.abspath(dest), "version": version}
     out.show(data, f"saved version {version} of {store} to {dest}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-import tierstore
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import STORE
 from tierstore_cli.progress import Progress
@@ -34,12 +35,12 @@ def verify(out: Output, store: Path, sample: int | None) -> None:
       tierstore verify emb.tier --sample 100000
       tierstore verify emb.tier --json | jq .bad_rows
     """
-    with tierstore.open(store) as opened, Progress("verifying") as progress:
+    with open_store(store) as opened, Progress("verifying") as progress:
         version = opened.version
         report = opened.verify(sample=sample, progress=progress)
 
     data = {
-        "store": str(store),
+        "store": os.path.abspath(store),
         "version": version,
         "ok": report.ok,
         "rows_checked": report.rows_checked,
@@ -52,11 +53,8 @@ def verify(out: Output, store: Path, sample: int | None) -> None:
     out.show(data, f"{summary}, all sound" if report.ok else summary, *_grid(damage))
     if not report.ok:
         rows = sum(map(len, report.bad_rows.values()))
-        raise Failure(
-            f"damage found: {rows:,} rows, {len(report.bad_files)} files; restore them from a copy, "
-            "or write those rows anew",
-            DAMAGE,
-        )
+        files = len(report.bad_files)
+        raise Failure(f"damage in {rows:,} rows and {files:,} files; restore from a copy", DAMAGE)
 
 
 def _grid(damage: list[tuple[str, str, str]]) -> list[Grid]:

@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import tierstore
 from tierstore_cli.main import cli
 
 Run = Callable[..., Result]
@@ -55,8 +58,55 @@ def program() -> Program:
             capture_output=True,
             text=True,
             timeout=60,
-            env={**os.environ, "TIERSTORE_TEST": "1", **env},
+            env={**os.environ, **env},
             check=False,
         )
 
     return program
+
+
+@pytest.fixture
+def pair(tmp_path) -> Path:
+    """A store of two tables with random rows, at version 3, some of them not folded.
+
+    item: 300 x 8 float32 with exp_avg; user: 20 x 3 bfloat16, backend zarr, with text keys.
+    """
+    path = tmp_path / "pair.tier"
+    fields = {
+        "weight": tierstore.Field(8, init=tierstore.normal(seed=1)),
+        "exp_avg": tierstore.Field(8),
+    }
+    item = tierstore.TableSpec(300, fields=fields)
+    user = tierstore.TableSpec(
+        20, 3, "bfloat16", init=tierstore.uniform(-1, 1, seed=2), backend="zarr"
+    )
+    random = np.random.default_rng(3)
+    with tierstore.create(path, {"item": item, "user": user}) as store:
+        store["user"].set_keys([f"name_{n}" for n in range(20)])
+        rows = {
+            "weight": random.normal(size=(5, 8)).astype("f4"),
+            "exp_avg": random.normal(size=(5, 8)).astype("f4"),
+        }
+        store["item"].write([3, 1, 4, 15, 92], rows)
+        store.commit(step=7)
+    return path
+
+
+@pytest.fixture
+def single(tmp_path) -> Path:
+    """A store of one table, `embeddings`, 50 x 16 float32: random rows, folded, no padding."""
+    path = tmp_path / "single.tier"
+    spec = tierstore.TableSpec(50, 16, init=tierstore.normal(seed=5))
+    tierstore.create(path, {"embeddings": spec}).close()
+    return path
+
+
+@pytest.fixture
+def files() -> Callable[[Path], dict[str, bytes]]:
+    """Read every file under a path: what must not change when a command refuses."""
+
+    def files(path: Path) -> dict[str, bytes]:
+        found = (file for file in sorted(path.rglob("*")) if file.is_file())
+        return {str(file.relative_to(path)): file.read_bytes() for file in found}
+
+    return files

@@ -1,0 +1,82 @@
+"""`tierstore export`: write a table's rows to a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tierstore.budget import format_bytes
+from tierstore.export import export_table
+from tierstore.formats import read_keys
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import DTYPE, FIELD, STORE, TABLE, VERSION, RowRange, Rows
+from tierstore_cli.progress import Progress
+
+
+@click.command(cls=Command)
+@STORE
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@TABLE
+@FIELD
+@click.option("--rows", type=RowRange(), help="Only rows A up to but without B.")
+@VERSION
+@click.option("--dtype", type=DTYPE, help="Convert to this element type; else as stored.")
+@click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def export(
+    out: Output,
+    store: Path,
+    target: Path,
+    table: str | None,
+    field: str | None,
+    rows: Rows | None,
+    version: int | None,
+    dtype: str | None,
+    keys: str | None,
+    force: bool,
+) -> None:
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
+
+    Rows are streamed: memory stays flat whatever the size. The table's keys are written along
+    where the format has a place for them; .vec, .txt, .bin and .tsv number the rows if there are
+    none. A trainer may go on writing meanwhile: one version is exported.
+
+    \b
+    Examples:
+      tierstore export emb.tier vectors.npy
+      tierstore export emb.tier items.parquet --table item --keys item_ids.txt
+      tierstore export emb.tier half.safetensors --table item --dtype float16
+      tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier epoch3.npy --version 812 --force
+    """
+    with open_store(store, version=version) as opened, Progress("exporting") as progress:
+        version, chosen = opened.version, choose_table(opened, table)
+        field = choose_field(chosen, field)
+        done = export_table(
+            chosen,
+            target,
+            field=field,
+            rows=choose_rows(chosen, rows),
+            dtype=dtype,
+            keys=None if keys is None else read_keys(keys),
+            force=force,
+            progress=progress,
+        )
+    data = {
+        "store": os.path.abspath(store),
+        "version": version,
+        "table": chosen.name,
+        "field": field,
+        "out": os.path.abspath(target),
+        "rows": done.rows,
+        "dim": done.dim,
+        "dtype": done.dtype,
+        "bytes": done.bytes,
+        "overflowed": done.overflowed,
+    }
+    shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
+    out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")

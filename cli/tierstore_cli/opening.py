@@ -1,0 +1,48 @@
+"""Opening a store for a command, and choosing the table, field and rows it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import tierstore
+from tierstore.errors import RowIndexError
+from tierstore.store import Store
+from tierstore.table import Table
+from tierstore_cli.params import Rows
+
+NO_CACHE = tierstore.Budget(host=0, gpu=0)
+"""A command reads each row once: it needs no memory to keep rows in."""
+
+
+def open_store(path: Path, mode: str = "r", version: int | None = None) -> Store:
+    """Open a store without caches."""
+    return tierstore.open(path, mode, version=version, budget=NO_CACHE)
+
+
+def choose_table(store: Store, name: str | None) -> Table:
+    """Return the table of that name, or the only one where none was named."""
+    if name is not None:
+        return store[name]
+    if len(store.tables) != 1:
+        names = ", ".join(store.tables) or "none"
+        raise click.UsageError(f"which table? The store has {names}: choose with --table")
+    (table,) = store.tables.values()
+    return table
+
+
+def choose_field(table: Table, name: str | None) -> str:
+    """Return the name of the field: the one named, or the first."""
+    return name if name is not None else next(iter(table.fields))
+
+
+def choose_rows(table: Table, rows: Rows | None) -> tuple[int, int]:
+    """Return (first, last + 1) of the rows, all of them by default; raises RowIndexError."""
+    start, stop = rows or (0, None)
+    stop = table.rows if stop is None else stop
+    if not start < stop <= table.rows:
+        raise RowIndexError(
+            f"rows {start}:{stop} are not all in table {table.name!r}, which has 0:{table.rows}"
+        )
+    return start, stop

@@ -1,0 +1,187 @@
+"""What goes wrong around a command: full disks, interrupts, closed pipes, odd environments."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
+
+
+COMMANDS = {
+    "export": ["export", "single.tier", "out.vec"],
+    "save": ["save", "single.tier", "out.tier"],
+    "init": ["init", "out.tier", "--rows", "300000", "--dim", "64", "--init", "normal(0,1)"],
+    "load": ["load", "out.tier", "rows.npy"],
+    "load into": ["load", "single.tier", "rows.npy", "--table", "new"],
+    "verify": ["verify", "single.tier"],
+}
+
+
+def run_until(number, args, cwd):
+    """Run a command that sends itself a signal when it first reports progress."""
+    code = f"""
+import os
+from tierstore_cli.main import cli
+from tierstore_cli.progress import Progress
+Progress.__call__ = lambda self, done, total: os.kill(os.getpid(), {int(number)})
+cli()
+"""
+    child = [sys.executable, "-c", code, *args]
+    return subprocess.run(child, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def place(single, tmp_path):
+    """A folder with a store and a file to load; nothing else may be in it after a failure."""
+    np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(50_000, 32)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, number):
+    before = files(place)
+    done = run_until(number, COMMANDS[name], place)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip() == "Interrupted."
+    assert sorted(os.listdir(place)) == ["rows.npy", "single.tier"]
+    assert program("verify", place / "single.tier").returncode == 0
+    if name != "load into":  # there the next writer sweeps what no version names
+        assert files(place) == before
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program, name):
+    """What a kill leaves behind bears no name that anyone would take for a result."""
+    done = run_until(signal.SIGKILL, COMMANDS[name], place)
+    assert done.returncode == -signal.SIGKILL
+    seen = [entry for entry in os.listdir(place) if not entry.startswith(".")]
+    assert sorted(seen) == ["rows.npy", "single.tier"]
+    assert program("verify", place / "single.tier").returncode == 0
+    again = subprocess.run([*COMMAND, *COMMANDS[name]], cwd=place, capture_output=True, check=False)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize("name", ["export", "save", "init", "load", "load into"])
+def test_a_full_disk(run, tmp_path, name):
+    """A file-size limit fails writes as a full disk does."""
+    run("init", tmp_path / "single.tier", "--rows", 50_000, "--dim", 16, "--init", "normal(0,1)")
+    np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(50_000, 32)))
+    before = sorted(os.listdir(tmp_path))
+    limited = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
+        "from tierstore_cli.main import cli; cli()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *COMMANDS[name]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6, done.stderr
+    assert re.match("Error: .*(large|space|quota)", done.stderr)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_reader_that_goes_away_early(single):
+    """`tierstore inspect … | head -1` says nothing about the closed pipe."""
+    pipe = f"{sys.executable} -c 'from tierstore_cli.main import cli; cli()' inspect {single}"
+    done = subprocess.run(
+        ["bash", "-c", f"{pipe} --rows : | head -1"], capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"COLUMNS": "20"},
+        {"NO_COLOR": "1"},
+        {"PYTHONOPTIMIZE": "2"},
+        {"PYTHONWARNINGS": "error"},
+        {"PYTHONHASHSEED": "123"},
+        {"TERM": "dumb"},
+    ],
+)
+def test_odd_environments(program, pair, env):
+    done = program("inspect", pair, "--stats", "--versions", **env)
+    assert done.returncode == 0, done.stderr
+    assert "item" in done.stdout and "\x1b" not in done.stdout
+    done = program("inspect", pair, "--stats", "--json", **env)
+    assert json.loads(done.stdout)["version"] == 3
+    done = program("inspect", pair, "--table", "é\x1b", **env)
+    assert done.returncode == 1 and "\x1b" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_odd_names_of_stores(run, run_json, tmp_path):
+    for name in ("with space", "é", "new\nline", "x" * 200, "-dash"):
+        path = tmp_path / name
+        assert run_json("init", path, "--rows", 3, "--dim", 4)["store"] == str(path)
+        assert run_json("inspect", path)["store"] == str(path)
+    assert "new\\nline" in run("inspect", tmp_path / "new\nline").stdout
+
+
+MEASURED = """
+import atexit, re, sys, threading
+peak = 0
+def watch():
+    global peak
+    while not done.wait(0.01):
+        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]))
+done = threading.Event()
+threading.Thread(target=watch, daemon=True).start()
+atexit.register(lambda: print(peak // 1024, file=sys.stderr))
+from tierstore_cli.main import cli
+cli()
+"""
+
+
+def test_a_huge_sparse_table(run, tmp_path):
+    """10^9 rows: looking at them takes memory for what is looked at, not for what there is."""
+    path = tmp_path / "huge.tier"
+    run("init", path, "--rows", 10**9, "--dim", 64, "--sparse")
+    for args in (
+        ["inspect", path, "--stats"],
+        ["verify", path, "--sample", 1000],
+        ["export", path, tmp_path / "few.npy", "--rows", "999999000:"],
+    ):
+        child = [sys.executable, "-c", MEASURED, *map(str, args)]
+        done = subprocess.run(child, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stderr.split()[-1]) < 300, args  # MB
+    assert np.load(tmp_path / "few.npy").shape == (1000, 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("tierstore ", {"init", "inspect", "load", "export", "save", "verify", "fold", "doctor"}),
+        ("tierstore in", {"init", "inspect"}),
+        ("tierstore export PAIR out.npy --table ", {"item", "user"}),
+        ("tierstore export PAIR out.npy --table i", {"item"}),
+        ("tierstore export nowhere out.npy --table ", set()),
+        ("tierstore init PAIR --dtype f", {"float16", "float32", "float64"}),
+    ],
+)
+def test_completion(pair, words, offered):
+    code = "from tierstore_cli.main import cli; cli(prog_name='tierstore')"
+    env = {
+        **os.environ,
+        "_TIERSTORE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words.replace("PAIR", str(pair)),
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert {line.split(",")[1] for line in done.stdout.splitlines() if line} == offered

@@ -1,0 +1,148 @@
+"""tierstore init."""
+
+import os
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore.spec import Field
+
+KEYS = [
+    "store",
+    "created",
+    "dry_run",
+    "version",
+    "table",
+    "rows",
+    "dim",
+    "dtype",
+    "fields",
+    "backend",
+    "record_bytes",
+    "disk_bytes",
+    "free_bytes",
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "emb.tier"
+
+
+def table_of(path, name="embeddings"):
+    with tierstore.open(path) as store:
+        table = store[name]
+        return table.spec, table.read(np.arange(table.rows))
+
+
+def test_a_new_store(run_json, path):
+    data = run_json("init", path, "--rows", 100, "--dim", 8)
+    assert list(data) == KEYS
+    assert data["store"] == str(path) and data["created"] and not data["dry_run"]
+    assert data["table"] == "embeddings" and data["record_bytes"] == 32
+    assert data["disk_bytes"] == 100 * (32 + 4)
+    assert data["fields"] == [{"name": "weight", "dim": 8, "dtype": "float32"}]
+    spec, rows = table_of(path)
+    assert (spec.rows, spec.dim, spec.dtype, spec.backend) == (100, 8, "float32", "memmap")
+    assert not rows.any()
+
+
+def test_every_option(run, path):
+    options = ["--table", "item", "--dtype", "float16", "--init", "normal(1,0.5)", "--seed", 7]
+    options += ["--state", "adam:float32", "--state", "note:bfloat16:2", "--backend", "zarr"]
+    run("init", path, "--rows", 5000, "--dim", 4, *options)
+    spec, rows = table_of(path, "item")
+    assert spec.backend == "zarr"
+    assert dict(spec.fields) == {
+        "weight": Field(4, "float16"),
+        "exp_avg": Field(4),
+        "exp_avg_sq": Field(4),
+        "note": Field(2, "bfloat16"),
+    }
+    other = path.with_name("same.tier")
+    twin = tierstore.TableSpec(5000, 4, "float16", init=tierstore.normal(1, 0.5, seed=7))
+    tierstore.create(other, {"item": twin}).close()
+    assert np.array_equal(rows, table_of(other, "item")[1])
+    assert abs(float(rows.mean(dtype="f8")) - 1) < 0.02
+
+
+def test_sparse_takes_no_space(run, path):
+    run("init", path, "--rows", 10**9, "--dim", 64, "--sparse")
+    used = sum(file.stat().st_blocks * 512 for file in path.rglob("*"))
+    assert used < 10**6
+    with tierstore.open(path, budget=tierstore.Budget(host=0)) as store:
+        assert not store["embeddings"].read([0, 10**9 - 1]).any()
+
+
+def test_dry_run_makes_nothing(run, run_json, path, tmp_path):
+    data = run_json("init", path, "--rows", 100, "--dim", 8, "--dry-run")
+    assert data["dry_run"] and data["version"] is None and data["disk_bytes"] == 3600
+    assert "would make" in run("init", path, "--rows", 100, "--dim", 8, "--dry-run").stdout
+    assert not list(tmp_path.iterdir())
+    result = run("init", path, "--rows", 2**38, "--dim", 64, "--dry-run", code=6)
+    assert "TiB" in result.stdout and "would not fit" in result.stderr
+
+
+def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
+    data = run_json("init", single, "--rows", 9, "--dim", 4, "--table", "user")
+    assert not data["created"] and data["version"] == 2
+    with tierstore.open(single) as store:
+        assert list(store.tables) == ["embeddings", "user"]
+    before = files(single)
+    for dry in ([], ["--dry-run"]):
+        result = run("init", single, "--rows", 9, "--dim", 4, "--table", "user", *dry, code=1)
+        assert "user" in result.stderr
+    assert files(single) == before
+
+
+def test_what_is_not_a_store_is_refused(run, tmp_path, files):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    before = files(tmp_path)
+    for name in ("full", "empty", "file", "dangling"):
+        run("init", tmp_path / name, "--rows", 9, "--dim", 4, code=3)
+    run("init", tmp_path / "no" / "parent", "--rows", 9, "--dim", 4, code=1)
+    assert files(tmp_path) == before
+    assert os.path.islink(tmp_path / "dangling")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission(run, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    run("init", locked / "emb.tier", "--rows", 9, "--dim", 4, code=6)
+    assert not list(locked.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rows", 0, "--dim", 4],
+        ["--rows", 10**18, "--dim", 4],
+        ["--rows", 4, "--dim", 0],
+        ["--rows", 4, "--dim", 2**40],
+        ["--rows", 4],
+        ["--rows", 4, "--dim", 4, "--table", "../up"],
+        ["--rows", 4, "--dim", 4, "--table", ""],
+        ["--rows", 4, "--dim", 4, "--dtype", "int8"],
+        ["--rows", 4, "--dim", 4, "--init", "normal(0)"],
+        ["--rows", 4, "--dim", 4, "--seed", -1],
+        ["--rows", 4, "--dim", 4, "--seed", 2**64],
+        ["--rows", 4, "--dim", 4, "--state", "adam", "--state", "exp_avg"],
+        ["--rows", 4, "--dim", 4, "--state", "weight"],
+        ["--rows", 4, "--dim", 4, "--backend", "hdf5"],
+        ["--rows", 4, "--dim", 4, "--sparse", "--init", "normal(0,1)"],
+    ],
+)
+def test_bad_values_are_usage_errors_and_make_nothing(run, path, tmp_path, options):
+    run("init", path, *options, code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_being_written_is_locked(run, single):
+    with tierstore.open(single, "r+"):
+        run("init", single, "--rows", 9, "--dim", 4, "--table", "user", code=5)

@@ -1,0 +1,224 @@
+"""tierstore inspect."""
+
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tierstore
+
+STORE_KEYS = ["store", "format", "uuid", "version", "step", "folded", "tables"]
+TABLE_KEYS = [
+    "name",
+    "rows",
+    "dim",
+    "dtype",
+    "fields",
+    "backend",
+    "record_bytes",
+    "disk_bytes",
+    "delta_rows",
+    "delta_bytes",
+]
+STATS_KEYS = ["field", "rows_read", "zero_rows", "nan_rows", "inf_rows", "norm", "histogram"]
+
+
+def test_json_is_what_the_contract_says(run_json, pair):
+    data = run_json("inspect", pair)
+    assert list(data) == STORE_KEYS
+    assert data["store"] == str(pair) and data["version"] == 3 and data["step"] == 7
+    assert data["format"] == 1 and data["folded"] is False
+    assert re.fullmatch("[0-9a-f]{32}", data["uuid"])
+    item, user = data["tables"]
+    assert list(item) == list(user) == TABLE_KEYS
+    assert item["fields"] == [
+        {"name": "weight", "dim": 8, "dtype": "float32"},
+        {"name": "exp_avg", "dim": 8, "dtype": "float32"},
+    ]
+    assert (item["name"], item["rows"], item["dim"], item["dtype"]) == ("item", 300, 8, "float32")
+    assert item["record_bytes"] == 64 and item["delta_rows"] == 5
+    assert type(item["disk_bytes"]) is int and item["disk_bytes"] >= 300 * 64
+    assert item["delta_bytes"] >= 5 * 64
+    assert (user["backend"], user["dtype"], user["delta_rows"]) == ("zarr", "bfloat16", 0)
+
+
+def test_text(run, pair):
+    text = run("inspect", pair).stdout
+    assert "version 3" in text and "step 7" in text and "not folded" in text
+    assert re.search(r"item +300 +8 +float32 +exp_avg +memmap +64 B .* 5\n", text)
+    assert f"tierstore fold {pair}" in text
+
+
+def test_one_table(run_json, pair):
+    data = run_json("inspect", pair, "--table", "user")
+    assert [table["name"] for table in data["tables"]] == ["user"]
+
+
+def test_an_unknown_table_or_field(run, pair):
+    assert "item, user" in run("inspect", pair, "--table", "elsewhere", code=1).stderr
+    said = run("inspect", pair, "--table", "item", "--rows", "0:2", "--field", "nothing", code=1)
+    assert "exp_avg" in said.stderr
+
+
+def test_versions(run, run_json, pair):
+    versions = run_json("inspect", pair, "--versions")["versions"]
+    assert [each["version"] for each in versions] == [2, 3]
+    assert set(versions[0]) == {"version", "step", "seq", "delta_rows", "delta_bytes"}
+    assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
+    assert re.search(r"^ +3 +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE)
+
+
+def test_rows(run, run_json, pair):
+    with tierstore.open(pair) as store:
+        weights = store["item"].read(range(2, 6))
+        moments = store["item"].read([299], field="exp_avg")
+    shown = run_json("inspect", pair, "--table", "item", "--rows", "2:6")["rows"]
+    assert (shown["table"], shown["field"]) == ("item", "weight")
+    assert [row["id"] for row in shown["rows"]] == [2, 3, 4, 5]
+    assert [row["key"] for row in shown["rows"]] == [None] * 4
+    assert np.array_equal(np.array([row["values"] for row in shown["rows"]], "f4"), weights)
+    last = run_json("inspect", pair, "--table", "item", "--rows", "299:", "--field", "exp_avg")
+    assert np.array_equal(np.array([last["rows"]["rows"][0]["values"]], "f4"), moments)
+    text = run("inspect", pair, "--table", "item", "--rows", "3:4").stdout
+    assert f"{weights[1, 0]:.6g}" in text
+
+
+def test_rows_with_keys_and_of_many_elements(run, run_json, pair, single):
+    shown = run_json("inspect", pair, "--table", "user", "--rows", "5:7")["rows"]["rows"]
+    assert [row["key"] for row in shown] == ["name_5", "name_6"]
+    assert "name_5" in run("inspect", pair, "--table", "user", "--rows", "5:7").stdout
+    assert "… 16" in run("inspect", single, "--rows", ":2").stdout
+
+
+def test_rows_that_are_not_finite(run, run_json, single):
+    with tierstore.open(single, "r+") as store:
+        row = np.full((1, 16), 0.5, "f4")
+        row[0, :3] = np.nan, np.inf, -np.inf
+        store["embeddings"].write([1], row)
+        store.commit()
+    (shown,) = run_json("inspect", single, "--rows", "1:2")["rows"]["rows"]
+    assert shown["values"][:4] == ["nan", "inf", "-inf", 0.5]
+    assert "nan" in run("inspect", single, "--rows", "1:2").stdout
+
+
+@pytest.mark.parametrize("rows", ["0:301", "300:", "400:500"])
+def test_rows_out_of_range(run, pair, rows):
+    assert "0:300" in run("inspect", pair, "--table", "item", "--rows", rows, code=1).stderr
+
+
+def test_which_table_must_be_said_where_it_matters(run, pair):
+    assert "item, user" in run("inspect", pair, "--rows", "0:1", code=2).stderr
+
+
+def write_odd_rows(path):
+    """Make a store whose rows are known: 1,000 of norm 5, then zero, NaN and infinite ones."""
+    rows = np.tile(np.array([3, 0, 4, 0], "f4"), (1006, 1))
+    rows[1000:1003] = 0
+    rows[1003:1005, 2] = np.nan
+    rows[1005, 1] = -np.inf
+    with tierstore.create(path, {"t": tierstore.TableSpec(1006, 4)}) as store:
+        store["t"].write(np.arange(1006), rows)
+        store.commit()
+
+
+@pytest.mark.parametrize("options", [[], ["--full"]])
+def test_stats(run, run_json, tmp_path, options):
+    write_odd_rows(tmp_path / "odd.tier")
+    (table,) = run_json("inspect", tmp_path / "odd.tier", "--stats", *options)["tables"]
+    stats = table["stats"]
+    assert list(stats) == STATS_KEYS
+    assert stats["rows_read"] == 1006
+    assert (stats["zero_rows"], stats["nan_rows"], stats["inf_rows"]) == (3, 2, 1)
+    assert stats["norm"] == {"min": 0, "p1": 5, "p50": 5, "p99": 5, "max": 5}
+    assert sum(stats["histogram"]) == 1003
+    text = run("inspect", tmp_path / "odd.tier", "--stats", *options).stdout
+    assert "zero 3  nan 2  inf 1" in text and "p50 5" in text and "█" in text
+
+
+def test_stats_against_numpy(run_json, pair):
+    with tierstore.open(pair) as store:
+        for name, field in (("item", "exp_avg"), ("user", "weight")):
+            table = store[name]
+            norms = np.linalg.norm(
+                table.read(np.arange(table.rows), field=field).astype("f8"), axis=1
+            )
+            data = run_json("inspect", pair, "--table", name, "--field", field, "--stats")
+            stats = data["tables"][0]["stats"]
+            expected = np.percentile(norms, [0, 1, 50, 99, 100])
+            assert np.allclose(list(stats["norm"].values()), expected)
+            assert stats["zero_rows"] == int((norms == 0).sum())
+
+
+def test_stats_of_rows_none_of_which_is_finite(run, run_json, tmp_path):
+    spec = tierstore.TableSpec(2, 4, init=tierstore.from_array(np.full((2, 4), np.nan, "f4")))
+    tierstore.create(tmp_path / "nan.tier", {"t": spec}).close()
+    (table,) = run_json("inspect", tmp_path / "nan.tier", "--stats")["tables"]
+    assert table["stats"]["norm"]["p50"] is None
+    assert "p50 –" in run("inspect", tmp_path / "nan.tier", "--stats").stdout
+
+
+def test_stats_sample_many_rows(run, run_json, tmp_path):
+    path = tmp_path / "many.tier"
+    run("init", path, "--rows", 150_000, "--dim", 4, "--init", "normal(0,1)")
+    (table,) = run_json("inspect", path, "--stats")["tables"]
+    assert table["stats"]["rows_read"] == 100_000
+    (full,) = run_json("inspect", path, "--stats", "--full")["tables"]
+    assert full["stats"]["rows_read"] == 150_000
+    assert abs(full["stats"]["norm"]["p50"] - table["stats"]["norm"]["p50"]) < 0.05
+    assert "100,000 of 150,000 rows" in run("inspect", path, "--stats").stdout
+
+
+def opened_by_the_printed_line(line):
+    """Run a line that inspect printed in an interpreter that cannot import tierstore."""
+    code = f"""
+import sys
+sys.modules["tierstore"] = None
+import numpy as np, zarr
+rows = {line}
+np.save(sys.stdout.buffer, np.array(rows))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return np.load(io.BytesIO(done.stdout))
+
+
+@pytest.mark.parametrize("backend", ["memmap", "zarr"])
+@pytest.mark.parametrize("kind", ["one field", "padded", "state", "mixed", "bfloat16"])
+def test_the_printed_line_opens_the_table(run, tmp_path, backend, kind):
+    weight = tierstore.Field(8 if kind != "padded" else 3, init=tierstore.normal(seed=4))
+    if kind == "bfloat16":
+        weight = tierstore.Field(8, "bfloat16", init=tierstore.normal(seed=4))
+    fields = {"weight": weight}
+    if kind in ("state", "mixed"):
+        fields["sum"] = tierstore.Field(2, "float32" if kind == "state" else "float16")
+    path = tmp_path / "it's.tier"
+    spec = tierstore.TableSpec(40, fields=fields, backend=backend)
+    with tierstore.create(path, {"t": spec}) as store:
+        expected = store["t"].read(np.arange(40))
+    (line,) = re.findall(r"^  ((?:np|zarr)\.\S.*)$", run("inspect", path).stdout, re.MULTILINE)
+    rows = opened_by_the_printed_line(line)
+    if kind == "bfloat16":
+        assert "bits" in line
+        rows = (rows.astype("u4") << 16).view("f4")
+    assert np.array_equal(rows, expected)
+
+
+def test_names_from_files_are_escaped(run, pair):
+    with tierstore.open(pair, "r+") as store:
+        store["user"].set_keys(["\x1b[31mred\n", *(f"{n}" for n in range(19))])
+    result = run("inspect", pair, "--table", "user", "--rows", "0:1")
+    assert "\\x1b[31mred\\n" in result.stdout and "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "fold"])
+def test_what_is_not_a_store(run, tmp_path, single, command):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    half = tmp_path / "half.tier"
+    half.mkdir()
+    (half / "STORE.json").write_bytes((single / "STORE.json").read_bytes())
+    for name in ("empty", "file", "half.tier", "missing"):
+        assert name in run(command, tmp_path / name, code=3).stderr
+    assert "remove it" in run(command, half, code=3).stderr

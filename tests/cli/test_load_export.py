@@ -1,0 +1,197 @@
+"""tierstore load and tierstore export."""
+
+import os
+
+import numpy as np
+import pytest
+
+import tierstore
+
+EXPORT_KEYS = [
+    "store",
+    "version",
+    "table",
+    "field",
+    "out",
+    "rows",
+    "dim",
+    "dtype",
+    "bytes",
+    "overflowed",
+]
+LOAD_KEYS = [
+    "store",
+    "source",
+    "table",
+    "field",
+    "rows",
+    "dim",
+    "dtype",
+    "created",
+    "keys",
+    "overflowed",
+    "version",
+]
+NEEDS = {".parquet": "pyarrow", ".safetensors": "safetensors"}
+FORMATS = [".npy", ".npz", ".safetensors", ".parquet", ".vec", ".txt", ".bin", ".zarr", ".tsv"]
+
+
+def rows_of(path, name, field="weight", version=None):
+    with tierstore.open(path, version=version) as store:
+        table = store[name]
+        return table.read(np.arange(table.rows), field=field)
+
+
+def partial_files(path):
+    return [name for name in os.listdir(path) if name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("table", ["item", "user"])
+def test_what_is_exported_and_loaded_again_is_the_same(run_json, pair, tmp_path, suffix, table):
+    if suffix in NEEDS:
+        pytest.importorskip(NEEDS[suffix])
+    file = tmp_path / f"rows{suffix}"
+    data = run_json("export", pair, file, "--table", table)
+    assert list(data) == EXPORT_KEYS
+    assert data["out"] == str(file) and data["table"] == table and data["version"] == 3
+    assert data["rows"] == (300 if table == "item" else 20) and data["bytes"] > 0
+
+    again = tmp_path / "again.tier"
+    loaded = run_json("load", again, file)
+    assert list(loaded) == LOAD_KEYS
+    assert loaded["created"] and loaded["table"] == "embeddings" and loaded["rows"] == data["rows"]
+    assert loaded["store"] == str(again) and loaded["dtype"] == data["dtype"]
+    assert np.array_equal(rows_of(again, "embeddings"), rows_of(pair, table))
+    has_keys = table == "user" and suffix != ".npy"
+    assert loaded["keys"] == has_keys
+    with tierstore.open(again) as store:
+        keys = store["embeddings"].keys
+        assert list(keys[:]) == [f"name_{n}" for n in range(20)] if has_keys else keys is None
+
+
+def test_npy_opens_as_a_map_without_pickle(run, pair, tmp_path):
+    run("export", pair, tmp_path / "a.npy", "--table", "item")
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r", allow_pickle=False)
+    assert np.array_equal(mapped, rows_of(pair, "item"))
+
+
+def test_export_options(run, run_json, pair, tmp_path):
+    options = ["--table", "item", "--field", "exp_avg", "--rows", "1:93", "--dtype", "float16"]
+    data = run_json("export", pair, tmp_path / "a.npy", *options)
+    assert (data["rows"], data["field"], data["dtype"]) == (92, "exp_avg", "float16")
+    expected = rows_of(pair, "item", "exp_avg")[1:93].astype("f2")
+    assert np.array_equal(np.load(tmp_path / "a.npy"), expected)
+
+    run("export", pair, tmp_path / "a.npy", "--table", "item", code=1)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), expected)
+    run("export", pair, tmp_path / "a.npy", "--table", "item", "--force", "--version", 2)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), rows_of(pair, "item", version=2))
+    said = run("export", pair, tmp_path / "b.npy", "--table", "item", "--version", 99, code=1)
+    assert "2, 3" in said.stderr
+
+
+def test_export_with_keys_from_a_file(run, pair, tmp_path):
+    names = [f"é{n}" for n in range(300)]
+    (tmp_path / "keys.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+    options = ["--table", "item", "--keys", tmp_path / "keys.txt", "--rows", "10:13"]
+    run("export", pair, tmp_path / "a.vec", *options)
+    lines = (tmp_path / "a.vec").read_text(encoding="utf-8").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == names[10:13]
+    run("export", pair, tmp_path / "b.vec", "--table", "item", "--keys", "no.txt", code=3)
+    (tmp_path / "few.txt").write_text("a\nb\n")
+    few = ["--table", "item", "--keys", tmp_path / "few.txt"]
+    assert "300" in run("export", pair, tmp_path / "b.vec", *few, code=1).stderr
+    assert not (tmp_path / "b.vec").exists()
+
+
+def test_export_counts_what_overflows(run, run_json, single, tmp_path):
+    with tierstore.open(single, "r+") as store:
+        store["embeddings"].write([7], np.full((1, 16), 1e6, "f4"))
+        store.commit()
+    assert run_json("export", single, tmp_path / "a.npy", "--dtype", "float16")["overflowed"] == 16
+    said = run("export", single, tmp_path / "b.npy", "--dtype", "float16").stderr
+    assert said.startswith("Warning: 16 ") and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rows", ["290:301", "300:", "1000:2000"])
+def test_export_of_rows_out_of_range(run, pair, tmp_path, rows):
+    run("export", pair, tmp_path / "a.npy", "--table", "item", "--rows", rows, code=1)
+    assert not (tmp_path / "a.npy").exists()
+
+
+def test_export_refuses_targets_it_must_not_touch(run, pair, tmp_path, files):
+    (tmp_path / "dir.npy").mkdir()
+    (tmp_path / "mine.npy").write_bytes(b"mine")
+    (tmp_path / "link.npy").symlink_to("mine.npy")
+    before = files(tmp_path)
+    for name in ("dir.npy", "link.npy", "pair.tier/a.npy", "pair.tier/item/a.npy", "no/a.npy"):
+        run("export", pair, tmp_path / name, "--table", "item", "--force", code=1)
+    run("export", pair, tmp_path / "mine.npy", "--table", "item", code=1)
+    run("export", pair, tmp_path / "mine.xyz", "--table", "item", code=1)
+    run("export", pair, tmp_path / "mine.vec", "--table", "item", "--dtype", "int8", code=2)
+    assert files(tmp_path) == before
+    run("export", pair, tmp_path / "mine.npy", "--table", "item", "--force")
+
+
+def test_export_asks_which_table(run, pair, tmp_path):
+    assert "item, user" in run("export", pair, tmp_path / "a.npy", code=2).stderr
+
+
+def test_load_into_a_table_that_exists(run, run_json, pair, tmp_path):
+    random = np.random.default_rng(9)
+    rows = random.normal(size=(300, 8)).astype("f4")
+    np.save(tmp_path / "a.npy", rows)
+    moments = rows_of(pair, "item", "exp_avg")
+    data = run_json("load", pair, tmp_path / "a.npy", "--table", "item")
+    assert not data["created"] and data["version"] == 4
+    assert np.array_equal(rows_of(pair, "item"), rows)
+    assert np.array_equal(rows_of(pair, "item", "exp_avg"), moments)
+    run("load", pair, tmp_path / "a.npy", "--table", "item", "--field", "exp_avg")
+    assert np.array_equal(rows_of(pair, "item", "exp_avg"), rows)
+
+
+def test_load_picks_an_array_and_keys(run, single, tmp_path):
+    random = np.random.default_rng(9)
+    arrays = {name: random.normal(size=(6, 4)) for name in ("left", "right")}
+    np.savez(tmp_path / "both.npz", **arrays)
+    np.save(tmp_path / "ids.npy", np.array([10, 20, 30, 40, 50, 60]))
+    keys = ["--keys", tmp_path / "ids.npy"]
+    run("load", single, f"{tmp_path / 'both.npz'}:right", "--table", "new", *keys)
+    with tierstore.open(single) as store:
+        new = store["new"]
+        assert new.dtype == "float64" and list(new.keys[:]) == [10, 20, 30, 40, 50, 60]
+        assert np.array_equal(new.read(new.lookup([60, 10])), arrays["right"][[5, 0]])
+    said = run("load", single, tmp_path / "both.npz", "--table", "other", code=3).stderr
+    assert "left" in said and "right" in said
+
+
+def test_load_refuses_and_changes_nothing(run, pair, tmp_path, files):
+    random = np.random.default_rng(9)
+    np.save(tmp_path / "short.npy", random.normal(size=(299, 8)).astype("f4"))
+    np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("not an array")
+    os.mkfifo(tmp_path / "fifo.npy")
+    before = files(pair)
+    for name, code in {
+        "short.npy": 1,
+        "pickled.npy": 3,
+        "text.npy": 3,
+        "fifo.npy": 3,
+        "missing.npy": 3,
+        "short.xyz": 1,
+    }.items():
+        run("load", pair, tmp_path / name, "--table", "item", code=code)
+        run("load", tmp_path / "new.tier", tmp_path / "missing.npy", code=3)
+    field = ["--table", "item", "--field", "nothing"]
+    run("load", pair, tmp_path / "short.npy", *field, code=1)
+    assert files(pair) == before
+    assert not (tmp_path / "new.tier").exists() and not partial_files(tmp_path)
+
+
+def test_load_of_a_store_that_is_no_store_or_locked(run, pair, tmp_path):
+    np.save(tmp_path / "a.npy", np.random.default_rng(1).normal(size=(3, 4)))
+    (tmp_path / "empty").mkdir()
+    run("load", tmp_path / "empty", tmp_path / "a.npy", code=3)
+    with tierstore.open(pair, "r+"):
+        run("load", pair, tmp_path / "a.npy", "--table", "new", code=5)

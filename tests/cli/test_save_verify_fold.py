@@ -1,0 +1,159 @@
+"""tierstore save, tierstore verify and tierstore fold."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tierstore
+
+
+def rows_of(path, name, version=None):
+    with tierstore.open(path, version=version) as store:
+        return store[name].read(np.arange(store[name].rows))
+
+
+def flip(path, offset):
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def base_of(path, table):
+    return next((path / table).glob("*/rows.npy"))
+
+
+def test_save(run, run_json, pair, tmp_path):
+    copy = tmp_path / "copy.tier"
+    data = run_json("save", pair, copy)
+    assert data == {"store": str(pair), "dest": str(copy), "version": 3}
+    for table in ("item", "user"):
+        assert np.array_equal(rows_of(copy, table), rows_of(pair, table))
+    with tierstore.open(copy) as store, tierstore.open(pair) as origin:
+        assert store.uuid != origin.uuid and store.parent == (origin.uuid, 3) and store.step == 7
+    run("verify", copy)
+
+
+def test_save_of_a_version(run_json, pair, tmp_path):
+    assert run_json("save", pair, tmp_path / "old.tier", "--version", 2)["version"] == 2
+    assert np.array_equal(rows_of(tmp_path / "old.tier", "item"), rows_of(pair, "item", 2))
+    assert not np.array_equal(rows_of(pair, "item", 2), rows_of(pair, "item"))
+
+
+def test_save_refuses(run, pair, tmp_path, files):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    before = files(tmp_path)
+    for name in ("there", "link", "pair.tier", "no/copy.tier"):
+        run("save", pair, tmp_path / name, code=1)
+    run("save", pair, tmp_path / "new.tier", "--version", 77, code=1)
+    run("save", tmp_path / "there", tmp_path / "new.tier", code=3)
+    assert files(tmp_path) == before and not (tmp_path / "new.tier").exists()
+
+
+def test_save_and_verify_while_a_trainer_writes(run_json, pair, tmp_path):
+    random = np.random.default_rng(4)
+    with tierstore.open(pair, "r+") as trainer:
+        committed = rows_of(pair, "item")
+        trainer["item"].write(range(50), random.normal(size=(50, 8)).astype("f4"))
+        assert run_json("verify", pair)["ok"]
+        assert run_json("save", pair, tmp_path / "copy.tier")["version"] == 3
+        assert np.array_equal(rows_of(tmp_path / "copy.tier", "item"), committed)
+        trainer.commit(step=8)
+        assert run_json("verify", pair)["version"] == 4
+
+
+def test_save_never_copies_damage(run, pair, tmp_path):
+    flip(base_of(pair, "item"), 4096 + 200 * 64)
+    run("save", pair, tmp_path / "copy.tier", code=4)
+    assert not (tmp_path / "copy.tier").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["pair.tier"]
+
+
+def test_verify(run, run_json, pair):
+    data = run_json("verify", pair)
+    assert data == {
+        "store": str(pair),
+        "version": 3,
+        "ok": True,
+        "rows_checked": 320,
+        "bad_rows": {"item": [], "user": []},
+        "bad_files": [],
+    }
+    assert "320 rows checked, all sound" in run("verify", pair).stdout
+    assert run_json("verify", pair, "--sample", 10)["rows_checked"] == 20
+
+
+def test_verify_lists_all_damage_and_goes_on(run, run_json, pair):
+    for row in (0, 17, 299):
+        flip(base_of(pair, "item"), 4096 + row * 64 + 5)
+    data = run_json("verify", pair, code=4)
+    assert data["ok"] is False and data["rows_checked"] == 320
+    assert data["bad_rows"]["item"] == [0, 17, 299]
+    result = run("verify", pair, code=4)
+    assert "0 17 299" in result.stdout and "3 rows" in result.stderr
+
+
+def test_verify_does_not_list_endless_ids(run, run_json, pair):
+    for row in range(100, 150):
+        flip(base_of(pair, "item"), 4096 + row * 64)
+    assert "… and 30 more" in run("verify", pair, code=4).stdout
+    assert len(run_json("verify", pair, code=4)["bad_rows"]["item"]) == 50
+
+
+def test_verify_of_a_store_with_a_damaged_manifest(run, pair):
+    newest = max(pair.glob("manifest-*.json"))
+    flip(newest, newest.stat().st_size // 2)
+    assert newest.name in run("verify", pair, code=3).stderr
+
+
+@pytest.mark.parametrize("cut", [1, 4096])
+def test_a_truncated_base_is_damage(run, pair, cut):
+    base = base_of(pair, "item")
+    size = base.stat().st_size
+    base.write_bytes(base.read_bytes()[:-cut])
+    for command in ("inspect", "verify", "fold"):
+        said = run(command, pair, code=4).stderr
+        assert str(size) in said or "damage" in said
+    assert base.stat().st_size == size - cut
+
+
+def test_fold(run, run_json, pair):
+    expected = rows_of(pair, "item")
+    data = run_json("fold", pair)
+    assert data == {"store": str(pair), "version": 3, "dropped": [2]}
+    assert run_json("inspect", pair)["folded"] is True
+    assert np.array_equal(np.load(base_of(pair, "item"), mmap_mode="r")["weight"], expected)
+    assert run_json("fold", pair)["dropped"] == []
+    assert "version 3" in run("fold", pair).stdout
+
+
+def test_fold_needs_the_store_for_itself(run, pair):
+    with tierstore.open(pair, "r+"):
+        assert "Error" in run("fold", pair, code=5).stderr
+    with tierstore.open(pair):
+        assert "reading" in run("fold", pair, code=5).stderr
+    run("fold", pair)
+
+
+def test_many_commands_at_once_beside_a_writer(program, pair, tmp_path):
+    """Readers of one version neither wait for a writer nor for one another."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    commands = [
+        ("verify", pair, "--json"),
+        ("inspect", pair, "--stats", "--json"),
+        ("export", pair, tmp_path / "a.npy", "--table", "item", "--json"),
+        ("save", pair, tmp_path / "copy.tier", "--json"),
+    ]
+    random = np.random.default_rng(4)
+    with tierstore.open(pair, "r+") as trainer, ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(program, *command) for command in commands]
+        while not all(each.done() for each in running):
+            trainer["item"].write(range(50), random.normal(size=(50, 8)).astype("f4"))
+            trainer.commit()
+    for each in running:
+        done = each.result()
+        assert done.returncode == 0, done.stderr
+        assert isinstance(json.loads(done.stdout), dict)
