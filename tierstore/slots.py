@@ -199,7 +199,7 @@ class CachedSlots:
         """
         number = np.arange(-1, -1 - rows.size, -1, dtype=np.int32)
         self.slot_of[rows] = number
-        first: Rows = rows[self.slot_of[rows] == number]
+        first: Rows = rows.compress(self.slot_of[rows] == number)
         if self.row_of.size >= first.size or first.size == rows.size:
             return first
         distinct, counts = np.unique(rows, return_counts=True)
@@ -244,7 +244,7 @@ class CachedSlots:
             return
         given: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
         slots, rows = given, self.row_of[given]
-        self.slot_of[rows[rows >= 0]] = -1
+        self.slot_of[rows.compress(rows >= 0)] = -1
         self.row_of[slots] = -1
         self.dirty[slots] = 0
         self.policy.forget(given)

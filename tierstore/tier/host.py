@@ -178,7 +178,7 @@ class HostTier:
             return slots
         if not ahead:
             self.map.use(rows)
-        self.map.touch(slots if not missing.size else slots[slots >= 0])
+        self.map.touch(slots if not missing.size else slots.compress(slots >= 0))
         if missing.size:
             wanted = rows[missing]
             self._promote(self.map.distinct(wanted), force=force)
@@ -237,7 +237,7 @@ class HostTier:
         try:
             victims = self.map.victims(rows[slots.size :], force=force)
             try:
-                self._write_back(victims[self.map.dirty[victims] != 0])
+                self._write_back(victims.compress(self.map.dirty[victims] != 0))
             except BaseException:
                 self.map.touch(victims)
                 raise
