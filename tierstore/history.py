@@ -105,6 +105,10 @@ class History:
             raise damage[max(damage)]
         return _openable(manifests, damage)
 
+    def floor(self) -> int:
+        """Return the oldest version the base may have been folded up to, completely or not."""
+        return max((manifest.floor for manifest in self._read()[0]), default=0)
+
     def damaged(self) -> list[str]:
         """Return the names of manifests that cannot be read."""
         return [manifest_name(seq) for seq in self._read()[1]]

@@ -399,7 +399,12 @@ class Store:
         """
         with self._guard.use(interruptible=True):
             return verify_store(
-                self._session.tables.values(), self.payload, sample=sample, progress=progress
+                self._session.tables.values(),
+                self._session.manifest,
+                self._session.history,
+                self._session.directory,
+                sample=sample,
+                progress=progress,
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import io
 from tierstore.disk.base import Progress
+from tierstore.disk.generation import Generation
+from tierstore.disk.tier import DiskTier
 from tierstore.errors import TierStoreError
+from tierstore.history import History
+from tierstore.manifest import Manifest, TableInfo
 from tierstore.payload import Payload
 from tierstore.table import Table
 
 __all__ = ["VerifyReport", "verify_store"]
 
+Rows = npt.NDArray[np.int64]
+
 
 @dataclass
 class VerifyReport:
-    """What was checked, and what is damaged: row ids by table, and names of files."""
+    """What was checked, and what is damaged.
+
+    `bad_rows` are row ids by table, `bad_files` names of files, or what is wrong with an older
+    version that is kept.
+    """
 
     rows_checked: int = 0
     bad_rows: dict[str, list[int]] = field(default_factory=dict)
@@ -32,42 +43,119 @@ class VerifyReport:
 
 def verify_store(
     tables: Iterable[Table],
-    payload: Mapping[str, Payload],
+    manifest: Manifest,
+    history: History,
+    directory: io.Directory,
     *,
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check the committed rows of tables, or `sample` random ones of each, and the payload.
+    """Check the tables, keys and payload of an open version, and what older ones add to it.
 
-    Manifest, headers, ids and footers were checked when the store was opened.
+    With `sample`, that many random rows of each table, and no older version. The manifest, headers,
+    ids and footers of the open version were checked when it was opened.
     """
     report = VerifyReport()
     tables = list(tables)
     total = sum(table.rows if sample is None else min(sample, table.rows) for table in tables)
+    floor = history.floor()
     for table in tables:
         bad: set[int] = set()
+        folding, _ = table.disk.newest(floor)
         for rows in _blocks(table, sample):
-            bad.update(table.disk.damaged(rows))
+            bad.update(_damaged_base(table.disk, rows, folding))
             report.rows_checked += rows.size
             if progress is not None:
                 progress(report.rows_checked, total)
         if sample is None:
-            bad.update(table.disk.damaged_deltas())
+            bad.update(row for delta in table.disk.deltas for row in delta.damaged())
         report.bad_rows[table.name] = sorted(bad)
         report.bad_files += table.generation.damaged_files()
-    for name, value in payload.items():
-        try:
-            value.verify()
-        except TierStoreError:
-            report.bad_files.append(f"payload {name}")
+    report.bad_files += _damaged_payloads(manifest, directory, set())
+    report.bad_files += history.damaged()
+    if sample is None:
+        seen = _files(manifest)
+        for older in history.versions().values():
+            report.bad_files += _damaged_in_version(older, directory, floor, seen)
+            seen |= _files(older)
     return report
 
 
-def _blocks(table: Table, sample: int | None) -> Iterable[npt.NDArray[np.int64]]:
-    step = max(1, (8 << 20) // table.spec.layout.record_bytes)
+def _blocks(table: Table, sample: int | None) -> Iterable[Rows]:
     if sample is not None and sample < table.rows:
         rows = np.sort(np.random.default_rng().choice(table.rows, sample, replace=False))
-        yield from np.array_split(rows, max(1, -(-sample // step)))
+        yield from np.array_split(rows, max(1, -(-sample // _block_rows(table.disk))))
         return
-    for start in range(0, table.rows, step):
-        yield np.arange(start, min(start + step, table.rows), dtype=np.int64)
+    yield from _all_rows(table.disk)
+
+
+def _block_rows(tier: DiskTier) -> int:
+    return max(1, (8 << 20) // tier.record_bytes)
+
+
+def _all_rows(tier: DiskTier) -> Iterable[Rows]:
+    step = _block_rows(tier)
+    for start in range(0, tier.rows, step):
+        yield np.arange(start, min(start + step, tier.rows), dtype=np.int64)
+
+
+def _damaged_base(tier: DiskTier, rows: Rows, folding: Rows) -> list[int]:
+    """Return the rows that are damaged in the base.
+
+    Those in `folding`, which deltas up to the floor hold, do not count: a fold that was cut short
+    may have left them torn, and nobody reads them there.
+    """
+    return tier.damaged(rows[~np.isin(rows, folding)] if folding.size else rows)
+
+
+def _damaged_payloads(manifest: Manifest, directory: io.Directory, seen: set[str]) -> list[str]:
+    bad = []
+    for name, info in manifest.payload.items():
+        if info.name not in seen:
+            try:
+                Payload(directory, info).verify()
+            except TierStoreError:
+                bad.append(f"payload {name} of version {manifest.version}: {info.name}")
+    return bad
+
+
+def _files(manifest: Manifest) -> set[str]:
+    """Return the names of all files and generations a version needs, which are unique."""
+    names = {info.name for info in manifest.payload.values()}
+    for info in manifest.tables.values():
+        names |= {info.generation, *(delta.name for delta in info.deltas)}
+        names |= set(info.keys.files) if info.keys else set()
+    return names
+
+
+def _damaged_in_version(
+    manifest: Manifest, directory: io.Directory, floor: int, seen: set[str]
+) -> list[str]:
+    """Return what is wrong with the files of a version that were not checked before."""
+    bad = _damaged_payloads(manifest, directory, seen)
+    for name, info in manifest.tables.items():
+        where = f"table {name} of version {manifest.version}"
+        try:
+            with directory.directory(name) as table:
+                generation = Generation(table, info, store=manifest.uuid, seq=None)
+        except (TierStoreError, FileNotFoundError) as error:
+            bad.append(f"{where}: {error}")
+            continue
+        try:
+            rows = _damaged_rows(generation.tier, info, floor, seen)
+            if rows:
+                bad.append(f"{where}: {len(rows)} rows, the first is row {min(rows)}")
+            if info.generation not in seen:
+                bad += [f"{where}: {file}" for file in generation.damaged_files()]
+        finally:
+            generation.close()
+    return bad
+
+
+def _damaged_rows(tier: DiskTier, info: TableInfo, floor: int, seen: set[str]) -> set[int]:
+    bad = {row for delta in tier.deltas if delta.info.name not in seen for row in delta.damaged()}
+    if info.generation not in seen:
+        folding, _ = tier.newest(floor)
+        for rows in _all_rows(tier):
+            bad.update(_damaged_base(tier, rows, folding))
+    return bad

@@ -19,7 +19,7 @@ from tierstore.disk.base import Base, Progress
 from tierstore.disk.delta import Delta, LiveDelta
 from tierstore.disk.keys import Keys
 from tierstore.disk.tier import DiskTier
-from tierstore.errors import CorruptStoreError
+from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
 from tierstore.manifest import DELTA_NAME, KEYS_NAME, DeltaInfo, TableInfo, unique_name
 from tierstore.spec import Field, TableSpec
@@ -159,7 +159,12 @@ class Generation:
 
     def damaged_files(self) -> list[str]:
         """Return names of files with damage outside any row; opening checked the rest."""
-        return self.tier.damaged_files()
+        bad = self.tier.damaged_files()
+        try:
+            self.keys()
+        except TierStoreError:
+            bad += sorted(self.info.keys.files if self.info.keys else ())
+        return bad
 
     @property
     def disk_bytes(self) -> int:

@@ -281,10 +281,6 @@ class DiskTier:
         """Return names of base files with damage outside any row."""
         return self._base.damaged_files()
 
-    def damaged_deltas(self) -> list[int]:
-        """Return the rows whose record in a committed delta does not match its checksum."""
-        return [row for delta in self._deltas for row in delta.damaged()]
-
     def close(self) -> None:
         """Close the files; a live delta stays, for the next writer to sweep up."""
         if self._live is not None:
