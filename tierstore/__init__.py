@@ -18,7 +18,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tierstore import nn as nn
+    from tierstore import optim as optim
+    from tierstore.ahead import lookahead as lookahead
     from tierstore.budget import Budget as Budget
+    from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
     from tierstore.laws import constant as constant
     from tierstore.laws import from_array as from_array
@@ -38,6 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Budget": "budget",
+    "Checkpoint": "checkpoint",
     "Field": "spec",
     "Store": "store",
     "Table": "table",
@@ -47,6 +52,7 @@ _HOMES = {
     "create": "store",
     "from_array": "laws",
     "from_file": "laws",
+    "lookahead": "ahead",
     "normal": "laws",
     "open": "store",
     "uniform": "laws",
@@ -54,11 +60,15 @@ _HOMES = {
     "zeros": "laws",
 }
 
-__all__ = sorted(_HOMES)
+_MODULES = frozenset({"nn", "optim"})
+
+__all__ = sorted([*_HOMES, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import tierstore` costs nothing."""
+    if name in _MODULES:
+        return importlib.import_module(f"tierstore.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tierstore' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tierstore.{_HOMES[name]}"), name)

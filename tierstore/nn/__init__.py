@@ -1,0 +1,15 @@
+"""Embedding layers whose rows live in a store: drop-in for `torch.nn.Embedding` and `EmbeddingBag`.
+
+    emb = tierstore.nn.TieredEmbedding(store["item"])
+    opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
+
+A forward pass leases the distinct rows of its batch; a backward pass leaves their gradient, one row
+each, to the optimizer of `tierstore.optim`, whose step writes the rows. Nothing else changes them.
+"""
+
+from __future__ import annotations
+
+from tierstore.nn.bag import TieredEmbeddingBag
+from tierstore.nn.embedding import TieredEmbedding
+
+__all__ = ["TieredEmbedding", "TieredEmbeddingBag"]

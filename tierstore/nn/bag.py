@@ -1,0 +1,77 @@
+"""A layer of bags of rows over a table of a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore.errors import InvalidInputError
+from tierstore.nn.embedding import TieredEmbedding
+from tierstore.table import Table
+
+__all__ = ["TieredEmbeddingBag"]
+
+
+class TieredEmbeddingBag(TieredEmbedding):
+    """Sums, means or maxima over bags of rows, as `torch.nn.EmbeddingBag`; see `TieredEmbedding`.
+
+    Rows of `padding_idx` are left out of their bags.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        field: str | None = None,
+        padding_idx: int | None = None,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        **options: Any,
+    ) -> None:
+        """Put a layer over a table.
+
+        Args:
+            table: a table of an open store.
+            field: the field to look up and train; the first if None.
+            padding_idx: a row that is left out.
+            mode: "sum", "mean" or "max".
+            include_last_offset: whether offsets end with the number of ids.
+            options: max_norm, norm_type, scale_grad_by_freq and sparse, as in TieredEmbedding.
+        """
+        super().__init__(table, field, padding_idx, **options)
+        if mode not in ("sum", "mean", "max"):
+            raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return one row a bag, `(bags, embedding_dim)`.
+
+        Args:
+            input: ids, 2-D `(bags, n)`, or 1-D with `offsets`.
+            offsets: where each bag starts in a 1-D input.
+            per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
+        """
+        ids = input.reshape(-1)
+        places = torch.arange(ids.shape[0], device=self.anchor.device)
+        padding = None
+        if self.padding_idx is not None:
+            ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])
+            padding = places.shape[0]
+            places = torch.where(ids[:-1].to(places.device) == self.padding_idx, padding, places)
+        return torch.nn.functional.embedding_bag(
+            places.reshape(input.shape),
+            self._look_up(ids),
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )

@@ -1,0 +1,187 @@
+"""An embedding layer over a table of a store."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore.access import Lease
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn import ops
+from tierstore.nn.batch import Batch, Gradient
+from tierstore.table import Table
+
+__all__ = ["TieredEmbedding"]
+
+
+class TieredEmbedding(torch.nn.Module):
+    """Looks up rows of a table, as `torch.nn.Embedding` does those of its weight.
+
+    Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
+    changes that and not the table. With gradients enabled a forward pass keeps the rows in place
+    until the step of the `TieredOptimizer` they are trained by; under `torch.no_grad()`, and where
+    `requires_grad_(False)` froze the layer, it only reads. Nothing but a step writes.
+
+    The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
+
+    >>> emb = TieredEmbedding(store["item"])
+    >>> emb(torch.tensor([[1, 2], [3, 1]])).shape
+    torch.Size([2, 2, 16])
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        field: str | None = None,
+        padding_idx: int | None = None,
+        *,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> None:
+        """Put a layer over a table; nothing is read or written.
+
+        Args:
+            table: a table of an open store; several layers may share it.
+            field: the field to look up and train; the first if None.
+            padding_idx: a row that takes no part in training, from the end if negative. It is
+                looked up like any other: write zeros there if padding should be zero.
+            max_norm: refused, as scale_grad_by_freq is, with InvalidInputError.
+            norm_type: ignored.
+            scale_grad_by_freq: refused.
+            sparse: ignored; gradients are always of the touched rows alone.
+        """
+        super().__init__()
+        if not isinstance(table, Table):
+            raise InvalidTypeError(
+                f"an embedding needs a table such as store['item'], not {table!r}"
+            )
+        if max_norm is not None:
+            raise InvalidInputError(
+                "max_norm would write rows in a forward pass; renormalize them with table.write"
+            )
+        if scale_grad_by_freq:
+            raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
+        self.table = table
+        self.field = next(iter(table.fields)) if field is None else field
+        item = table.spec.layout.field(self.field)
+        self.padding_idx = _from_start(padding_idx, table.rows)
+        self.embedding_dim = item.dim
+        self.anchor = torch.nn.Parameter(
+            torch.empty(0, item.dim, dtype=getattr(torch, item.dtype), device=table.device)
+        )
+        """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
+        self.gradients: list[Gradient] | None = None
+        """Where gradients go; an optimizer puts its own list here."""
+        self._abandoned: deque[Lease] = deque()
+        self._number = ops.register(self)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of rows of the table."""
+        return self.table.rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the row of each id, `input.shape + (embedding_dim,)`."""
+        return self._look_up(input)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.anchor.requires_grad:
+            rows: Tensor = ops.lookup(ids, self.anchor, self._number)[0]
+        else:
+            rows = ops.read(ids, self.anchor, self._number)
+        return rows
+
+    def prefetch(self, ids: Any) -> None:
+        """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
+        self.table.prefetch(ids)
+
+    # -- what the operators call
+
+    def lease_rows(self, ids: Tensor) -> Batch:
+        """Lease the rows of ids whose gradient may come."""
+        self.release_abandoned()
+        return Batch(self.table, ids, self.padding_idx, self._abandoned)
+
+    def rows_of(self, batch: Batch) -> Tensor:
+        """Return the row of each id of a batch."""
+        return batch.rows(self.field)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids that take no part in training."""
+        rows: Tensor = self.table.read(ids, self.field)
+        return rows
+
+    def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+        """Keep the gradient of each id's row, summed by row, for the optimizer."""
+        if self.gradients is None:
+            raise InvalidInputError(
+                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
+                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
+                "with requires_grad_(False)"
+            )
+        if len(batch.ids):
+            item = self.table.spec.layout.field(self.field)
+            own = gradient.to(batch.positions.device, getattr(torch, item.dtype))
+            self.gradients.append(batch.gradient(own))
+
+    def release_abandoned(self) -> None:
+        """End the leases of batches that will have no step any more."""
+        while self._abandoned:
+            self._abandoned.popleft().release()
+
+    # -- as a module
+
+    def extra_repr(self) -> str:
+        """Name the table and what is special."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.table.name!r}, {self.num_embeddings}, {self.embedding_dim}{padding}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain what became of `weight`."""
+        if name == "weight":
+            raise AttributeError(
+                "the rows of a TieredEmbedding are not one tensor: read them with "
+                "emb.table.read(ids), write them with emb.table.write(ids, rows)"
+            )
+        return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
+        """Return another layer over the same table; rows are not copied."""
+        copy = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copy
+        copy.__dict__.update(self.__dict__)
+        copy._parameters = {"anchor": torch.nn.Parameter(self.anchor.detach().clone())}
+        copy.anchor.requires_grad_(self.anchor.requires_grad)
+        copy.gradients = None
+        copy._abandoned = deque()
+        copy._number = ops.register(copy)
+        return copy
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""
+        return {**self.table.pointer(), "field": self.field}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check that a pointer is to this layer's table; see `Table.check_pointer`."""
+        self.table.check_pointer(state)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}anchor"]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        given = {**state_dict, f"{prefix}anchor": self.anchor.detach()}
+        super()._load_from_state_dict(given, prefix, *rest)
+
+
+def _from_start(padding_idx: int | None, rows: int) -> int | None:
+    if padding_idx is None:
+        return None
+    if not -rows <= padding_idx < rows:
+        raise InvalidInputError(f"padding_idx {padding_idx} is not a row of 0..{rows - 1}")
+    return padding_idx % rows

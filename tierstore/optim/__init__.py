@@ -1,0 +1,13 @@
+"""Optimizers for rows that live in a store: any torch optimizer, its state kept with each row.
+
+    opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
+
+A step reads the weight and state of the rows that got a gradient, runs the torch optimizer on them,
+and writes them back; all other rows stay as they are. Results do not depend on where rows lie.
+"""
+
+from __future__ import annotations
+
+from tierstore.optim.optimizer import TieredOptimizer
+
+__all__ = ["TieredOptimizer"]

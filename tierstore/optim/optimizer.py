@@ -1,0 +1,240 @@
+"""Any torch optimizer, over tables of a store."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.guard import interrupts_deferred
+from tierstore.nn import TieredEmbedding
+from tierstore.optim.probe import as_gradient, probe
+from tierstore.optim.rows import Compact, TrainedField
+from tierstore.optim.state import State, StoredState
+
+__all__ = ["TieredOptimizer"]
+
+
+class TieredOptimizer(torch.optim.Optimizer):
+    """A torch optimizer whose parameters are rows of tables, and whose state lies in their records.
+
+    From a backward pass to `step()` or `zero_grad()` the rows that got a gradient stand in
+    `param_groups` as one parameter a table, `(distinct rows, dim)`: gradient clipping, GradScaler
+    and learning rate schedulers work as with any optimizer. `step()` updates exactly these rows; a
+    table without a gradient is left alone, and `step` among its scalars counts the others.
+
+    Fields for the state are added to the tables when the optimizer is made, which streams them anew
+    once and is a commit. State follows its rows through tiers, commits, copies and exports; options
+    such as `lr` are in `state_dict()`.
+
+    >>> opt = TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
+    >>> loss.backward()
+    >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        optimizer_class: type[torch.optim.Optimizer],
+        embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Put an optimizer over embeddings.
+
+        Args:
+            optimizer_class: a class of `torch.optim`, or another whose update a probe finds to be
+                row by row.
+            embeddings: layers, or dicts `{"params": [layers], "lr": …}` with options of their own.
+                Layers over the same field of the same table are trained as one.
+            progress: called with rows done and in all while fields are added.
+            options: what the class takes besides parameters: lr, betas, foreach, fused, …
+
+        Raises InvalidInputError for a class that cannot train rows, naming the reason, and where
+        fields must be added to a table with uncommitted rows.
+        """
+        groups = _grouped(embeddings)
+        self._class = optimizer_class
+        self._options = options
+        self._progress = progress
+        self._fields: list[list[TrainedField]] = []
+        self._inner = optimizer_class([_stand_in(groups[0])], **options)
+        self._inner.param_groups.clear()
+        super().__init__([{"params": []}], self._inner.defaults)
+        for group in groups:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train more layers: `{"params": [layers], "lr": …}`. Adds fields to their tables."""
+        layers = list(param_group["params"])
+        if not layers:
+            return
+        own = {key: value for key, value in param_group.items() if key != "params"}
+        self._inner.add_param_group({**own, "params": [_stand_in(param_group)]})
+        self._inner.state.clear()
+        self._inner.param_groups[-1]["params"] = []
+        self._fields.append(self._trained(layers, {**self._options, **own}))
+
+    def _trained(
+        self, layers: Iterable[TieredEmbedding], options: Mapping[str, Any]
+    ) -> list[TrainedField]:
+        """Prepare what layers train, and have them hand over their gradients."""
+        fields: dict[tuple[int, str], TrainedField] = {}
+        others = {(id(field.table), field.field) for field in self._every()}
+        for layer in layers:
+            key = id(layer.table), layer.field
+            if key in others:
+                raise InvalidInputError(
+                    f"field {layer.field!r} of table {layer.table.name!r} is in two groups"
+                )
+            if key not in fields:
+                fields[key] = self._prepared(layer, options)
+            layer.gradients = fields[key].gradients
+        return list(fields.values())
+
+    def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
+        """Find the state that rows of a layer need, and give their table its fields."""
+        table = layer.table
+        dtype = getattr(torch, table.spec.layout.field(layer.field).dtype)
+        dim, device = layer.embedding_dim, table.device
+        plan = probe(self._class, options, dim=dim, dtype=dtype, device=device)
+        state = StoredState(table, layer.field, plan)
+        missing = state.missing_fields()
+        if missing:
+            table.add_fields(missing, progress=self._progress)
+        return TrainedField(table, layer.field, state)
+
+    def _every(self) -> Iterator[TrainedField]:
+        for fields in self._fields:
+            yield from fields
+
+    # -- the rows as parameters
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of options, each with its parameters that have a gradient now as `"params"`."""
+        for field in self._every():
+            if field.gather() and field.compact is not None:
+                field.compact.refresh()
+        return self._listed()
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Ignore the list that the base class starts with: the groups are the torch optimizer's."""
+
+    def _listed(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._inner.param_groups
+        for group, fields in zip(groups, self._fields, strict=False):
+            compacts = [field.compact for field in fields if field.compact is not None]
+            group["params"] = [compact.parameter for compact in compacts]
+        return groups
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the rows that have a gradient, one parameter a table: for `clip_grad_norm_`."""
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Give up the gradients that have come; nothing is kept to be set to zero."""
+        for field in self._every():
+            field.clear()
+        self._listed()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the rows that got a gradient, and give the gradient up.
+
+        `closure`, if given, runs the model and the backward pass before, and its result is
+        returned. After an error while rows are written, `store.rollback()` is the way back.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for field in self._every():
+            field.gather()
+        self._listed()
+        with interrupts_deferred():
+            self._update()
+        self.zero_grad()
+        return loss
+
+    def _update(self) -> None:
+        """Run the torch optimizer on the rows."""
+        compacts = [field.compact for field in self._every() if field.compact is not None]
+        compacts = [compact for compact in compacts if compact.parameter.grad is not None]
+        state = self._inner.state
+        for compact in compacts:
+            parameter = compact.parameter
+            state[parameter] = compact.load()
+            parameter.grad = as_gradient(self._inner, parameter.grad)
+        try:
+            self._inner.step()
+            _store({compact: state[compact.parameter] for compact in compacts})
+        finally:
+            state.clear()
+
+    # -- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return each group's options and the names of what it trains; state is with the rows."""
+        groups = [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [field.name for field in fields],
+            }
+            for group, fields in zip(self._inner.param_groups, self._fields, strict=True)
+        ]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take the options of each group; raises InvalidInputError for other tables' groups."""
+        ours, theirs = self.state_dict()["param_groups"], state_dict["param_groups"]
+        if [group["params"] for group in ours] != [list(group["params"]) for group in theirs]:
+            raise InvalidInputError(
+                f"this state is of an optimizer over {[group['params'] for group in theirs]}, "
+                f"this one is over {[group['params'] for group in ours]}"
+            )
+        for group, saved in zip(self._inner.param_groups, theirs, strict=True):
+            options = {key: value for key, value in saved.items() if key != "params"}
+            group.update(copy.deepcopy(options))
+
+
+def _grouped(
+    embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return groups, each with a list of layers."""
+    if isinstance(embeddings, torch.nn.Module):
+        raise InvalidTypeError("give the layers as a list: TieredOptimizer(Adam, [emb])")
+    given: list[Any] = list(embeddings)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    for group in groups:
+        if not isinstance(group, dict) or not group.get("params"):
+            raise InvalidInputError(
+                "an optimizer needs embeddings, or dicts whose 'params' is a list of embeddings"
+            )
+        for layer in group["params"]:
+            if not isinstance(layer, TieredEmbedding):
+                raise InvalidTypeError(
+                    f"a {type(layer).__name__} is not a tierstore.nn layer; parameters that are "
+                    "not rows of a table go into an optimizer of their own"
+                )
+    return groups
+
+
+def _store(states: Mapping[Compact, State]) -> None:
+    """Write what a step has changed."""
+    try:
+        for compact, state in states.items():
+            compact.store(state)
+    except Exception as error:
+        error.add_note("this step was written in part; store.rollback() drops it")
+        raise
+
+
+def _stand_in(group: Mapping[str, Any]) -> torch.nn.Parameter:
+    """Return a parameter for an optimizer that cannot be made without one."""
+    return torch.nn.Parameter(group["params"][0].anchor.detach().new_zeros(1, 1))

@@ -1,0 +1,244 @@
+"""What an optimizer keeps of a row, found by running it on a few rows that are nobody's.
+
+An optimizer can train a table if its state consists of numbers and of values for each row, and if
+what it does to a row depends on that row's weight, gradient and state alone. Then it may be given
+the rows of a batch as if they were a whole parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore.errors import InvalidInputError
+
+__all__ = ["RowState", "StatePlan", "as_gradient", "probe"]
+
+_REFUSED = {
+    "adafactor": "it factors the second moment over all rows of a table",
+    "lamb": "it scales a step by the norms of a whole table",
+    "lars": "it scales a step by the norms of a whole table",
+    "lbfgs": "it fits the curvature of the whole table and runs the model several times a step",
+    "muon": "it orthogonalizes the update of a table as a whole",
+    "shampoo": "it preconditions the table as a whole",
+    "soap": "it preconditions the table as a whole",
+}
+_ROWS = 5
+_SOME = [1, 3]
+
+
+@dataclass(frozen=True)
+class RowState:
+    """A state that has values for each row.
+
+    Attributes:
+        shape: of one row's values; `()` where a row has a single number.
+        dtype: of the values, as the optimizer makes them.
+        initial: the value that all of them start from.
+        late: the optimizer makes it in its first step only, from the gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    initial: float
+    late: bool
+
+    @property
+    def dim(self) -> int:
+        """Values of a row."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """The state of an optimizer for a parameter of rows: by row, and what the rows share."""
+
+    rows: Mapping[str, RowState]
+    shared: Mapping[str, Any]
+
+
+class _Watched(dict[str, Any]):
+    """The state of a parameter, remembering what each entry was at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self.first:
+            self.first[key] = value.detach().clone() if isinstance(value, Tensor) else value
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **entries: Any) -> None:
+        for key, value in dict(*others, **entries).items():
+            self[key] = value
+
+
+class _Trial:
+    """An optimizer with one parameter to try it on."""
+
+    def __init__(
+        self, optimizer_class: Any, options: Mapping[str, Any], weights: Tensor, name: str
+    ) -> None:
+        self.parameter = torch.nn.Parameter(weights.clone())
+        self.optimizer = optimizer_class([self.parameter], **options)
+        self.name = name
+        self.state = _Watched()
+        self.state.update(self.optimizer.state.get(self.parameter, {}))
+        self.optimizer.state[self.parameter] = self.state
+
+    def step(self, gradient: Tensor) -> None:
+        self.parameter.grad = as_gradient(self.optimizer, gradient)
+        try:
+            self.optimizer.step()
+        except TypeError as error:
+            if "closure" not in str(error):
+                raise
+            raise _refusal(self.name, "its step runs the model again") from None
+
+    def only(self, rows: Sequence[int], options: Mapping[str, Any]) -> _Trial:
+        """Return a trial that goes on from here with some of the rows."""
+        index = list(rows)
+        made = _Trial(type(self.optimizer), options, self.parameter.detach()[index], self.name)
+        ours, theirs = self.optimizer.param_groups[0], made.optimizer.param_groups[0]
+        theirs.update({key: value for key, value in ours.items() if key != "params"})
+        made.state.clear()
+        for key, value in self.state.items():
+            if isinstance(value, Tensor):
+                value = (value[index] if _has_rows(value) else value).clone()
+            made.state[key] = value
+        return made
+
+
+def as_gradient(optimizer: torch.optim.Optimizer, gradient: Tensor) -> Tensor:
+    """Return a gradient of distinct rows as the optimizer takes it: sparse for SparseAdam."""
+    if not isinstance(optimizer, torch.optim.SparseAdam):
+        return gradient
+    rows = torch.arange(len(gradient), device=gradient.device)[None]
+    return torch.sparse_coo_tensor(
+        rows, gradient, gradient.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def probe(
+    optimizer_class: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    *,
+    dim: int,
+    dtype: torch.dtype,
+    device: str,
+) -> StatePlan:
+    """Return what an optimizer keeps of rows of `dim` elements, or say why it cannot train them.
+
+    Raises InvalidInputError, naming the optimizer, if its state or update is not row by row.
+    """
+    name = optimizer_class.__name__
+    for base in optimizer_class.__mro__:
+        for word, reason in _REFUSED.items():
+            if word in base.__name__.lower():
+                raise _refusal(name, reason)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(_ROWS, dim, generator=generator).to(device, dtype)
+
+    trials = [_Trial(optimizer_class, options, draw(), name) for _ in range(2)]
+    weights = trials[0].parameter.detach().clone()
+    for trial in trials:
+        trial.step(draw())
+    _check_rows(optimizer_class, options, dim, dtype, device)
+    rows, shared = {}, {}
+    for key, value in trials[0].state.items():
+        first = trials[0].state.first[key]
+        if isinstance(value, Tensor) and _has_rows(value):
+            again = trials[1].state.first[key]
+            rows[key] = _row_state(name, key, first, again, weights)
+        elif _is_number(value):
+            shared[key] = first
+        else:
+            raise _refusal(name, f"its state {key!r} is {_kind(value)}, not values for each row")
+    return StatePlan(rows, shared)
+
+
+def _row_state(name: str, key: str, first: Tensor, again: Tensor, weights: Tensor) -> RowState:
+    shape, dtype = tuple(first.shape[1:]), first.dtype
+    if not dtype.is_floating_point:
+        raise _refusal(name, f"its state {key!r} is of {dtype}, and fields are of floats")
+    initial = float(first.reshape(-1)[0])
+    if bool((first == initial).all()) and bool((again == initial).all()):
+        return RowState(shape, dtype, initial, late=False)
+    if first.shape == weights.shape and torch.equal(first.to(weights), weights):
+        raise _refusal(name, f"its state {key!r} starts as a copy of the weights")
+    return RowState(shape, dtype, 0.0, late=True)
+
+
+def _check_rows(
+    optimizer_class: type[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+    dim: int,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Raise InvalidInputError unless some rows alone step as they do among others.
+
+    In float32 at least and with a large learning rate, so that a difference shows.
+    """
+    precise = torch.promote_types(dtype, torch.float32)
+    if "lr" in inspect.signature(optimizer_class).parameters:
+        options = {**options, "lr": 0.1}
+    generator = torch.Generator().manual_seed(1)
+
+    def draw() -> Tensor:
+        return torch.randn(_ROWS, dim, generator=generator).to(device, precise)
+
+    every = _Trial(optimizer_class, options, draw(), optimizer_class.__name__)
+    every.step(draw())
+    some, gradient = every.only(_SOME, options), draw()
+    some.step(gradient[_SOME])
+    every.step(gradient)
+    expected = every.only(_SOME, options)
+    pairs = [(some.parameter, expected.parameter)]
+    pairs += [(some.state.get(key), value) for key, value in expected.state.items()]
+    for found, value in pairs:
+        if isinstance(value, Tensor):
+            same = isinstance(found, Tensor) and torch.allclose(found, value, rtol=1e-5, atol=1e-7)
+        else:
+            same = found == value
+        if not same:
+            raise _refusal(
+                optimizer_class.__name__, "what it does to a row depends on the other rows too"
+            )
+
+
+def _has_rows(value: Tensor) -> bool:
+    return bool(value.dim() > 0 and value.shape[0] == _ROWS)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.numel() == 1)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _refusal(name: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{name} cannot train a table a few rows at a time: {reason}. Adam, AdamW, Adagrad, "
+        "RMSprop, SGD and most others of torch.optim can"
+    )

@@ -1,0 +1,89 @@
+"""Where the state of an optimizer lies: by row in the records, what rows share with the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore import laws
+from tierstore.access import Lease
+from tierstore.errors import InvalidInputError
+from tierstore.optim.probe import StatePlan
+from tierstore.spec import Field
+from tierstore.table import Table
+
+__all__ = ["State", "StoredState"]
+
+State = dict[str, Any]
+"""The state of a parameter, as a torch optimizer keeps it."""
+
+
+class StoredState:
+    """The state of an optimizer that trains a field of a table.
+
+    What it keeps of a row lies in the row's record, in fields named as the optimizer names it
+    (`exp_avg`); the numbers all rows share (`step`) are scalars of the table, of the same names.
+    For another field than the first, that field's name comes before (`bias_exp_avg`).
+    """
+
+    def __init__(self, table: Table, field: str, plan: StatePlan) -> None:
+        """Bind what a probe has found to a table."""
+        self._table = table
+        self._plan = plan
+        self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
+        self._count = f"{self._prefix}step"
+
+    def missing_fields(self) -> dict[str, Field]:
+        """Return the state's fields that the table does not have, with the values they start from.
+
+        Raises InvalidInputError if one that it has cannot hold the state.
+        """
+        missing = {}
+        for key, state in self._plan.rows.items():
+            name = self._prefix + key
+            found = self._table.fields.get(name)
+            if found is None:
+                dtype = str(state.dtype).removeprefix("torch.")
+                missing[name] = Field(state.dim, dtype, laws.constant(state.initial))
+            elif found.dim != state.dim:
+                raise InvalidInputError(
+                    f"field {name!r} of table {self._table.name!r} has {found.dim} elements, the "
+                    f"optimizer's state of that name {state.dim}; another optimizer made it"
+                )
+        return missing
+
+    def load(self, lease: Lease) -> State:
+        """Return the optimizer's state for the rows of a lease.
+
+        A state that the optimizer makes of the first gradient is left out before the first step.
+        """
+        begun = self._count in self._table.scalars
+        state: State = {key: self._shared(key, value) for key, value in self._plan.shared.items()}
+        for key, kept in self._plan.rows.items():
+            if begun or not kept.late:
+                values = lease.read(self._prefix + key).to(kept.dtype)
+                state[key] = values.reshape(lease.bound, *kept.shape)
+        return state
+
+    def _shared(self, key: str, initial: Any) -> Any:
+        value = self._table.scalars.get(self._prefix + key, initial)
+        if isinstance(initial, Tensor):
+            return torch.full_like(initial, float(value))
+        return value
+
+    def store(self, lease: Lease, state: State, trained: Tensor | None) -> None:
+        """Write the state of the rows of a lease, of those `trained` if given; count the step."""
+        for key, kept in self._plan.rows.items():
+            name = self._prefix + key
+            dtype = getattr(torch, self._table.spec.layout.field(name).dtype)
+            values = state[key].reshape(lease.bound, kept.dim).to(dtype)
+            if trained is not None:
+                values = torch.where(trained, values, lease.read(name))
+            lease.write(name, values)
+        scalars = self._table.scalars
+        scalars[self._count] = scalars.get(self._count, 0) + 1
+        for key in self._plan.shared:
+            value = state[key]
+            scalars[self._prefix + key] = value.item() if isinstance(value, Tensor) else value
