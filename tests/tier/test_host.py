@@ -1,0 +1,212 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import records
+from tests.tier.stack import ArrayTier, check, random_span, read
+from tierstore.errors import CapacityError
+from tierstore.tier.host import HostTier
+
+ROWS, WIDTH = 40, 48
+
+
+def stacked(seed: int, *slots: int) -> tuple[list[HostTier], ArrayTier, np.ndarray]:
+    """Host tiers of these many slots, nearest first, over an array; and what it holds."""
+    below = ArrayTier(records(np.random.default_rng(seed), ROWS, WIDTH))
+    tiers: list[HostTier] = []
+    for count in reversed(slots):
+        tiers.insert(0, HostTier(tiers[0] if tiers else below, slots=count))
+    return tiers, below, below.records.copy()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32), st.lists(st.sampled_from([1, 2, 7, 39, 40, 99]), min_size=1, max_size=2)
+)
+def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
+    """Batches of all sizes, duplicates, byte ranges, leases, prefetches, one tier or two."""
+    rng = np.random.default_rng(seed)
+    tiers, below, oracle = stacked(seed, *slots)
+    top = tiers[0]
+    leases: list[np.ndarray] = []
+    for _ in range(int(rng.integers(1, 40))):
+        action = rng.choice(["read", "write", "lease", "give back", "fetch", "flush", "prefetch"])
+        if action == "read":
+            rows, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 90)), random_span(rng, WIDTH)
+            found = read(top, rows, lo, hi, admit=bool(rng.random() < 0.8))
+            assert np.array_equal(found, oracle[rows, lo:hi])
+        elif action == "write":
+            rows, (lo, hi) = rng.permutation(ROWS)[: rng.integers(0, ROWS)], random_span(rng, WIDTH)
+            oracle[rows, lo:hi] = records(rng, rows.size, hi - lo)
+            top.write(rows, oracle[rows, lo:hi], lo, hi)
+        elif action == "lease":
+            leases.append(top.lease(np.sort(rng.permutation(ROWS)[: rng.integers(0, 20)])))
+        elif action == "give back" and leases:
+            top.give_back(leases.pop())
+        elif action == "fetch":
+            top.fetch(rng.integers(0, ROWS, rng.integers(0, 30)), window=3)
+        elif action == "prefetch":
+            top.prefetch(rng.integers(0, ROWS, 5))
+        elif action == "flush":
+            top.flush()
+            assert np.array_equal(below.records, oracle)
+            assert top.dirty().size == 0
+        for tier in tiers:
+            check(tier)
+    assert np.array_equal(read(top, np.arange(ROWS)), oracle)
+    top.flush()
+    assert np.array_equal(below.records, oracle)
+
+
+def test_leased_rows_stay_whatever_else_is_read():
+    (tier,), _, oracle = stacked(1, 10)
+    slots = tier.lease(np.arange(6))
+    assert np.array_equal(tier.records[slots], oracle[:6])
+    for start in range(6, 40, 5):
+        read(tier, np.arange(start, min(start + 5, ROWS)))
+    assert np.array_equal(tier.map.lookup(np.arange(6)), slots)
+    assert np.array_equal(tier.records[slots], oracle[:6])
+    tier.give_back(slots)
+    read(tier, np.arange(30, 40))
+    assert (tier.map.lookup(np.arange(6)) < 0).all()
+
+
+def test_leases_of_more_rows_than_there_are_slots():
+    (tier,), _, oracle = stacked(2, 4)
+    first, second = tier.lease(np.arange(10)), tier.lease(np.arange(5, 15))
+    assert (first >= 0).sum() == 4
+    assert (second >= 0).sum() <= 4
+    tier.write(np.arange(15), oracle[15:30])
+    assert np.array_equal(read(tier, np.arange(15)), oracle[15:30])
+    tier.give_back(first)
+    tier.give_back(second)
+    assert np.array_equal(read(tier, np.arange(15)), oracle[15:30])
+
+
+def test_fetched_rows_stay_until_they_are_used():
+    (tier,), _, oracle = stacked(3, 10)
+    tier.fetch(np.array([3, 1, 3]), window=2)
+    for start in (10, 20, 30):
+        read(tier, np.arange(start, start + 9))
+    assert (tier.map.lookup(np.array([1, 3])) >= 0).all()
+    hits = tier.stats.hits
+    assert np.array_equal(read(tier, [1, 3]), oracle[[1, 3]])
+    assert tier.stats.hits == hits + 2
+    read(tier, np.arange(10, 20))
+    assert (tier.map.lookup(np.array([1, 3])) < 0).all()
+
+
+def test_fetched_rows_that_are_never_used_go_after_a_while():
+    (tier,), _, _ = stacked(4, 10)
+    for start in range(0, 40, 2):
+        tier.fetch(np.array([start, start + 1]), window=3)
+        read(tier, np.arange(10))
+    assert np.count_nonzero(tier.map.lookup(np.arange(ROWS)) >= 0) == 10
+
+
+def test_the_least_recently_used_go_first():
+    (tier,), _, _ = stacked(5, 6)
+    for row in (0, 1, 2, 3, 4, 5, 0, 2):
+        read(tier, [row])
+    read(tier, [10, 11, 12])
+    assert np.flatnonzero(tier.map.lookup(np.arange(ROWS)) >= 0).tolist() == [0, 2, 5, 10, 11, 12]
+
+
+def test_only_changed_records_are_written_back():
+    (tier,), below, _ = stacked(6, 5)
+    read(tier, np.arange(5))
+    tier.write(np.array([1]), np.zeros((1, WIDTH), np.uint8))
+    read(tier, np.arange(10, 15))
+    assert below.stats.written == 1
+    assert tier.stats.write_backs == 1
+    assert tier.stats.evictions == 5
+    assert tier.stats.bytes_written_back == WIDTH
+
+
+def test_rows_that_are_not_admitted_leave_no_trace():
+    (tier,), _, oracle = stacked(7, 5)
+    read(tier, np.arange(5))
+    assert np.array_equal(read(tier, np.arange(ROWS), admit=False), oracle)
+    assert tier.map.lookup(np.arange(5)).min() >= 0
+    assert tier.stats.evictions == 0
+
+
+def test_a_write_back_that_fails_loses_nothing():
+    (tier,), below, oracle = stacked(8, 5)
+    oracle[:5] = records(np.random.default_rng(8), 5, WIDTH)
+    tier.write(np.arange(5), oracle[:5])
+    below.full = True
+    with pytest.raises(OSError, match="no space"):
+        read(tier, np.arange(10, 15))
+    with pytest.raises(OSError, match="no space"):
+        tier.flush()
+    check(tier)
+    assert np.array_equal(read(tier, np.arange(5)), oracle[:5])
+    below.full = False
+    assert np.array_equal(read(tier, np.arange(ROWS)), oracle)
+    tier.flush()
+    assert np.array_equal(below.records, oracle)
+
+
+def test_what_was_not_handed_down_can_be_dropped():
+    for slots in (7, ROWS):
+        (tier,), _, oracle = stacked(9, slots)
+        tier.write(np.arange(5), np.zeros((5, WIDTH), np.uint8))
+        assert tier.dirty().tolist() == [0, 1, 2, 3, 4]
+        tier.discard(np.array([20]))
+        assert tier.dirty().size == 0
+        check(tier)
+        assert np.array_equal(read(tier, np.arange(ROWS)), oracle)
+
+
+def test_a_tier_with_a_slot_for_every_row_never_evicts():
+    (tier,), below, oracle = stacked(10, ROWS + 5)
+    assert tier.direct
+    assert tier.slots == ROWS
+    read(tier, np.arange(ROWS))
+    asked = below.stats.requested
+    assert np.array_equal(read(tier, np.arange(ROWS)[::-1]), oracle[::-1])
+    assert below.stats.requested == asked
+    assert tier.stats.hit_rate == 0.5
+
+
+def test_counters():
+    (tier,), _, _ = stacked(11, 8)
+    read(tier, [1, 1, 2, 3])
+    read(tier, [1, 2, 9], 0, 16)
+    stats = tier.stats
+    assert (stats.requested, stats.hits, stats.misses) == (7, 2, 5)
+    assert stats.hit_rate == pytest.approx(2 / 7)
+    assert stats.bytes_out == 4 * WIDTH + 3 * 16
+    assert stats.bytes_promoted == 4 * WIDTH
+    assert (stats.unique, stats.unique_hits, stats.unique_of) == (3, 0, 4)
+    assert stats.unique_sampled
+    assert stats.to_dict()["hit_rate"] == stats.hit_rate
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 10**6))
+def test_a_budget_gives_the_most_slots_that_fit(rows, sixteenths, nbytes):
+    width = 16 * sixteenths
+    if 0 < nbytes < HostTier.bytes_for(rows, width, 1):
+        with pytest.raises(
+            CapacityError, match=f"{nbytes} bytes cannot hold the map of {rows} rows"
+        ):
+            HostTier.slots_for(rows, width, nbytes)
+        return
+    slots = HostTier.slots_for(rows, width, nbytes)
+    assert slots == 0 or HostTier.bytes_for(rows, width, slots) <= nbytes
+    assert slots == rows or HostTier.bytes_for(rows, width, slots + 1) > nbytes
+
+
+def test_a_tier_takes_the_memory_it_says():
+    below = ArrayTier(np.zeros((100_000, 64), np.uint8))
+    for slots in (1, 5000, 100_000):
+        tier = HostTier(below, slots=slots)
+        arrays = [tier.records, tier.map.dirty]
+        if not tier.direct:
+            arrays += [tier.map.slot_of, tier.map.row_of]
+        assert sum(array.nbytes for array in arrays) <= tier.nbytes <= tier.arena.array.nbytes
+        tier.close()
+    with pytest.raises(CapacityError, match="at least one slot"):
+        HostTier(below, slots=0)
