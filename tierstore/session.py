@@ -36,6 +36,7 @@ from tierstore.laws import Law
 from tierstore.locking import become_writer, keep_folds_away
 from tierstore.manifest import Identity, Manifest, TableInfo
 from tierstore.pointer import check_pointer, make_pointer
+from tierstore.policy import Policies, choose
 from tierstore.prefetch import Prefetcher
 from tierstore.reshaping import lengthened, widened
 from tierstore.spec import Field, TableSpec
@@ -60,6 +61,7 @@ class Session:
         *,
         writable: bool,
         budget: Budget,
+        policy: Policies | None,
         version: int | None,
         keep: int | None,
         allow_network: bool,
@@ -76,6 +78,7 @@ class Session:
         self.sync_checks = sync_checks
         self._device = device
         self._budget = budget
+        self._policy = policy
         self.directory = _open_directory(path)
         try:
             self.identity = self._read_identity()
@@ -169,7 +172,12 @@ class Session:
         try:
             share = info.spec.nbytes / total
             return generation, place(
-                generation.tier, name, self._budget, share=share, device=self._device
+                generation.tier,
+                name,
+                self._budget,
+                share=share,
+                device=self._device,
+                policy=choose(self._policy, name),
             )
         except BaseException:
             generation.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tierstore.disk.tier import DiskTier
 from tierstore.errors import CapacityError, DeviceError, InvalidInputError
 from tierstore.info import TierInformation
 from tierstore.memory import available_bytes
+from tierstore.policy import Choice
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu_memory import GpuMemory
 from tierstore.tier.host import HostTier
@@ -75,27 +77,34 @@ def find_device(name: str | Device) -> Device | None:
 
 
 def place(
-    below: DiskTier, name: str, budget: Budget, *, share: float, device: Device | None
+    below: DiskTier,
+    name: str,
+    budget: Budget,
+    *,
+    share: float,
+    device: Device | None,
+    policy: Choice,
 ) -> Tiers:
     """Return the tiers a budget gives to a table over its disk tier.
 
-    `share` is the table's part of what is given for all tables. A GPU tier needs a host tier under
-    it, and a device that was asked for a GPU tier, so there each has one slot at least. Raises
-    CapacityError.
+    `share` is the table's part of what is given for all tables, `policy` the host tier's. A GPU
+    tier needs a host tier under it, and a device that was asked for a GPU tier, so there each has
+    one slot at least. Raises CapacityError.
     """
     rows, width = below.rows, below.record_bytes
     least = 0 if device is None else 1
     whole = HostTier.bytes_for(rows, width, rows)
     default = min(whole, int(available_bytes() // 4 * share))
-    slots = _slots(budget, "host", name, rows, width, share, default, HostTier.slots_for)
+    slots_for = functools.partial(HostTier.slots_for, policy=policy)
+    slots = _slots(budget, "host", name, rows, width, share, default, slots_for)
     slots = max(slots, least)
     if slots == 0:
         return Tiers(None)
     if device is None:
-        return Tiers(HostTier(below, slots=slots))
-    kind = device.arena_kind(HostTier.bytes_for(rows, width, slots))
+        return Tiers(HostTier(below, slots=slots, policy=policy))
+    kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))
     with device.current():
-        host = HostTier(below, slots=slots, kind=kind)
+        host = HostTier(below, slots=slots, kind=kind, policy=policy)
         try:
             whole = GpuMemory.bytes_for(rows, width, rows)
             default = min(whole, int(device.free_bytes() // 2 * share))

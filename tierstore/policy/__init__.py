@@ -9,6 +9,7 @@ from tierstore.policy.base import Barred, Policy
 from tierstore.policy.choice import (
     NAMES,
     Choice,
+    Policies,
     PolicyLike,
     choose,
     lfu,
@@ -21,6 +22,7 @@ __all__ = [
     "NAMES",
     "Barred",
     "Choice",
+    "Policies",
     "Policy",
     "PolicyLike",
     "choose",

@@ -16,12 +16,22 @@ from tierstore.policy.lookahead import Lookahead
 from tierstore.policy.lru import LRU, Recency
 from tierstore.policy.ranked import Ranked, Ranking
 
-__all__ = ["NAMES", "Choice", "PolicyLike", "choose", "lfu", "lookahead", "lru", "static"]
+__all__ = [
+    "NAMES",
+    "Choice",
+    "Policies",
+    "PolicyLike",
+    "choose",
+    "lfu",
+    "lookahead",
+    "lru",
+    "static",
+]
 
 NAMES = ("lru", "lfu", "lookahead")
 """The policies that have a name; `static` needs counts."""
 
-_WINDOW = 1024
+_WINDOW = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +78,10 @@ PolicyLike = str | Choice
 """The name of a policy, or a value that `lru`, `lfu`, `static` or `lookahead` returned."""
 
 
+Policies = PolicyLike | Mapping[str, PolicyLike]
+"""One policy for all tables, or one by table's name; tables that are left out get "lru"."""
+
+
 def lru() -> Choice:
     """Evict the least recently used row: the default, and right where use is local in time."""
     return Choice("lru")
@@ -106,7 +120,7 @@ def lookahead(on: PolicyLike = "lfu", *, window: int = _WINDOW) -> Choice:
     return Choice("lookahead", on=below, window=window)
 
 
-def choose(policy: PolicyLike | Mapping[str, PolicyLike] | None, table: str = "") -> Choice:
+def choose(policy: Policies | None, table: str = "") -> Choice:
     """Return the policy for `table`: by name, by value, or from a dict by table; None is "lru".
 
     A table that a dict leaves out gets "lru".

@@ -7,7 +7,6 @@ the optimum (L. A. Belady, "A study of replacement algorithms for a virtual-stor
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
@@ -48,7 +47,7 @@ class Lookahead:
         self._window = window
         self._next = np.zeros(rows, np.uint32)
         self._last = np.zeros(rows, np.uint32)
-        self._coming: deque[_Coming] = deque()
+        self._coming: dict[int, _Coming] = {}
         self._in_use = _NO_ROWS
         self._announced = 0
 
@@ -60,7 +59,7 @@ class Lookahead:
     @property
     def nbytes(self) -> int:
         """Bytes taken."""
-        coming = sum(batch.rows.nbytes + batch.following.nbytes for batch in self._coming)
+        coming = sum(batch.rows.nbytes + batch.following.nbytes for batch in self._coming.values())
         return int(self._next.nbytes + self._last.nbytes + coming + self.base.nbytes)
 
     def announce(self, rows: Rows) -> Rows:
@@ -68,18 +67,26 @@ class Lookahead:
         rows = np.unique(rows)
         self._announced += 1
         number = self._announced
-        before = self._last[rows]
-        for batch in self._coming:
-            again = rows[before == batch.number]
-            batch.following[np.searchsorted(batch.rows, again)] = number
-        self._coming.append(_Coming(number, rows, np.zeros(rows.size, np.uint32)))
+        self._link(rows, number)
+        self._coming[number] = _Coming(number, rows, np.zeros(rows.size, np.uint32))
         self._last[rows] = number
-        unknown = rows[self._next[rows] == 0]
+        unknown: Rows = rows[self._next[rows] == 0]
         self._next[unknown] = number
         if len(self._coming) <= self._window:
             return unknown
         both: Rows = np.concatenate([unknown, self._pop().rows])
         return both
+
+    def _link(self, rows: Rows, number: int) -> None:
+        """Note in the batches that used `rows` last that batch `number` uses them next."""
+        before = self._last[rows]
+        order = np.argsort(before, kind="stable")
+        edges = np.flatnonzero(np.diff(before[order], prepend=0))
+        stops = np.append(edges[1:], rows.size)
+        for start, stop in zip(edges.tolist(), stops.tolist(), strict=False):
+            batch = self._coming.get(int(before[order[start]]))
+            if batch is not None:
+                batch.following[np.searchsorted(batch.rows, rows[order[start:stop]])] = number
 
     def use(self, rows: Rows) -> Rows | None:
         """Take up the batch that `rows` belong to; return the rows whose keys changed."""
@@ -98,12 +105,12 @@ class Lookahead:
         """Return how many announced batches `rows` begin: none, the one that is due, or two."""
         if not self._coming:
             return 0
-        sets = [self._in_use, *(batch.rows for batch in islice(self._coming, 2))]
+        sets = [self._in_use, *(batch.rows for batch in islice(self._coming.values(), 2))]
         return int(np.argmax([_shared(rows, members) for members in sets]))
 
     def _pop(self) -> _Coming:
         """Take the batch that is due; its rows are due next with a later one, or not at all."""
-        batch = self._coming.popleft()
+        batch = self._coming.pop(next(iter(self._coming)))
         due = self._next[batch.rows] == batch.number
         self._next[batch.rows[due]] = batch.following[due]
         return batch
