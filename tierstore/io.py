@@ -401,23 +401,20 @@ def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray
     if nbytes * len(files) == 0:
         return np.empty(0, np.uint8)
     with _explained("map", files[0].path):
-        if len(files) == 1:
-            region = mmap.mmap(files[0].fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        else:
-            region = _reserve(nbytes * len(files))
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+        region = mmap.mmap(-1, nbytes * len(files), flags, mmap.PROT_READ)
     array = np.frombuffer(region, np.uint8)
-    if len(files) > 1:
-        _map_over(array, files, nbytes)
+    _map_over(array, files, nbytes)
     region.madvise(advice)
     return array
 
 
-def _reserve(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
-
-
 def _map_over(array: npt.NDArray[np.uint8], files: Sequence[File], nbytes: int) -> None:
-    """Lay each file over its part of a reserved range, whose mapping stays the owner."""
+    """Lay each file over its part of a reserved range, whose mapping stays the owner.
+
+    Python's own mapping of a file keeps a descriptor of it; this keeps none, so that a store may
+    have as many deltas as it likes.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
