@@ -136,7 +136,7 @@ def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysI
     `keys` are `rows` distinct ints or texts. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
-    listed = [int(key) if isinstance(key, np.integer) else key for key in keys]
+    listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
     if len(listed) != rows:
         raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
     stem = f"keys.{uuid.uuid4().hex[:8]}."
