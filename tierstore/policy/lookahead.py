@@ -8,7 +8,7 @@ the optimum (L. A. Belady, "A study of replacement algorithms for a virtual-stor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,7 @@ class Lookahead:
         before = self._last[rows]
         order = np.argsort(before, kind="stable")
         edges = np.flatnonzero(np.diff(before[order], prepend=0))
-        stops = np.append(edges[1:], rows.size)
-        for start, stop in zip(edges.tolist(), stops.tolist(), strict=False):
+        for start, stop in pairwise([*edges.tolist(), rows.size]):
             batch = self._coming.get(int(before[order[start]]))
             if batch is not None:
                 batch.following[np.searchsorted(batch.rows, rows[order[start:stop]])] = number
