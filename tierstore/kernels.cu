@@ -283,7 +283,7 @@ __device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 ad
 
 // Find each id's row, an id a lane. READ notes its slot; WRITE lets the positions compete for it; LEASE
 // enrols each record once. What is not there is claimed, by one of those that ask, and deferred.
-extern "C" __global__ void probe(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 done = *(volatile u32 *)&c->done;
     __threadfence();
@@ -701,7 +701,7 @@ __device__ u32 link_blocks(u32 missed) {
 }
 
 // Fetch what was claimed, and copy beside that what was there. Cooperative.
-extern "C" __global__ __launch_bounds__(THREADS, 3) void promote(const Tier t, const Batch b) {
+extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const Tier t, const Batch b) {
     Counters *const c = t.counters;
     const u32 missed = c->missed;
     if (thread() == 0 && !c->bad && c->bad_position != NO_POSITION) {
@@ -734,12 +734,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void promote(const Tier t, c
 // ---------------------------------------------------------------- a host tier that is itself a cache
 
 // Handle the next chunk of misses. [b.limit entries]
-extern "C" __global__ void swap_chunk(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_swap_chunk(const Tier t, const Batch b) {
     swap_records(t, b, everyone());
 }
 
 // Copy `limit` staged records to the slots, or the lease's spill, that wait for them.
-extern "C" __global__ void install(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_install(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 span = span_for(team, b.limit);
     for (u64 base = (u64)team.warp * span; base < b.limit; base += (u64)team.warps * span) {
@@ -756,19 +756,19 @@ extern "C" __global__ void install(const Tier t, const Batch b) {
 }
 
 // Tell the lease where its rows without a slot lie, once there is room for them.
-extern "C" __global__ void place_spill(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_place_spill(const Tier t, const Batch b) {
     const u32 victims = t.counters->victims, missed = t.counters->missed;
         for (u64 m = victims + thread(); m < missed; m += threads())
         b.records[b.contest[m] - 1] = (u64)(b.spill + (i64)(m - victims) * t.record);
 }
 
 // End a batch, or one chunk of its rows without a slot. Cooperative.
-extern "C" __global__ void complete(const Tier t, const Batch b) { finish(t, b); }
+extern "C" __global__ void tierstore_complete(const Tier t, const Batch b) { finish(t, b); }
 
 // ---------------------------------------------------------------------------------------- prefetch
 
 // Copy the planned records, old one out, new one in. Runs beside compute, on few blocks.
-extern "C" __global__ void move(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_move(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 moves = *b.count;
     const u32 span = span_for(team, moves);
@@ -790,7 +790,7 @@ extern "C" __global__ void move(const Tier t, const Batch b) {
 }
 
 // The copies of prefetch number b.arrival are over.
-extern "C" __global__ void announce(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_announce(const Tier t, const Batch b) {
     __threadfence();
     *(volatile u32 *)&t.counters->done = b.arrival;
 }
@@ -798,7 +798,7 @@ extern "C" __global__ void announce(const Tier t, const Batch b) {
 // One thread: if the batch lacks anything, hold the stream until the prefetches up to number
 // b.arrival are over; then their rows are in place and their victims safe in the host tier. They were
 // launched earlier and wait for nothing later, so they end.
-extern "C" __global__ void fence(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_fence(const Tier t, const Batch b) {
     if (t.counters->missed == 0 && t.counters->deferred == 0) return;
     while ((i32)(b.arrival - *(volatile u32 *)&t.counters->done) > 0) __nanosleep(1000);
     __threadfence();
@@ -807,7 +807,7 @@ extern "C" __global__ void fence(const Tier t, const Batch b) {
 // ------------------------------------------------------------------------------------------- leases
 
 // Unpin the records of a lease.
-extern "C" __global__ void release(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_release(const Tier t, const Batch b) {
     const u32 count = *b.count;
     for (u64 k = thread(); k < count; k += threads()) {
         const i32 slot = b.held[k];
@@ -816,14 +816,14 @@ extern "C" __global__ void release(const Tier t, const Batch b) {
 }
 
 // Rows that ended leases kept in host memory may be promoted again.
-extern "C" __global__ void forget(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_forget(const Tier t, const Batch b) {
     const u32 count = *b.count;
     for (u64 k = thread(); k < count; k += threads())
         if (b.held[k] < 0) t.slot_of[(i64)(b.records[k] - (u64)t.host) / t.record] = ABSENT;
 }
 
 // Copy bytes [lo, lo + bytes) of each leased record to the k-th row of data.
-extern "C" __global__ void lease_gather(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_lease_gather(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 count = *b.count, span = span_for(team, count);
     for (u64 base = (u64)team.warp * span; base < count; base += (u64)team.warps * span) {
@@ -835,7 +835,7 @@ extern "C" __global__ void lease_gather(const Tier t, const Batch b) {
 }
 
 // The reverse, marking the records dirty; without data it only marks them.
-extern "C" __global__ void lease_scatter(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_lease_scatter(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 count = *b.count, span = span_for(team, count);
     for (u64 base = (u64)team.warp * span; base < count; base += (u64)team.warps * span) {
@@ -849,7 +849,7 @@ extern "C" __global__ void lease_scatter(const Tier t, const Batch b) {
 }
 
 // Copy to each position of data the bytes of its id's record.
-extern "C" __global__ void lease_read(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_lease_read(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 span = span_for(team, b.n);
     for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
@@ -868,7 +868,7 @@ extern "C" __global__ void lease_read(const Tier t, const Batch b) {
 
 // Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
-extern "C" __global__ void flush(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_flush(const Tier t, const Batch b) {
     const Team team = everyone();
     Counters *const c = t.counters;
     for (u64 base = (u64)team.warp * 32; base < t.capacity; base += (u64)team.warps * 32) {
@@ -896,7 +896,7 @@ extern "C" __global__ void flush(const Tier t, const Batch b) {
 }
 
 // Move all stamps back by b.now, keeping their order, before the batch numbers run out.
-extern "C" __global__ void rebase(const Tier t, const Batch b) {
+extern "C" __global__ void tierstore_rebase(const Tier t, const Batch b) {
         for (u64 s = thread(); s < t.capacity; s += threads()) {
         const u32 number = t.stamp[s] & NUMBER, bits = t.stamp[s] & ~NUMBER;
         t.stamp[s] = bits | (number > b.now ? number - b.now : number ? 1 : 0);

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -39,6 +39,9 @@ class Device(Protocol):
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
         """Return a kernel, and the most blocks of it that can run at a time."""
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """Show what is launched in a context under a name in the device's profiler."""
 
     def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:
         """Reserve an array of `size` zeros for long use; freed with its last reference."""
@@ -108,6 +111,7 @@ class CudaDevice:
         """Compile the kernels for device number `index`, or take them from CuPy's cache on disk."""
         try:
             import cupy
+            from cupyx.profiler import time_range
         except ImportError as error:
             raise MissingExtraError(
                 f"the GPU tier needs CuPy ({error}); pip install 'tierstore[cuda13x]', "
@@ -123,6 +127,7 @@ class CudaDevice:
         self.index = index
         self._cupy = cupy
         self._runtime = runtime
+        self._range = time_range if cupy.cuda.nvtx.available else nullcontext
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
             source = files("tierstore").joinpath("kernels.cu").read_text()
@@ -137,9 +142,10 @@ class CudaDevice:
         host about 2 us: the arguments are structures that already lie in memory.
         """
         driver = self._cupy.cuda.driver
+        symbol = f"tierstore_{name}"
         get_device = self._runtime.getDevice
         with self._cupy.cuda.Device(self.index):
-            function = self._module.get_function(name).kernel.ptr
+            function = self._module.get_function(symbol).kernel.ptr
             blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
         index, on_device = self.index, self._cupy.cuda.Device(self.index)
 
@@ -163,6 +169,11 @@ class CudaDevice:
                 plain(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, 0)
 
         return launch, blocks * self.processors
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """Push an NVTX range for the length of a context."""
+        context: AbstractContextManager[Any] = self._range(name)
+        return context
 
     def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:
         """Reserve an array of `size` zeros, outside CuPy's pool; freed with its last reference."""

@@ -48,7 +48,7 @@ class EmulatedDevice:
         self._library = library()
 
     def kernel(self, name: str) -> tuple[transfer.Kernel, int]:
-        function = ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
+        function = ctypes.cast(getattr(self._library, f"tierstore_{name}"), ctypes.c_void_p)
         cooperative = name in transfer.COOPERATIVE
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
@@ -63,6 +63,9 @@ class EmulatedDevice:
             )
 
         return launch, self.processors
+
+    def range(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def allocate(self, size: int, dtype: Any) -> Any:
         return np.zeros(size, dtype)

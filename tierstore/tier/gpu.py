@@ -7,16 +7,16 @@ of the host. Every call puts its work into the caller's stream and returns; only
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import CapacityError, InvalidInputError, RowIndexError
+from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.stats import TierStats
 from tierstore.tier.gpu_arguments import Arguments, BatchArgument, Mode
+from tierstore.tier.gpu_counts import Counts
+from tierstore.tier.gpu_fetches import Fetches
 from tierstore.tier.gpu_lease import GpuLease
 from tierstore.tier.gpu_memory import GpuMemory, Workspace
 from tierstore.tier.gpu_staging import Staging
@@ -26,20 +26,9 @@ from tierstore.transfer import BLOCK, Device
 __all__ = ["GpuTier"]
 
 _MOST_IDS = 2**31 - 8
-_WINDOW = 62
 _LAST_BATCH = 2**30 - 2
 _UNLIMITED = 2**32 - 1
-_COPY_BLOCKS = 32
 _FILL_ROWS = 1 << 20
-
-
-class _Fetch(NamedTuple):
-    """A prefetch whose pins have not ended: its number, the end of its copies, what they use."""
-
-    number: int
-    done: Any
-    workspace: Workspace
-    rows: Any
 
 
 class GpuTier:
@@ -73,19 +62,18 @@ class GpuTier:
         self._kernels = {name: device.kernel(name) for name in _KERNELS}
         self._probe = self._kernels["probe"][0]
         self._promote, self._promote_blocks = self._kernels["promote"]
+        # All blocks of `promote` run at a time: beside the copies of a prefetch, leave these room.
+        self._promote_beside = max(2, self._promote_blocks - device.processors)
         self._workspace = Workspace(device, 0)
         self._filled = False
         self._now = 0
         self._last = device.event()
         self._stream = device.current_stream()
         device.record(self._last, self._stream)
-        self._fetches: deque[_Fetch] = deque()
-        self._spare: list[Workspace] = []
-        self._arrival = self._expired = 0
+        self._fetches = Fetches(device)
         self._leases: set[GpuLease] = set()
         self._ended: list[GpuLease] = []
-        self._counted = TierStats()
-        self._bad: tuple[int, int] | None = None
+        self._counts = Counts(self.memory)
 
     def _reach_host(self) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
@@ -132,7 +120,8 @@ class GpuTier:
             self._batch.admit = int(admit)
             self.describe(self._batch, out, lo, hi)
             self._run()
-            self._count(rows.shape[0], "bytes_out")
+            ids, nbytes = rows.shape[0], int(self._batch.bytes)
+            self._counts.known.count(requested=ids, bytes_out=ids * nbytes)
 
     def write(
         self,
@@ -155,8 +144,8 @@ class GpuTier:
             self.describe(self._batch, records, lo, hi)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
-            self._count(rows.shape[0], "bytes_in")
-            self._counted.count(written=rows.shape[0])
+            ids, nbytes = rows.shape[0], int(self._batch.bytes)
+            self._counts.known.count(requested=ids, written=ids, bytes_in=ids * nbytes)
 
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
@@ -168,8 +157,7 @@ class GpuTier:
         lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
         self._leases.add(lease)
         lease.spilled = self._run(lease)
-        self._count(rows.shape[0])
-        self._counted.count(unique_of=rows.shape[0])
+        self._counts.known.count(requested=rows.shape[0], unique_of=rows.shape[0])
         return lease
 
     def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
@@ -182,24 +170,22 @@ class GpuTier:
         """
         if not rows.shape[0]:
             return
-        window = max(1, min(window, _WINDOW))
         stream = self._enter(stream)
-        self._expire(self._arrival + 1 - window, stream)
-        self._arrival += 1
-        workspace = self._take_spare(rows.shape[0])
-        self._begin(Mode.PREFETCH, rows, stream, BatchArgument(), workspace)
-        arguments = Arguments(self.memory.argument, self._last_batch)
-        self._probe(self._blocks(rows.shape[0]), arguments.address, stream)
-        self._promote(self._promote_blocks, arguments.address, stream)
-        device, beside = self.device, self.device.beside
-        # Later batches come behind the plan; `fence` keeps them from what is still on its way.
-        device.record(self._last, stream)
-        device.follow(beside, self._last)
-        done = device.event()
-        self._kernels["move"][0](_COPY_BLOCKS, arguments.address, beside)
-        self._kernels["announce"][0](1, arguments.address, beside)
-        device.record(done, beside)
-        self._fetches.append(_Fetch(self._arrival, done, workspace, rows))
+        workspace = self._fetches.begin(rows.shape[0], window, stream)
+        batch = BatchArgument()
+        workspace.bind(batch)
+        arguments = Arguments(self.memory.argument, batch)
+        with self.device.range("tierstore.fetch"):
+            self._begin(Mode.PREFETCH, rows, stream, batch)
+            self._probe(_blocks(rows.shape[0]), arguments.address, stream)
+            self._promote(self._promote_beside, arguments.address, stream)
+            # Later batches come behind the plan; `fence` keeps them from what is still on its way.
+            self.device.record(self._last, stream)
+            self._fetches.copy(arguments, workspace, rows, self._last)
+
+    def await_fetches(self) -> None:
+        """Wait on the host until no prefetch reads the host tier's memory any more."""
+        self._fetches.wait()
 
     # -- the steps of a batch
 
@@ -209,7 +195,6 @@ class GpuTier:
         rows: Any,
         stream: int | None,
         batch: BatchArgument | None = None,
-        workspace: Workspace | None = None,
     ) -> None:
         """Describe the batch to come, all but its data."""
         n = rows.shape[0]
@@ -221,12 +206,10 @@ class GpuTier:
         if self._now >= _LAST_BATCH:
             self._rebase()
         self._now += 1
-        batch = self._batch if batch is None else batch
-        if workspace is None and n > self._workspace.size:
-            self._grow(n)
-        elif workspace is not None:
-            workspace.bind(batch)
-        self._last_batch = batch
+        if batch is None:
+            batch = self._batch
+            if n > self._workspace.size:
+                self._grow(n)
         batch.ids = self.device.pointer(rows)
         batch.n = n
         batch.mode = mode
@@ -234,8 +217,8 @@ class GpuTier:
         batch.load = batch.last = batch.admit = 1
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
-        batch.arrival = self._arrival
-        batch.expired = self._expired
+        batch.arrival = self._fetches.newest
+        batch.expired = self._fetches.expired
 
     def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
         """Describe the data of a batch, and how wide its copies can be."""
@@ -248,22 +231,21 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream = self._stream
-        self._probe(self._blocks(arguments.batch.n), arguments.address, stream)
-        if self._fetches and not self.device.passed(self._fetches[-1].done):
-            self._kernels["fence"][0](1, arguments.address, stream)
-        self._promote(self._promote_blocks, arguments.address, stream)
-        spilled = np.empty(0, np.int64)
-        if self._staging is not None:
+        stream, blocks = self._stream, self._promote_blocks
+        with self.device.range(_RANGES[arguments.batch.mode]):
+            self._probe(_blocks(arguments.batch.n), arguments.address, stream)
+            if self._fetches:
+                self._kernels["fence"][0](1, arguments.address, stream)
+                blocks = self._promote_beside
+            self._promote(blocks, arguments.address, stream)
             spilled = self._settle(arguments, lease)
-        self.device.record(self._last, stream)
+            self.device.record(self._last, stream)
         return spilled
 
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
-        """Finish a batch with the host tier's help."""
+        """Finish a batch with the help of a host tier that does not hold every row."""
         if self._staging is None:
-            raise RuntimeError("nothing is to be settled over a direct host tier")
-        self.await_fetches()
+            return _NO_ROWS
 
         def spill(records: int) -> int:
             if lease is None:
@@ -272,15 +254,7 @@ class GpuTier:
             lease.spill = self.device.borrow(nbytes, np.uint8, self._stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self._stream, spill)
-
-    def await_fetches(self) -> None:
-        """Wait on the host until no prefetch reads the host tier's memory any more."""
-        for fetch in self._fetches:
-            self.device.await_event(fetch.done)
-
-    def _blocks(self, ids: int) -> int:
-        return -(-ids // BLOCK)
+        return self._staging.settle(arguments, self._stream, quiet=self.await_fetches, spill=spill)
 
     def _enter(self, stream: int | None) -> int:
         """Order what follows behind everything before, whatever streams they are in."""
@@ -293,7 +267,7 @@ class GpuTier:
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
         self.device.synchronize(self._stream)
-        self._workspace = Workspace(self.device, max(1024, 1 << (ids - 1).bit_length()))
+        self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
 
     def _fill(self) -> None:
@@ -317,88 +291,48 @@ class GpuTier:
         function(min(most, -(-items // 32)), arguments.address, stream)
         self.device.record(self._last, stream)
 
-    def _count(self, ids: int, direction: str | None = None) -> None:
-        self._counted.count(requested=ids)
-        if direction is not None:
-            self._counted.count(**{direction: ids * int(self._batch.bytes)})
-
-    # -- prefetches and leases that end
-
-    def _expire(self, number: int, stream: int) -> None:
-        """End the pins of prefetches up to `number`, once their copies are over."""
-        while self._fetches and self._fetches[0].number <= number:
-            fetch = self._fetches.popleft()
-            self._expired = fetch.number
-            self.device.follow(stream, fetch.done)
-            self._spare.append(fetch.workspace)
-
-    def _take_spare(self, ids: int) -> Workspace:
-        for workspace in self._spare:
-            if workspace.size >= ids:
-                self._spare.remove(workspace)
-                return workspace
-        self._spare.clear()
-        return Workspace(self.device, max(1024, 1 << (ids - 1).bit_length()), prefetch=True)
-
-    def end_lease(self, lease: GpuLease, stream: int | None, *, changed: bool) -> None:
-        """Unpin the records of a lease; called by its `release`.
+    def end_lease(self, lease: GpuLease, stream: int | None) -> bool:
+        """Unpin the records of a lease, for its `release`; False if it ended with a `discard`.
 
         Rows that leases keep in direct host memory may be promoted again when the last one ends:
         until then another lease may hold the same.
         """
         if lease not in self._leases:
-            return
+            return False
         self._leases.remove(lease)
         self.launch("release", lease.arguments, lease.bound, stream)
-        if lease.spilled.size and changed:
-            self._write_spilled(lease, stream)
         if self._staging is None:
             self._ended.append(lease)
         if not self._leases:
             for ended in self._ended:
                 self.launch("forget", ended.arguments, ended.bound, stream)
             self._ended.clear()
-
-    def _write_spilled(self, lease: GpuLease, stream: int | None) -> None:
-        stream = self._enter(stream)
-        rows = self.device.borrow(lease.spilled.size, np.int64, stream)
-        pointer, spilled = self.device.pointer(rows), lease.spilled
-        self.device.copy(pointer, spilled.ctypes.data, spilled.nbytes, stream)
-        self.device.synchronize(self._stream)
-        self.write(rows, lease.spill, stream=stream)
+        return True
 
     # -- what waits
 
     def _drain(self) -> int:
         """Wait for everything under way; return the stream to go on in."""
         stream = self._enter(None)
-        for fetch in self._fetches:
-            self.device.follow(stream, fetch.done)
+        self._fetches.follow(stream)
         self.device.synchronize(stream)
         return stream
 
     def flush(self) -> None:
-        """Hand every changed record to the host tier, and wait. Raises as `check` does."""
-        stream = self._drain()
-        for _ in self._flush_rounds(stream):
-            pass
-        self.check()
+        """Hand every changed record to the host tier, and wait. Raises as `check` does.
 
-    def _flush_rounds(self, stream: int) -> Iterator[int]:
-        """Write back all at once, or as many records at a time as the staging holds."""
-        limit = 0 if self._staging is None else self._staging.limit
-        self._batch.limit = limit
-        while True:
+        All at once, or as many records at a time as the staging holds.
+        """
+        stream = self._drain()
+        limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
+        listed = limit + 1
+        while listed > limit:
             self.launch("flush", self._arguments, self.slots, stream)
-            if self._staging is None:
-                self.device.synchronize(stream)
-                return
             listed = int(self.memory.counters(stream)["evicted"])
-            self._staging.drain(min(listed, limit))
-            self.memory.clear(("evicted",), stream)
-            yield listed
-            if listed <= limit:
-                return
+            if self._staging is not None:
+                self._staging.drain(min(listed, limit))
+                self.memory.clear(("evicted",), stream)
+        self.check()
 
     def discard(self) -> None:
         """Drop every record, changed or not, and every lease; waits.
@@ -406,52 +340,23 @@ class GpuTier:
         Unchanged ones go too: they may have come from records the host tier is about to drop.
         """
         stream = self._drain()
-        self._count_batches(stream)
+        self._counts.take(stream)
         self.memory.reset(stream)
         self._leases.clear()
         self._ended.clear()
         self._fetches.clear()
-        self._arrival = self._expired = self._now = 0
+        self._now = 0
         self._filled = False
-        self._bad = None
+        self._counts.forgive()
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        if self._bad is None:
-            counts = self.memory.counters(self._enter(None))
-            if counts["bad"]:
-                self._bad = int(counts["bad_row"]), int(counts["bad_position"])
-        if self._bad is not None:
-            row, position = self._bad
-            raise RowIndexError(
-                f"row {row} at position {position} of a batch is outside the table, which has rows "
-                f"0 to {self.rows - 1}; that batch read NaN there and wrote nothing. "
-                "Nothing can be committed until rollback()"
-            )
-
-    def _count_batches(self, stream: int) -> npt.NDArray[Any]:
-        """Move what the device has counted to the host's own counters; waits."""
-        counts = self.memory.counters(stream)
-        record = self.record_bytes
-        self._counted.count(
-            hits=-int(counts["missed_ids"]),
-            evictions=int(counts["evicted_rows"]),
-            write_backs=int(counts["written_rows"]),
-            bytes_promoted=int(counts["missed_rows"]) * record,
-            bytes_written_back=int(counts["written_rows"]) * record,
-            unique=int(counts["leased_rows"]),
-            unique_hits=int(counts["leased_rows"]) - int(counts["leased_misses"]),
-        )
-        self.memory.clear(_TOTALS, stream)
-        return counts
+        self._counts.check(self._enter(None))
 
     @property
     def stats(self) -> TierStats:
         """Counters since the tier was made, counted on the device; reading them waits."""
-        self._count_batches(self._enter(None))
-        counted = TierStats(**vars(self._counted))
-        counted.hits += counted.requested
-        return counted
+        return self._counts.stats(self._enter(None))
 
     def close(self) -> None:
         """Wait for everything under way and give the memory back; changed records are lost."""
@@ -459,26 +364,26 @@ class GpuTier:
         self._leases.clear()
         self._ended.clear()
         self._fetches.clear()
-        self._spare.clear()
         self._workspace = Workspace(self.device, 0)
         if self._staging is not None:
             self._staging.close()
         self.memory.close()
 
 
-_TOTALS = (
-    "missed_ids",
-    "missed_rows",
-    "evicted_rows",
-    "written_rows",
-    "leased_rows",
-    "leased_misses",
-)
+def _blocks(ids: int) -> int:
+    """Blocks of `probe`, which takes an id a thread."""
+    return -(-ids // BLOCK)
+
+
+_NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+_RANGES = {
+    Mode.READ: "tierstore.read",
+    Mode.WRITE: "tierstore.write",
+    Mode.LEASE: "tierstore.lease",
+}
 _KERNELS = (
     "probe",
     "promote",
-    "move",
-    "announce",
     "fence",
     "release",
     "forget",

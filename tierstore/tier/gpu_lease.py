@@ -81,14 +81,14 @@ class GpuLease:
     def scatter(
         self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
-        """Copy `data[k]` over bytes `lo:hi` of record k, marked changed, for all k below `count`."""
+        """Copy `data[k]` over bytes `lo:hi` of record k, now changed, for all k below `count`."""
         self._dirty = True
         self._copy("lease_scatter", data, lo, hi, stream)
 
     def read(
         self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
-        """Copy to `out[i]` bytes `lo:hi` of the i-th id's record; 0xff for ids outside the table."""
+        """Copy to `out[i]` bytes `lo:hi` of the i-th id's record, 0xff where there is none."""
         self._copy("lease_read", out, lo, hi, stream)
 
     def changed(self, *, stream: int | None = None) -> None:
@@ -105,4 +105,14 @@ class GpuLease:
         """Let the records go, writing copies of changed ones back. Harmless when repeated."""
         if self._open:
             self._open = False
-            self._tier.end_lease(self, stream, changed=self._dirty)
+            if self._tier.end_lease(self, stream) and self._dirty and self.spilled.size:
+                self._write_spilled(stream)
+
+    def _write_spilled(self, stream: int | None) -> None:
+        """Write the copies of rows that had no slot, wherever these rows are by now."""
+        device, spilled = self._tier.device, self.spilled
+        stream = device.current_stream() if stream is None else stream
+        rows = device.borrow(spilled.size, np.int64, stream)
+        device.copy(device.pointer(rows), spilled.ctypes.data, spilled.nbytes, stream)
+        device.synchronize(stream)
+        self._tier.write(rows, self.spill, stream=stream)

@@ -135,6 +135,11 @@ class Workspace:
             # No batch needs both.
             self._pointers["entry"] = self._pointers["contest"]
 
+    @classmethod
+    def for_ids(cls, device: Device, ids: int, *, prefetch: bool = False) -> Workspace:
+        """Reserve lists for a batch of `ids` ids, and for batches up to twice as large."""
+        return cls(device, max(1024, 1 << (ids - 1).bit_length()), prefetch=prefetch)
+
     def bind(self, batch: BatchArgument) -> None:
         """Point the batch to these lists."""
         for name, pointer in self._pointers.items():

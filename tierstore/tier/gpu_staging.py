@@ -66,16 +66,24 @@ class Staging:
             setattr(arguments.batch, name, pointer)
 
     def settle(
-        self, arguments: Arguments, stream: int, spill: Callable[[int], int]
+        self,
+        arguments: Arguments,
+        stream: int,
+        *,
+        quiet: Callable[[], None],
+        spill: Callable[[int], int],
     ) -> npt.NDArray[np.int64]:
         """Finish a batch after `promote`; return the rows that went to a lease's spill.
 
-        Waits once for the stream, and once more for every further chunk of `limit` misses. `spill`
-        gives a lease room for a number of records.
+        Waits once for the stream, and once more for every further chunk of `limit` misses. `quiet`
+        is called before the host tier changes: it waits until nothing on the device reads there.
+        `spill` gives a lease room for a number of records.
         """
         batch = arguments.batch
         counts = self._memory.counters(stream)
         missed, victims = int(counts["missed"]), int(counts["victims"])
+        if missed:
+            quiet()
         overflow = missed - victims
         spilled = np.empty(overflow if batch.mode == Mode.LEASE else 0, np.int64)
         if batch.mode == Mode.LEASE:
