@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import tierstore
 from tierstore import errors
 from tierstore_cli.command import Command
 from tierstore_cli.failure import exit_code
@@ -79,7 +80,7 @@ def test_group_help_has_examples_and_every_command(run):
 
 
 def test_version(run):
-    assert "0.1.0" in run("--version").output
+    assert tierstore.__version__ in run("--version").output
 
 
 @pytest.mark.parametrize(
