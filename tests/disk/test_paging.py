@@ -1,0 +1,55 @@
+import mmap
+
+import numpy as np
+import pytest
+
+from tierstore import io
+from tierstore.disk import paging
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """Random records of 520 bytes in a file that is mapped behind a header."""
+    data = np.random.default_rng(1).integers(0, 256, 64 + 520 * 5000, np.uint8)
+    data.tofile(tmp_path / "rows")
+    with io.Directory.open(tmp_path) as directory, directory.open_file("rows") as file:
+        array = io.map_files([file], data.nbytes, advice=mmap.MADV_RANDOM)
+        return array[64:].reshape(5000, 520), data[64:].reshape(5000, 520)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4000, 20_000])
+@pytest.mark.parametrize("fast", [True, False], ids=["process_madvise", "madvise"])
+def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast):
+    records, expected = mapped
+    if not fast:
+        monkeypatch.setattr(paging, "_pidfd", lambda pid: -1)
+    monkeypatch.setattr(paging, "_looks_resident", lambda records, rows: False)
+    rows = np.random.default_rng(2).integers(0, 5000, count)
+    paging.announce(records, rows)
+    assert np.array_equal(records[rows], expected[rows])
+
+
+def test_the_ranges_cover_every_row_and_little_more(mapped):
+    records, _ = mapped
+    rows = np.random.default_rng(3).integers(0, 5000, 300)
+    ranges = paging._page_ranges(records, rows)
+    base = records.ctypes.data
+    begin, nbytes = ranges[:, 0].astype(np.int64), ranges[:, 1].astype(np.int64)
+    assert (begin % mmap.PAGESIZE == 0).all()
+    assert (nbytes % mmap.PAGESIZE == 0).all()
+    assert (begin[1:] > begin[:-1] + nbytes[:-1] + paging.MERGE_GAP).all()
+    for row in rows.tolist():
+        first = base + 520 * row
+        assert ((begin <= first) & (first + 520 <= begin + nbytes)).any()
+    assert nbytes.sum() <= 300 * (2 * mmap.PAGESIZE + paging.MERGE_GAP)
+
+
+def test_rows_in_memory_are_seen_to_be(mapped):
+    records, _ = mapped
+    rows = np.arange(5000)
+    records.sum()
+    assert paging._looks_resident(records, rows)
+
+
+def test_the_way_pages_are_announced_has_a_name():
+    assert paging.method() in ("process_madvise", "madvise")

@@ -1,0 +1,178 @@
+"""The disk tier against an array: what is committed, what is not, and what folding changes."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import records
+from tests.tier.stack import random_span, read
+from tierstore import io
+from tierstore.disk.generation import Generation, create
+from tierstore.disk.tier import DiskTier
+from tierstore.manifest import TableInfo
+from tierstore.spec import TableSpec
+
+ROWS, DIM, WIDTH = 60, 12, 48
+STORE = "0123456789abcdef" * 2
+SPECS = {
+    "memmap": TableSpec(ROWS, DIM),
+    "zarr": TableSpec(ROWS, DIM, backend="zarr"),
+    "lz4": TableSpec(ROWS, DIM, backend="zarr", compression="lz4", chunk_rows=7),
+}
+
+
+class Writer:
+    """A generation with its writer, committing without a store around it."""
+
+    def __init__(self, path, spec: TableSpec, data: np.ndarray) -> None:
+        self.path, self.version = path, 1
+        with io.Directory.open(path) as table:
+            self.info = create(table, spec, 1, [data])
+        self.open()
+
+    def open(self, *, write: bool = True) -> None:
+        with io.Directory.open(self.path) as table:
+            self.generation = Generation(
+                table, self.info, store=STORE, seq=self.version if write else None
+            )
+        self.tier: DiskTier = self.generation.tier
+
+    def publish(self, *deltas) -> None:
+        kept = (self.info.spec, self.info.generation)
+        self.info = TableInfo(*kept, deltas=deltas)
+        self.generation.committed(self.info, self.version + 1)
+
+    def commit(self) -> None:
+        self.version += 1
+        delta = self.generation.seal(self.version)
+        if delta is not None:
+            self.publish(*self.info.deltas, delta)
+
+    def fold(self, upto: int) -> None:
+        self.tier.fold(*self.tier.newest(upto))
+        self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 2**32))
+def test_any_sequence_of_calls(tmp_path_factory, kind, seed):
+    rng = np.random.default_rng(seed)
+    committed = records(rng, ROWS, WIDTH)
+    oracle = committed.copy()
+    writer = Writer(tmp_path_factory.mktemp("table"), SPECS[kind], oracle)
+    for _ in range(int(rng.integers(1, 30))):
+        action = rng.choice(["read", "write", "write", "commit", "discard", "fold", "reopen"])
+        tier = writer.tier
+        if action == "read":
+            rows, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 90)), random_span(rng, WIDTH)
+            tier.prefetch(rows)
+            assert np.array_equal(read(tier, rows, lo, hi), oracle[rows, lo:hi])
+        elif action == "write":
+            rows, (lo, hi) = rng.permutation(ROWS)[: rng.integers(0, ROWS)], random_span(rng, WIDTH)
+            oracle[rows, lo:hi] = records(rng, rows.size, hi - lo)
+            tier.write(rows, oracle[rows, lo:hi], lo, hi)
+        elif action == "commit":
+            writer.commit()
+            committed = oracle.copy()
+        elif action == "discard":
+            changed = tier.discard()
+            differ = np.flatnonzero((oracle != committed).any(axis=1))
+            assert set(differ) <= set(changed.tolist())
+            oracle = committed.copy()
+        elif action == "fold":
+            upto = int(rng.integers(1, writer.version + 1))
+            rows, _ = tier.newest(upto)
+            writer.fold(upto)
+            assert all(delta.version > upto for delta in writer.info.deltas)
+            assert tier.damaged(rows) == []
+        else:
+            writer.generation.close()
+            oracle = committed.copy()
+            writer.open(write=bool(rng.random() < 0.8))
+            assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
+            writer.generation.close()
+            writer.open()
+    assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
+    writer.generation.close()
+
+
+def test_a_row_that_changes_again_takes_its_place_again(tmp_path):
+    rng = np.random.default_rng(1)
+    writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
+    for _ in range(50):
+        data = records(rng, 5, WIDTH)
+        writer.tier.write(np.array([7, 3, 9, 1, 30]), data)
+    assert writer.tier.live.count == 5
+    writer.commit()
+    assert writer.info.deltas[0].rows == 5
+    assert np.array_equal(read(writer.tier, [7, 3, 9, 1, 30]), data)
+
+
+def test_commits_without_changes_write_nothing(tmp_path):
+    writer = Writer(tmp_path, SPECS["memmap"], records(np.random.default_rng(2), ROWS, WIDTH))
+    writer.commit()
+    writer.tier.write(np.empty(0, np.int64), np.empty((0, WIDTH), np.uint8))
+    writer.commit()
+    assert writer.info.deltas == ()
+    assert [entry.name for entry in tmp_path.rglob("delta-*")] == []
+
+
+def test_the_newest_image_of_each_row_is_found(tmp_path):
+    rng = np.random.default_rng(3)
+    writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
+    for rows in ([5, 2, 8], [2, 9], [5]):
+        writer.tier.write(np.array(rows), records(rng, len(rows), WIDTH))
+        writer.commit()
+    rows, places = writer.tier.newest(upto=4)
+    assert dict(zip(rows.tolist(), places.tolist(), strict=True)) == {2: 3, 5: 5, 8: 2, 9: 4}
+    rows, places = writer.tier.newest(upto=3)
+    assert dict(zip(rows.tolist(), places.tolist(), strict=True)) == {2: 3, 5: 0, 8: 2, 9: 4}
+    assert writer.tier.newest(upto=1)[0].size == 0
+
+
+def test_what_is_uncommitted_survives_a_fold_of_what_is(tmp_path):
+    rng = np.random.default_rng(4)
+    oracle = records(rng, ROWS, WIDTH)
+    writer = Writer(tmp_path, SPECS["memmap"], oracle)
+    for rows in (np.arange(10), np.arange(5, 20)):
+        oracle[rows] = records(rng, rows.size, WIDTH)
+        writer.tier.write(rows, oracle[rows])
+        writer.commit()
+    committed = oracle.copy()
+    oracle[3:8] = records(rng, 5, WIDTH)
+    writer.tier.write(np.arange(3, 8), oracle[3:8])
+    writer.fold(upto=2)
+    assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
+    writer.fold(upto=3)
+    assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
+    assert writer.tier.discard().tolist() == [3, 4, 5, 6, 7]
+    assert np.array_equal(read(writer.tier, np.arange(ROWS)), committed)
+
+
+def test_large_reads_and_deltas_go_block_by_block(tmp_path):
+    rng = np.random.default_rng(5)
+    oracle = records(rng, 3000, 16 * 1024)
+    spec = TableSpec(3000, 4 * 1024)
+    writer = Writer(tmp_path, spec, oracle)
+    rows = rng.permutation(3000)[:1500]
+    oracle[rows] = records(rng, 1500, 16 * 1024)
+    writer.tier.write(rows, oracle[rows])
+    wanted = rng.integers(0, 3000, 1000)
+    assert np.array_equal(read(writer.tier, wanted), oracle[wanted])
+    assert np.array_equal(read(writer.tier, wanted, 5000, 5016), oracle[wanted, 5000:5016])
+    writer.commit()
+    writer.fold(upto=2)
+    assert np.array_equal(read(writer.tier, wanted), oracle[wanted])
+
+
+def test_counters(tmp_path):
+    writer = Writer(tmp_path, SPECS["memmap"], records(np.random.default_rng(6), ROWS, WIDTH))
+    read(writer.tier, [1, 1, 2], 0, 16)
+    writer.tier.write(np.array([4, 5]), np.ones((2, WIDTH), np.uint8))
+    stats = writer.tier.stats
+    assert (stats.requested, stats.bytes_out) == (3, 48)
+    assert (stats.written, stats.bytes_in) == (2, 2 * WIDTH)
