@@ -105,9 +105,17 @@ class History:
             raise damage[max(damage)]
         return _openable(manifests, damage)
 
+    def last(self) -> int:
+        """Return the highest number of a manifest, readable or not."""
+        return max(self._numbers())
+
+    def manifests(self) -> list[Manifest]:
+        """Return all manifests that can be read, ascending."""
+        return self._read()[0]
+
     def floor(self) -> int:
-        """Return the oldest version the base may have been folded up to, completely or not."""
-        return max((manifest.floor for manifest in self._read()[0]), default=0)
+        """Return the newest version a fold has begun to merge into the base."""
+        return max((manifest.floor for manifest in self.manifests()), default=0)
 
     def damaged(self) -> list[str]:
         """Return the names of manifests that cannot be read."""

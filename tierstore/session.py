@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import write_keys
 from tierstore.errors import (
+    ClosedError,
     CommitFailedError,
     CorruptStoreError,
     ExistsError,
@@ -107,26 +109,36 @@ class Session:
             ) from None
 
     def _start(self, version: int | None) -> None:
-        newest = self.history.newest()
-        self.manifest = newest if version is None else self.history.version(version)
+        self.manifest = self.history.newest() if version is None else self.history.version(version)
         if self.guard.writable:
-            if self.manifest.seq != newest.seq:
-                older = self.manifest
-                self.manifest = dataclasses.replace(newest, seq=newest.seq)
-                self.publish(
-                    version=older.version,
-                    step=older.step,
-                    tables=older.tables,
-                    payload=older.payload,
-                    confirmed=min(newest.confirmed, older.version),
-                )
-            self.history.sweep(self.keep)
-        self._attach(self._open_all())
+            self.directory.sync()  # what a killed writer published may not be durable yet
+            if version is not None:
+                self._go_back(self.manifest)
+            self.sweep(self.keep)
+        self._attach(self._open_all(follow=version is None))
 
-    def _open_all(self) -> dict[str, tuple[Generation, Tiers]]:
+    def _go_back(self, older: Manifest) -> None:
+        """Publish an older version anew, so that those after it are no more."""
+        last = self.history.last()
+        if older.seq == last:
+            return
+        known = self.history.manifests()
+        self.manifest = dataclasses.replace(older, seq=last)
+        self.publish(
+            floor=max(manifest.floor for manifest in known),
+            confirmed=min(older.version, max(manifest.confirmed for manifest in known)),
+        )
+
+    def sweep(self, keep: int) -> None:
+        """Remove what neither a kept version nor a table that is open needs."""
+        live = [table.disk.live for table in self.tables.values()]
+        self.history.sweep(keep, {delta.name for delta in live if delta is not None})
+
+    def _open_all(self, *, follow: bool) -> dict[str, tuple[Generation, Tiers]]:
         """Open every table of the manifest, or none.
 
-        Where a writer removes files while a reader opens them, the version it made is opened.
+        Where a writer removes files while they are opened, the version it made is opened if the
+        reader is to `follow`.
         """
         while True:
             opened: dict[str, tuple[Generation, Tiers]] = {}
@@ -138,9 +150,10 @@ class Session:
                 for generation, tiers in opened.values():
                     tiers.close()
                     generation.close()
+                if self.guard.writable or not follow or not isinstance(error, CorruptStoreError):
+                    raise
                 newest = self.history.newest()
-                raced = isinstance(error, CorruptStoreError) and newest.seq != self.manifest.seq
-                if self.guard.writable or not raced:
+                if newest.seq == self.manifest.seq:
                     raise
                 self.manifest = newest
 
@@ -212,25 +225,29 @@ class Session:
         self.publish(version=version, confirmed=version, tables={**self.manifest.tables, **tables})
 
     def tidy(self) -> None:
-        """Remove old versions, and fold if much has gathered.
-
-        Comes after a version is safe, so an error must not look like a failed commit: it becomes a
-        warning, and the next commit tries again.
-        """
-        try:
-            self.history.sweep(self.keep)
+        """Remove old versions, and fold if much has gathered."""
+        with self._put_off():
+            self.sweep(self.keep)
             oldest = min(self.history.versions())
             if any(wants_fold(table, oldest) for table in self.tables.values()):
                 self.fold(oldest)
-        except CommitFailedError as error:
-            self.guard.close(str(error))
-            warnings.warn(f"{error}", RuntimeWarning, stacklevel=3)
+
+    @contextlib.contextmanager
+    def _put_off(self) -> Iterator[None]:
+        """Turn an error into a warning, and leave what the body does to the next commit.
+
+        For work that comes after a version is safe, so that it never looks like a failed commit.
+        """
+        try:
+            yield
         except (TierStoreError, OSError) as error:
+            if isinstance(error, CommitFailedError):
+                self.guard.close(str(error))
             warnings.warn(
                 f"version {self.manifest.version} is committed; removing or folding what came "
                 f"before is put off: {error}",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
 
     def fold(self, upto: int) -> bool:
@@ -241,10 +258,10 @@ class Session:
             if not lock.lock(exclusive=True):
                 return False
             self.publish(floor=upto, confirmed=upto if newest else self.manifest.confirmed)
-            self.history.sweep(keep)
+            self.sweep(keep)
             infos = fold_tables(self.tables.values(), upto)
             self.publish(tables=infos)
-            self.history.sweep(keep)
+            self.sweep(keep)
         return True
 
     def pointer(self) -> dict[str, Any]:
@@ -295,8 +312,9 @@ class Session:
                 info = dataclasses.replace(info, keys=written)
         self.directory.sync()
         info = dataclasses.replace(info, scalars=json_values(scalars))
-        self.commit_tables({name: info})
-        self._reopen(name, info)
+        with interrupts_deferred():
+            self.commit_tables({name: info})
+            self._reopen(name, info)
         self.tidy()
 
     def _reopen(self, name: str, info: TableInfo) -> None:
@@ -373,7 +391,7 @@ class Session:
             return False
         self.manifest = newest
         try:
-            opened = self._open_all()
+            opened = self._open_all(follow=True)
         except BaseException:
             self.manifest = before
             raise
@@ -386,21 +404,31 @@ class Session:
             return
         self.prefetcher.close()
         lost = 0
-        if not self.guard.closed:
-            with self.guard.use():
-                if self.guard.writable:
-                    lost = self.uncommitted_rows()
-                    for table in self.tables.values():
-                        table.discard()
-                    self._fold_if_quick()
-                self.guard.close()
-        self.release()
+        try:
+            with contextlib.suppress(ClosedError), self.guard.use():
+                lost = self._wind_up()
+        finally:
+            self.release()
         if lost:
             warnings.warn(
                 f"{self.directory.path} was closed with {lost} uncommitted rows, which were "
                 "dropped; call commit() to keep them",
                 stacklevel=3,
             )
+
+    def _wind_up(self) -> int:
+        """Drop what was not committed, refuse every call from now on; return the rows dropped."""
+        try:
+            if not self.guard.writable:
+                return 0
+            lost = self.uncommitted_rows()
+            for table in self.tables.values():
+                table.discard()
+            with self._put_off():
+                self._fold_if_quick()
+            return lost
+        finally:
+            self.guard.close()
 
     def _fold_if_quick(self) -> None:
         deltas = [delta.info for table in self.tables.values() for delta in table.disk.deltas]
