@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tierstore import rowcopy
 from tierstore.errors import ClosedError
 from tierstore.guard import Guard
 from tierstore.ids import Ids, host_ids, last_of_each
@@ -44,6 +45,9 @@ class Lease(Protocol):
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
@@ -184,6 +188,16 @@ class HostLease:
         item = self._layout.field(field)
         data = self._access.read(self._ids, *self._layout.span(field), admit=True)
         return self._access.to_array(data, item, self._ids)
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
+        self._check()
+        compact = self._access.read(self._ids, *self._layout.span(field), admit=True)
+        positions = self.positions.reshape(-1)
+        out = np.empty((positions.size, compact.shape[1]), np.uint8)
+        rowcopy.gather(compact, positions, out)
+        batch = Ids(positions, self.positions.shape, self._ids.kind)
+        return self._access.to_array(out, self._layout.field(field), batch)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""

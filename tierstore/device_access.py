@@ -241,6 +241,7 @@ class DeviceLease:
             self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
         self.bound = self.gpu.bound
         self._ids = Ids(np.empty(0, np.int64), (self.bound,), ids.kind)
+        self._batch = ids
         self._open = True
         positions = access.gpu.device.export(self.gpu.positions, ids.kind)
         self.positions = positions.reshape(ids.shape)
@@ -255,6 +256,17 @@ class DeviceLease:
             if self._kind == "numpy":
                 out = access.gpu.device.download(out)
         return access.to_array(out, item, self._ids)
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
+        self._check()
+        access, item = self._access, self._access.layout.field(field)
+        out = access.empty(self._kind, len(self._batch.rows), item.nbytes)
+        with access.using():
+            self.gpu.read(out, *access.layout.span(field), stream=access.stream(self._kind))
+            if self._kind == "numpy":
+                out = access.gpu.device.download(out)
+        return access.to_array(out, item, self._batch)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""

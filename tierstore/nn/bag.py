@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,10 @@ class TieredEmbeddingBag(TieredEmbedding):
         *,
         mode: str = "mean",
         include_last_offset: bool = False,
-        **options: Any,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
     ) -> None:
         """Put a layer over a table.
 
@@ -38,9 +39,20 @@ class TieredEmbeddingBag(TieredEmbedding):
             padding_idx: a row that is left out.
             mode: "sum", "mean" or "max".
             include_last_offset: whether offsets end with the number of ids.
-            options: max_norm, norm_type, scale_grad_by_freq and sparse, as in TieredEmbedding.
+            max_norm: refused, as scale_grad_by_freq is, with InvalidInputError.
+            norm_type: ignored.
+            scale_grad_by_freq: refused.
+            sparse: ignored.
         """
-        super().__init__(table, field, padding_idx, **options)
+        super().__init__(
+            table,
+            field,
+            padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+        )
         if mode not in ("sum", "mean", "max"):
             raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
         self.mode = mode
