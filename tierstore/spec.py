@@ -144,9 +144,9 @@ class RecordLayout:
         raise UnknownNameError(f"there is no field {name!r} in these records; they have {names}")
 
     def span(self, name: str) -> tuple[int, int]:
-        """Return the byte range `(lo, hi)` of a field within the record."""
-        offset = self.offsets[name]
-        return offset, offset + self.field(name).nbytes
+        """Return the byte range `(lo, hi)` of a field in the record; raises UnknownNameError."""
+        nbytes = self.field(name).nbytes
+        return self.offsets[name], self.offsets[name] + nbytes
 
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
         """View one field of records `(n, record_bytes)` as `(n, dim)`, without a copy."""
