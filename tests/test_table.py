@@ -1,0 +1,384 @@
+"""Tables against NumPy arrays, through the public interface."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tierstore
+from tests.oracle import DTYPES, READS_AS, values
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    InvalidTypeError,
+    ReadOnlyError,
+    RowIndexError,
+    UnknownNameError,
+)
+
+ROWS = 50
+FIELDS = {
+    "weight": tierstore.Field(5),
+    "exp_avg": tierstore.Field(5, "bfloat16"),
+    "sum": tierstore.Field(1, "float64"),
+    "half": tierstore.Field(3, "float16"),
+}
+BUDGETS = (0, 1, 7, ROWS - 1, ROWS, 1000)
+every_budget = pytest.mark.parametrize("slots", BUDGETS)
+every_backend = pytest.mark.parametrize(
+    "options",
+    [{}, {"backend": "zarr"}, {"backend": "zarr", "compression": "zstd", "chunk_rows": 9}],
+    ids=["memmap", "zarr", "zstd"],
+)
+
+
+@pytest.fixture
+def make(tmp_path_factory):
+    """Make a store of one table, `item`, and close it in the end without a warning."""
+    made: list[tierstore.Store] = []
+
+    def make(slots: int = 7, rows: int = ROWS, **spec: Any) -> tierstore.Table:
+        if not spec.keys() & {"dim", "fields"}:
+            spec["fields"] = FIELDS
+        made.append(
+            tierstore.create(
+                tmp_path_factory.mktemp("store") / "emb.tier",
+                {"item": tierstore.TableSpec(rows, **spec)},
+                budget=tierstore.Budget(host_rows=slots),
+            )
+        )
+        return made[-1]["item"]
+
+    yield make
+    for store in made:
+        if not store.closed:
+            store.rollback()
+            store.close()
+
+
+def fill(table: tierstore.Table, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write random values everywhere and return them by field."""
+    oracle = {
+        name: values(rng, (table.rows, item.dim), item.dtype) for name, item in table.fields.items()
+    }
+    table.write(np.arange(table.rows), oracle)
+    return oracle
+
+
+def same(found: Any, expected: np.ndarray) -> bool:
+    """Whether arrays are the same in type, shape and bits."""
+    return (found.dtype, found.shape, found.tobytes()) == (
+        expected.dtype,
+        expected.shape,
+        expected.tobytes(),
+    )
+
+
+@every_backend
+@every_budget
+def test_every_field_reads_what_was_written(make, slots, options):
+    rng = np.random.default_rng(slots)
+    table = make(slots, **options)
+    oracle = fill(table, rng)
+    for shape in [(), (0,), (200,), (3, 4), (2, 0), (1, 1, 5)]:
+        ids = rng.integers(0, ROWS, shape)
+        found = table.read(ids, fields=list(FIELDS))
+        assert list(found) == list(FIELDS)
+        for name in FIELDS:
+            assert same(found[name], oracle[name][ids])
+            assert same(table.read(ids, field=name), oracle[name][ids])
+        assert same(table[ids], oracle["weight"][ids])
+        assert same(table.read(ids, transient=True), oracle["weight"][ids])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 2**32), st.sampled_from(BUDGETS))
+def test_any_sequence_of_reads_and_writes(make, seed, slots):
+    """Batches larger than the budget, duplicates, single fields, leases and prefetches."""
+    rng = np.random.default_rng(seed)
+    table = make(slots)
+    oracle = fill(table, rng)
+    for _ in range(int(rng.integers(1, 25))):
+        ids = rng.integers(0, ROWS, rng.integers(0, 80))
+        names = rng.permutation(list(FIELDS))[: rng.integers(1, 5)].tolist()
+        new = {
+            name: values(rng, (ids.size, FIELDS[name].dim), FIELDS[name].dtype) for name in names
+        }
+        action = rng.choice(["read", "write", "lease", "prefetch", "scan"])
+        if action == "write":
+            table.write(ids, new)
+            for name in names:
+                for row, value in zip(ids, new[name], strict=True):
+                    oracle[name][row] = value
+        elif action == "read":
+            found = table.read(ids, fields=names)
+            assert all(same(found[name], oracle[name][ids]) for name in names)
+        elif action == "prefetch":
+            table.prefetch(ids)
+        elif action == "scan":
+            assert same(np.concatenate(list(table.scan(block_rows=7))), oracle["weight"])
+        else:
+            with table.lease(ids) as lease:
+                for name in names:
+                    assert same(lease.read(name)[lease.positions], oracle[name][ids])
+                    changed = lease.read(name) * 2
+                    lease.write(name, changed)
+                    oracle[name][np.unique(ids)] *= 2
+    for name in FIELDS:
+        assert same(table.read(np.arange(ROWS), field=name), oracle[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 4, 33])
+@every_budget
+def test_one_field_of_every_type(make, slots, dim, dtype):
+    rng = np.random.default_rng(dim)
+    table = make(slots, dim=dim, dtype=dtype)
+    assert (table.dim, table.dtype) == (dim, dtype)
+    oracle = fill(table, rng)["weight"]
+    ids = rng.permutation(ROWS)[:20]
+    oracle[ids] = values(rng, (20, dim), dtype)
+    table[ids] = oracle[ids]
+    assert same(table[np.arange(ROWS)], oracle)
+    assert table.read([3]).dtype == READS_AS[dtype]
+
+
+@every_budget
+def test_the_last_of_repeated_ids_wins(make, slots):
+    table = make(slots, dim=2)
+    table.write([3, 1, 3, 3, 1], np.arange(10, dtype=np.float32).reshape(5, 2))
+    assert table.read([1, 3, 0]).tolist() == [[8, 9], [6, 7], [0, 0]]
+    many = np.zeros(5000, np.int64)
+    table.write(many, np.repeat(np.arange(5000, dtype=np.float32), 2).reshape(5000, 2))
+    assert table.read(0).tolist() == [4999, 4999]
+
+
+@every_budget
+def test_writing_one_field_keeps_the_others(make, slots):
+    rng = np.random.default_rng(slots)
+    table = make(slots)
+    oracle = fill(table, rng)
+    ids = rng.permutation(ROWS)[:30]
+    for name, item in FIELDS.items():
+        oracle[name][ids] = values(rng, (30, item.dim), item.dtype)
+        table.write(ids, oracle[name][ids], field=name)
+        for other in FIELDS:
+            assert same(table.read(np.arange(ROWS), field=other), oracle[other])
+
+
+def test_results_are_the_caller_s_own(make):
+    table = make(ROWS, dim=4)
+    oracle = fill(table, np.random.default_rng(1))["weight"]
+    rows = table.read([1, 2])
+    rows += 1
+    assert same(table.read([1, 2]), oracle[[1, 2]])
+    given = oracle[[3]].copy()
+    table.write([3], given)
+    given += 1
+    assert same(table.read([3]), oracle[[3]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_budget
+def test_torch_ids_give_and_take_torch_rows(make, slots, dtype):
+    torch = pytest.importorskip("torch")
+    table = make(slots, dim=3, dtype=dtype)
+    kind = getattr(torch, dtype)
+    oracle = torch.randn(ROWS, 3, dtype=torch.float64).to(kind)
+    table.write(torch.arange(ROWS), oracle)
+    for ids in (torch.randint(0, ROWS, (4, 5)), torch.tensor(7), torch.empty(0, dtype=torch.int32)):
+        found = table.read(ids)
+        assert found.dtype == kind
+        assert torch.equal(found, oracle[ids.long()])
+    assert torch.equal(table[torch.tensor([1])].float(), torch.from_numpy(table[[1]]).float())
+
+
+def test_big_batches_are_read_and_written_in_one_piece(make):
+    rng = np.random.default_rng(2)
+    table = make(slots=100, rows=30_000, dim=64)
+    oracle = np.zeros((30_000, 64), np.float32)
+    for _ in range(3):
+        ids = rng.integers(0, 30_000, 40_000)
+        new = rng.standard_normal((40_000, 64)).astype(np.float32)
+        table.write(ids, new)
+        oracle[ids] = new
+        wanted = rng.integers(0, 30_000, 50_000)
+        assert same(table.read(wanted), oracle[wanted])
+
+
+def test_reading_nothing(make):
+    table = make()
+    assert table.read([]).shape == (0, 5)
+    assert table.read(np.empty((3, 0), np.int64)).shape == (3, 0, 5)
+    assert table.read([1], fields=[]) == {}
+    table.write([], np.empty((0, 5), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [
+        ([ROWS], RowIndexError),
+        ([0, -1], RowIndexError),
+        ([2**62], RowIndexError),
+        ([1.0], InvalidTypeError),
+        ([True], InvalidTypeError),
+        (None, InvalidTypeError),
+        ("1", InvalidTypeError),
+        (slice(0, 3), InvalidTypeError),
+    ],
+)
+def test_bad_ids_change_nothing(make, ids, error):
+    table = make()
+    oracle = fill(table, np.random.default_rng(1))
+    for call in (table.read, table.prefetch, table.lease, table.__getitem__):
+        with pytest.raises(error):
+            call(ids)
+    with pytest.raises(error):
+        table.write(ids, np.ones((2, 5), np.float32))
+    assert same(table.read(np.arange(ROWS)), oracle["weight"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "field", "error"),
+    [
+        (np.ones((2, 4), np.float32), None, InvalidInputError),
+        (np.ones((3, 5), np.float32), None, InvalidInputError),
+        (np.ones(5, np.float32), None, InvalidInputError),
+        (np.ones((2, 5), np.float64), None, InvalidTypeError),
+        (np.ones((2, 5), int), None, InvalidTypeError),
+        (np.ones((2, 5), np.float32), "momentum", UnknownNameError),
+        ({"momentum": np.ones((2, 5), np.float32)}, None, UnknownNameError),
+        ({"weight": np.ones((2, 5), np.float32)}, "weight", InvalidInputError),
+        ({"weight": np.ones((2, 5), "f4"), "sum": np.ones((2, 2))}, None, InvalidInputError),
+        ("rows", None, InvalidTypeError),
+        (None, None, InvalidTypeError),
+    ],
+)
+def test_bad_rows_change_nothing(make, rows, field, error):
+    table = make()
+    oracle = fill(table, np.random.default_rng(1))
+    with pytest.raises(error):
+        table.write([1, 2], rows, field=field)
+    for name in FIELDS:
+        assert same(table.read(np.arange(ROWS), field=name), oracle[name])
+
+
+def test_fields_that_are_not_there(make):
+    table = make()
+    with pytest.raises(UnknownNameError, match=r"no field 'momentum'.*weight, exp_avg, sum, half"):
+        table.read([1], field="momentum")
+    with pytest.raises(UnknownNameError):
+        table.read([1], fields=["weight", "momentum"])
+    with pytest.raises(InvalidInputError, match="not both"):
+        table.read([1], field="weight", fields=["sum"])
+    with pytest.raises(KeyError):
+        list(table.scan(field="momentum"))
+
+
+@every_budget
+def test_scans_give_the_stored_bits_in_order(make, slots):
+    from tierstore import bfloat16
+
+    table = make(slots)
+    oracle = fill(table, np.random.default_rng(3))
+    before = table.stats()["host"].evictions if slots else 0
+    for name, item in FIELDS.items():
+        expected = oracle[name]
+        if item.dtype == "bfloat16":
+            expected = bfloat16.from_float32(expected)
+        for start, stop, step in [(0, None, None), (3, 41, 10), (7, 7, 3), (49, 50, 1)]:
+            blocks = list(table.scan(start, stop, field=name, block_rows=step))
+            assert all(len(block) <= (step or ROWS) for block in blocks)
+            found = np.concatenate([np.empty((0, item.dim), expected.dtype), *blocks])
+            assert same(found, expected[start:stop])
+    if slots:
+        assert table.stats()["host"].evictions == before
+    for start, stop in [(-1, 3), (4, 3), (0, ROWS + 1)]:
+        with pytest.raises(InvalidInputError, match="not within 0:50"):
+            list(table.scan(start, stop))
+
+
+@every_budget
+def test_leases(make, slots):
+    table = make(slots)
+    oracle = fill(table, np.random.default_rng(4))
+    ids = np.array([[9, 2, 9], [40, 2, 3]])
+    with table.lease(ids) as lease:
+        assert lease.rows.tolist() == [2, 3, 9, 40]
+        assert lease.bound == 4
+        assert same(lease.read("weight")[lease.positions], oracle["weight"][ids])
+        lease.write("sum", np.full((4, 1), 2.5))
+        table.write([9], np.zeros((1, 5), np.float32))
+        assert not lease.read("weight")[2].any()
+    assert table.read([2, 9, 5], field="sum").ravel().tolist() == [2.5, 2.5, oracle["sum"][5, 0]]
+    lease.release()
+    for call in (lambda: lease.read("weight"), lambda: lease.write("sum", np.zeros((4, 1)))):
+        with pytest.raises(ClosedError, match="has ended"):
+            call()
+    with table.lease([]) as empty:
+        assert empty.read("weight").shape == (0, 5)
+
+
+def test_leases_of_torch_ids_compute_in_torch(make):
+    torch = pytest.importorskip("torch")
+    table = make(3)
+    with table.lease(torch.tensor([4, 4, 1])) as lease:
+        lease.write("exp_avg", torch.ones(2, 5, dtype=torch.bfloat16))
+        assert lease.read("exp_avg").dtype == torch.bfloat16
+        assert lease.positions.tolist() == [1, 1, 0]
+    assert table.read([1, 4], field="exp_avg").tolist() == [[1] * 5] * 2
+
+
+@every_budget
+def test_prefetched_rows_are_in_memory(make, slots):
+    table = make(slots)
+    fill(table, np.random.default_rng(5))
+    table.prefetch([1, 2, 3])
+    table._owner.prefetcher.wait()
+    if slots >= 7:
+        hits = table.stats()["host"].hits
+        table.read([3, 2, 1])
+        assert table.stats()["host"].hits == hits + 3
+
+
+def test_stats_count_what_each_tier_did(make):
+    table = make(5, dim=4)
+    assert list(table.stats()) == ["host", "disk"]
+    assert list(make(0, dim=4).stats()) == ["disk"]
+    table.read(np.arange(5))
+    table.read([0, 0, 1, 7])
+    stats = table.stats()
+    assert (stats["host"].requested, stats["host"].hits) == (9, 3)
+    assert stats["disk"].requested == 6
+    assert stats["host"].evictions == 1
+    table.read([7])
+    assert stats["host"].requested == 9, "stats are copies"
+
+
+def test_a_table_says_what_it_is(make):
+    table = make()
+    assert len(table) == table.rows == ROWS
+    assert table.name == "item"
+    assert (table.dim, table.dtype) == (5, "float32")
+    assert list(table.fields) == list(FIELDS)
+    assert repr(table) == (
+        "Table('item', rows=50, weight 5 float32, exp_avg 5 bfloat16, sum 1 float64, "
+        "half 3 float16)"
+    )
+    assert table.spec.layout.record_bytes == 48
+    assert table.keys is None
+    with pytest.raises(InvalidInputError, match="no keys"):
+        table.lookup([1])
+
+
+def test_readers_cannot_write(make):
+    table = make()
+    store = tierstore.open(table._owner.directory.path)
+    with store, pytest.raises(ReadOnlyError, match=r"mode='r\+'"):
+        store["item"].write([1], np.zeros((1, 5), np.float32))
+    with pytest.raises(ClosedError, match="open it again"):
+        store["item"].read([1])
