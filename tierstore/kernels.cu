@@ -765,6 +765,31 @@ extern "C" __global__ void tierstore_place_spill(const Tier t, const Batch b) {
 // End a batch, or one chunk of its rows without a slot. Cooperative.
 extern "C" __global__ void tierstore_complete(const Tier t, const Batch b) { finish(t, b); }
 
+// Undo a batch that the host could not finish: the first `limit` staged rows did not come, so their
+// slots are empty. Rows that did come stay. Cooperative.
+extern "C" __global__ void tierstore_abandon(const Tier t, const Batch b) {
+    const u32 distinct = t.counters->distinct;
+    if (b.mode == LEASE)
+        for (u32 k = thread(); k < distinct; k += threads()) {
+            const i32 slot = b.held[k];
+            if (slot >= 0 && --t.pins[slot] == 0) t.stamp[slot] &= ~HELD;
+        }
+    if (b.mode == WRITE)
+        for (i64 i = thread(); i < b.n; i += threads()) {
+            const i64 row = b.ids[i];
+            const i32 entry = (u64)row < (u64)t.rows ? t.slot_of[row] : ABSENT;
+            if (entry >= 0) t.mark[entry] = 0;
+        }
+    tidy(t, b);
+    for (u32 k = thread(); k < b.limit; k += threads()) {
+        const i32 slot = b.staged_place[k];
+        if (slot < 0) continue;
+        t.slot_of[b.staged_rows[k]] = ABSENT;
+        t.row_of[slot] = -1;
+        t.stamp[slot] = 0;
+    }
+}
+
 // ---------------------------------------------------------------------------------------- prefetch
 
 // Copy the planned records, old one out, new one in. Runs beside compute, on few blocks.

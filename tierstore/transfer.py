@@ -290,5 +290,5 @@ class CudaDevice:
         self._runtime.eventSynchronize(event.ptr)
 
 
-COOPERATIVE = frozenset({"promote", "complete"})
+COOPERATIVE = frozenset({"promote", "complete", "abandon"})
 """Kernels whose blocks wait for each other."""

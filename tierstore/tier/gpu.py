@@ -155,8 +155,8 @@ class GpuTier:
             return lease
         self._begin(Mode.LEASE, rows, stream)
         lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
-        self._leases.add(lease)
         lease.spilled = self._run(lease)
+        self._leases.add(lease)
         self._counts.known.count(requested=rows.shape[0], unique_of=rows.shape[0])
         return lease
 
@@ -177,6 +177,7 @@ class GpuTier:
         arguments = Arguments(self.memory.argument, batch)
         with self.device.range("tierstore.fetch"):
             self._begin(Mode.PREFETCH, rows, stream, batch)
+            batch.arrival += 1
             self._probe(_blocks(rows.shape[0]), arguments.address, stream)
             self._promote(self._promote_beside, arguments.address, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
@@ -203,6 +204,8 @@ class GpuTier:
         if not self._filled:
             self._fill()
         self._enter(stream)
+        if self._staging is not None:
+            self._staging.pay(self.await_fetches)
         if self._now >= _LAST_BATCH:
             self._rebase()
         self._now += 1
@@ -291,14 +294,18 @@ class GpuTier:
         function(min(most, -(-items // 32)), arguments.address, stream)
         self.device.record(self._last, stream)
 
-    def end_lease(self, lease: GpuLease, stream: int | None) -> bool:
-        """Unpin the records of a lease, for its `release`; False if it ended with a `discard`.
+    def holds(self, lease: GpuLease) -> bool:
+        """Tell whether a lease still holds records; a `discard` ends them all."""
+        return lease in self._leases
+
+    def end_lease(self, lease: GpuLease, stream: int | None) -> None:
+        """Unpin the records of a lease, for its `release`.
 
         Rows that leases keep in direct host memory may be promoted again when the last one ends:
         until then another lease may hold the same.
         """
-        if lease not in self._leases:
-            return False
+        if not self.holds(lease):
+            return
         self._leases.remove(lease)
         self.launch("release", lease.arguments, lease.bound, stream)
         if self._staging is None:
@@ -307,7 +314,6 @@ class GpuTier:
             for ended in self._ended:
                 self.launch("forget", ended.arguments, ended.bound, stream)
             self._ended.clear()
-        return True
 
     # -- what waits
 
@@ -324,14 +330,17 @@ class GpuTier:
         All at once, or as many records at a time as the staging holds.
         """
         stream = self._drain()
+        if self._staging is not None:
+            self._staging.pay(self.await_fetches)
         limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
         listed = limit + 1
         while listed > limit:
             self.launch("flush", self._arguments, self.slots, stream)
             listed = int(self.memory.counters(stream)["evicted"])
             if self._staging is not None:
-                self._staging.drain(min(listed, limit))
                 self.memory.clear(("evicted",), stream)
+                self._staging.owe(min(listed, limit))
+                self._staging.pay(self.await_fetches)
         self.check()
 
     def discard(self) -> None:
@@ -342,6 +351,8 @@ class GpuTier:
         stream = self._drain()
         self._counts.take(stream)
         self.memory.reset(stream)
+        if self._staging is not None:
+            self._staging.owe(0)
         self._leases.clear()
         self._ended.clear()
         self._fetches.clear()

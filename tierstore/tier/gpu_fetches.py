@@ -45,9 +45,8 @@ class Fetches:
         self._spare: list[Workspace] = []
 
     def begin(self, ids: int, window: int, stream: int) -> Workspace:
-        """Number a new prefetch, end the pins of those `window` before it, return its workspace."""
-        self.newest += 1
-        oldest = self.newest - max(1, min(window, _MOST))
+        """End the pins of prefetches `window` before the one to come; return its workspace."""
+        oldest = self.newest + 1 - max(1, min(window, _MOST))
         while self._queue and self._queue[0].number <= oldest:
             fetch = self._queue.popleft()
             self.expired = fetch.number
@@ -61,13 +60,14 @@ class Fetches:
         return Workspace.for_ids(self._device, ids, prefetch=True)
 
     def copy(self, arguments: Arguments, workspace: Workspace, rows: Any, planned: Any) -> None:
-        """Copy what the newest prefetch has planned, behind the marker `planned`."""
+        """Copy what prefetch number `newest + 1` has planned, behind the marker `planned`."""
         device, beside = self._device, self._device.beside
         device.follow(beside, planned)
         self._move(_COPY_BLOCKS, arguments.address, beside)
         self._announce(1, arguments.address, beside)
         done = device.event()
         device.record(done, beside)
+        self.newest += 1
         self._queue.append(_Fetch(self.newest, done, workspace, rows))
 
     def __bool__(self) -> bool:

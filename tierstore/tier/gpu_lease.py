@@ -104,9 +104,10 @@ class GpuLease:
     def release(self, *, stream: int | None = None) -> None:
         """Let the records go, writing copies of changed ones back. Harmless when repeated."""
         if self._open:
-            self._open = False
-            if self._tier.end_lease(self, stream) and self._dirty and self.spilled.size:
+            if self._dirty and self.spilled.size and self._tier.holds(self):
                 self._write_spilled(stream)
+            self._open = False
+            self._tier.end_lease(self, stream)
 
     def _write_spilled(self, stream: int | None) -> None:
         """Write the copies of rows that had no slot, wherever these rows are by now."""

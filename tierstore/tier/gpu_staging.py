@@ -42,10 +42,10 @@ class Staging:
         self._staged_rows = rows[: 8 * limit].view(np.int64)
         self._evicted_rows = rows[8 * limit : 16 * limit].view(np.int64)
         self._staged_place = rows[16 * limit : 20 * limit].view(np.int32)
-        self._swap_chunk, self._chunk_blocks = device.kernel("swap_chunk")
-        self._install, self._install_blocks = device.kernel("install")
-        self._complete, self._complete_blocks = device.kernel("complete")
-        self._place_spill, self._place_blocks = device.kernel("place_spill")
+        self._owed = 0
+        self._kernels = {name: device.kernel(name) for name in _KERNELS}
+        swap_chunk, blocks = self._kernels["swap_chunk"]
+        self._kernels["swap_chunk"] = swap_chunk, min(_LINK_BLOCKS, blocks)
         self._pointers: dict[str, npt.NDArray[Any]] = {
             "staged": self._staged,
             "evicted": self._evicted,
@@ -77,54 +77,81 @@ class Staging:
 
         Waits once for the stream, and once more for every further chunk of `limit` misses. `quiet`
         is called before the host tier changes: it waits until nothing on the device reads there.
-        `spill` gives a lease room for a number of records.
+        `spill` gives a lease room for a number of records. If the host tier fails, the batch is
+        undone, and what it had evicted is offered again before the next.
         """
-        batch = arguments.batch
-        counts = self._memory.counters(stream)
+        batch, memory = arguments.batch, self._memory
+        counts = memory.counters(stream)
         missed, victims = int(counts["missed"]), int(counts["victims"])
-        if missed:
-            quiet()
-        overflow = missed - victims
-        spilled = np.empty(overflow if batch.mode == Mode.LEASE else 0, np.int64)
-        if batch.mode == Mode.LEASE:
-            batch.spill = spill(overflow) if overflow else 0
-        for first in range(0, max(missed, 1), self.limit):
-            if first:
-                batch.first, batch.limit = first, self.limit
-                self._memory.clear(("absent", "evicted"), stream)
-                self._swap_chunk(min(_LINK_BLOCKS, self._chunk_blocks), arguments.address, stream)
-                counts = self._memory.counters(stream)
-            absent = int(counts["absent"])
-            self._exchange(absent, int(counts["evicted"]), bool(batch.load))
-            if absent:
-                batch.limit = absent
-                self._install(self._install_blocks, arguments.address, stream)
-                batch.limit = self.limit
-            batch.last = int(first + self.limit >= missed)
-            place = self._staged_place[:absent]
-            homeless = place < 0
-            if batch.mode == Mode.LEASE:
-                spilled[-1 - place[homeless]] = self._staged_rows[:absent][homeless]
-                if batch.last and overflow:
-                    self._place_spill(self._place_blocks, arguments.address, stream)
-            if batch.last or (batch.mode != Mode.LEASE and homeless.any()):
-                self._complete(self._complete_blocks, arguments.address, stream)
-            if batch.mode == Mode.WRITE and homeless.any():
-                self._device.synchronize(stream)
-                rows = self._staged_rows[:absent][homeless]
-                self._host.write(rows, self._staged[:absent][homeless])
+        overflow = missed - victims if batch.mode == Mode.LEASE else 0
+        spilled = np.empty(overflow, np.int64)
+        absent = int(counts["absent"])
+        try:
+            if overflow:
+                batch.spill = spill(overflow)
+            for first in range(0, max(missed, 1), self.limit):
+                if first:
+                    batch.first, batch.limit = first, self.limit
+                    memory.clear(("absent", "evicted"), stream)
+                    self._launch("swap_chunk", arguments, stream)
+                    counts = memory.counters(stream)
+                    absent = int(counts["absent"])
+                self.owe(int(counts["evicted"]))
+                self.pay(quiet)
+                place = self._take_in(arguments, absent, stream, quiet)
+                batch.last = int(first + self.limit >= missed)
+                if overflow:
+                    homeless = place < 0
+                    spilled[-1 - place[homeless]] = self._staged_rows[:absent][homeless]
+                    if batch.last:
+                        self._launch("place_spill", arguments, stream)
+                self._end_chunk(arguments, place, stream)
+        except BaseException:
+            batch.limit = absent
+            self._launch("abandon", arguments, stream)
+            raise
         return spilled
 
-    def _exchange(self, absent: int, evicted: int, load: bool) -> None:
-        """Give the host tier what was evicted, and take what is absent from it."""
-        if evicted:
-            self._host.write(self._evicted_rows[:evicted], self._evicted[:evicted])
-        if absent and load:
-            self._host.read(self._staged_rows[:absent], self._staged[:absent])
+    def _take_in(
+        self, arguments: Arguments, absent: int, stream: int, quiet: Callable[[], None]
+    ) -> npt.NDArray[np.int32]:
+        """Read the absent rows from the host tier and install them; return where they go."""
+        batch = arguments.batch
+        if absent:
+            if batch.load:
+                quiet()
+                self._host.read(self._staged_rows[:absent], self._staged[:absent])
+            batch.limit = absent
+            self._launch("install", arguments, stream)
+            batch.limit = self.limit
+        return self._staged_place[:absent]
 
-    def drain(self, evicted: int) -> None:
-        """Give the host tier records that a flush has listed."""
-        self._exchange(0, evicted, load=False)
+    def _end_chunk(self, arguments: Arguments, place: npt.NDArray[np.int32], stream: int) -> None:
+        """Serve the positions of rows without a slot, and with the last chunk all others."""
+        batch = arguments.batch
+        homeless = place < 0
+        serves = batch.mode != Mode.LEASE and bool(homeless.any())
+        if batch.last or serves:
+            self._launch("complete", arguments, stream)
+        if batch.mode == Mode.WRITE and serves:
+            self._device.synchronize(stream)
+            rows = self._staged_rows[: place.size][homeless]
+            self._host.write(rows, self._staged[: place.size][homeless])
+
+    def _launch(self, name: str, arguments: Arguments, stream: int) -> None:
+        kernel, blocks = self._kernels[name]
+        kernel(blocks, arguments.address, stream)
+
+    def owe(self, evicted: int) -> None:
+        """Note that the host tier is to take in that many evicted records."""
+        self._owed = evicted
+
+    def pay(self, quiet: Callable[[], None]) -> None:
+        """Give the host tier what it is to take in; if that fails it is owed still."""
+        if self._owed:
+            quiet()
+            self._host.write(self._evicted_rows[: self._owed], self._evicted[: self._owed])
+            self._owed = 0
 
     def close(self) -> None:
         """Give the memory back."""
@@ -133,3 +160,6 @@ class Staging:
         self._staged = self._evicted = empty
         self._staged_rows = self._evicted_rows = self._staged_place = empty
         self._arena.close()
+
+
+_KERNELS = ("swap_chunk", "install", "complete", "place_spill", "abandon")
