@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tierstore.budget import Budget
-from tierstore.disk.tier import DiskTier
 from tierstore.errors import CapacityError, DeviceError, InvalidInputError
 from tierstore.info import TierInformation
 from tierstore.memory import available_bytes
 from tierstore.policy import Choice
+from tierstore.tier.base import Tier
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu_memory import GpuMemory
 from tierstore.tier.host import HostTier
@@ -77,7 +77,7 @@ def find_device(name: str | Device) -> Device | None:
 
 
 def place(
-    below: DiskTier,
+    below: Tier,
     name: str,
     budget: Budget,
     *,
@@ -85,7 +85,7 @@ def place(
     device: Device | None,
     policy: Choice,
 ) -> Tiers:
-    """Return the tiers a budget gives to a table over its disk tier.
+    """Return the tiers a budget gives to a table over its lowest tier.
 
     `share` is the table's part of what is given for all tables, `policy` the host tier's. A GPU
     tier needs a host tier under it, and a device that was asked for a GPU tier, so there each has

@@ -1,0 +1,104 @@
+"""A table in memory alone, against a NumPy array; its tiers are those of a store."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.gpu.emulator import EmulatedDevice
+from tierstore import Budget, Field, TableSpec
+from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
+from tierstore.scratch import Scratch
+from tierstore.tier.origin import Origin
+
+ROWS = 9000
+FIELDS = {
+    "weight": Field(5, "float32", tierstore.normal(seed=3)),
+    "state": Field(2, "float16", tierstore.uniform(-1, 1, seed=4)),
+}
+SPEC = TableSpec(rows=ROWS, fields=FIELDS)
+BUDGETS = [None, Budget(host_rows=100, gpu_rows=ROWS), Budget(host_rows=ROWS, gpu_rows=70)]
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest) -> Any:
+    if request.param == "cpu":
+        return "cpu"
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    return EmulatedDevice()
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
+    rng = np.random.default_rng(0)
+    with Scratch(SPEC, budget=budget, device=device) as scratch:
+        table = scratch.table
+        now = {name: table.read(np.arange(ROWS), name) for name in FIELDS}
+        for _ in range(10):
+            ids = rng.integers(0, ROWS, 60)
+            rows = rng.normal(size=(60, 5)).astype(np.float32)
+            table.write(ids, rows)
+            now["weight"][ids] = rows
+            with table.lease(ids) as lease:
+                lease.write("state", lease.read("state") / 2)
+            now["state"][np.unique(ids)] /= 2
+            seen = rng.integers(0, ROWS, (4, 9))
+            for name, expected in now.items():
+                np.testing.assert_array_equal(table.read(seen, name), expected[seen])
+        for name, expected in now.items():
+            np.testing.assert_array_equal(np.concatenate(list(table.scan(field=name))), expected)
+        assert table.information().disk_bytes == 0
+
+
+def test_first_values_are_those_of_a_store(tmp_path: Any) -> None:
+    with (
+        Scratch(SPEC) as scratch,
+        tierstore.create(tmp_path / "s.tier", {"t": SPEC}) as store,
+    ):
+        ids = np.random.default_rng(1).integers(0, ROWS, 300)
+        for name in FIELDS:
+            np.testing.assert_array_equal(scratch.table.read(ids, name), store["t"].read(ids, name))
+
+
+def test_rows_without_a_place_are_kept_below() -> None:
+    rng = np.random.default_rng(2)
+    with Scratch(SPEC, budget=Budget(host_rows=10)) as scratch:
+        rows = rng.normal(size=(ROWS, 5)).astype(np.float32)
+        order = rng.permutation(ROWS)
+        scratch.table.write(order, rows)
+        np.testing.assert_array_equal(scratch.table.read(order), rows)
+
+
+def test_zeros_take_no_memory_below() -> None:
+    spec = TableSpec(rows=1000, dim=8)
+    origin = Origin(spec)
+    out = np.ones((3, spec.layout.record_bytes), np.uint8)
+    origin.read(np.array([5, 999, 5]), out)
+    assert not out.any()
+    with Scratch(spec) as scratch:
+        scratch.table.write([7], np.ones((1, 8), np.float32))
+        assert scratch.table.stats()["disk"].written == 0
+
+
+def test_progress_and_refusals() -> None:
+    seen: list[tuple[int, int]] = []
+    with Scratch(SPEC, progress=lambda done, total: seen.append((done, total))) as scratch:
+        assert seen[-1] == (ROWS, ROWS)
+        with pytest.raises(RowIndexError, match="9000"):
+            scratch.table.read([0, ROWS])
+        for refused in (
+            lambda: scratch.table.grow(2 * ROWS),
+            lambda: scratch.table.set_keys(range(ROWS)),
+            lambda: scratch.table.add_fields({"more": Field(1)}),
+            scratch.table.pointer,
+        ):
+            with pytest.raises(InvalidInputError, match="in memory alone"):
+                refused()
+    scratch.close()
+    with pytest.raises(ClosedError):
+        scratch.table.read([0])
