@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import os
 import warnings
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from tierstore import io
+from tierstore import io, lifetime, reshaping
 from tierstore.budget import Budget
-from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
-from tierstore.disk.keys import write_keys
 from tierstore.errors import (
     ClosedError,
     CommitFailedError,
     CorruptStoreError,
-    ExistsError,
     InvalidInputError,
     NotAStoreError,
     StoreIOError,
@@ -40,9 +32,7 @@ from tierstore.manifest import Identity, Manifest, TableInfo
 from tierstore.pointer import check_pointer, make_pointer
 from tierstore.policy import Policies, choose
 from tierstore.prefetch import Prefetcher
-from tierstore.reshaping import lengthened, widened
-from tierstore.spec import Field, TableSpec
-from tierstore.strictjson import json_values
+from tierstore.spec import Field
 from tierstore.table import Table
 from tierstore.tiers import Tiers, place
 from tierstore.transfer import Device
@@ -50,8 +40,6 @@ from tierstore.transfer import Device
 __all__ = ["Session"]
 
 _QUICK_FOLD_BYTES = 64 << 20
-
-_opened: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Session:
@@ -76,7 +64,7 @@ class Session:
         self.tables: dict[str, Table] = {}
         self._keep = keep
         self.locks: list[io.File] = []
-        self._finalizer: weakref.finalize[..., Session] | None = None
+        self._forget: Callable[[], object] | None = None
         self.sync_checks = sync_checks
         self._device = device
         self._budget = budget
@@ -94,9 +82,7 @@ class Session:
         except BaseException:
             self.release()
             raise
-        self._finalizer = weakref.finalize(self, _abandoned, str(path), self.locks)
-        self._finalizer.atexit = False
-        _opened.add(self)
+        self._forget = lifetime.watch(self, str(path), self.locks)
 
     def _read_identity(self) -> Identity:
         path = self.directory.join(STORE)
@@ -284,40 +270,7 @@ class Session:
                 f"{count} rows are not committed; commit or roll back before you {what}"
             )
 
-    def replace(
-        self,
-        name: str,
-        spec: TableSpec,
-        blocks: Iterable[npt.NDArray[np.uint8]] | None,
-        *,
-        scalars: Mapping[str, Any],
-        keys: Sequence[Any] | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        """Stream a new generation of a table, new or not, and commit it; the object stays.
-
-        External keys stay where none are given and the number of rows is the same.
-        """
-        self.check_clean("change a table")
-        if not self.directory.exists(name):
-            self.directory.make_directory(name).close()
-        old = self.tables.get(name)
-        if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
-            keys = old.keys[:]
-        with self.directory.directory(name) as table:
-            info = generations.create(table, spec, self.manifest.seq + 1, blocks, progress)
-            if keys is not None:
-                with table.directory(info.generation) as generation:
-                    written = write_keys(generation, keys, spec.rows)
-                info = dataclasses.replace(info, keys=written)
-        self.directory.sync()
-        info = dataclasses.replace(info, scalars=json_values(scalars))
-        with interrupts_deferred():
-            self.commit_tables({name: info})
-            self._reopen(name, info)
-        self.tidy()
-
-    def _reopen(self, name: str, info: TableInfo) -> None:
+    def reopen(self, name: str, info: TableInfo) -> None:
         """Open a table's new generation in place of the old one, whose memory goes first."""
         if name in self.tables:
             self.tables[name].close()
@@ -329,57 +282,26 @@ class Session:
                 f"opened in its new shape ({error}); open the store again"
             ) from error
 
+    # -- what tables ask for
+
     def add_fields(
         self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
     ) -> None:
         """Add fields to every record of a table; a commit of its own."""
         with self.guard.use(write=True, interruptible=True):
-            table = self.tables[name]
-            for field in fields:
-                if field in table.fields:
-                    raise ExistsError(f"table {name!r} has a field {field!r}")
-            spec = dataclasses.replace(
-                table.spec,
-                fields={**table.fields, **fields},
-                sparse=False,
-                chunk_rows=None,
-            )
-            blocks = widened(table, spec)
-            self.replace(name, spec, blocks, scalars=table.scalars, progress=progress)
+            reshaping.add_fields(self, name, fields, progress)
 
     def grow(
         self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
     ) -> None:
         """Append rows to a table; new ones follow `init`, or are zero; a commit of its own."""
         with self.guard.use(write=True, interruptible=True):
-            table = self.tables[name]
-            if rows < table.rows:
-                raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
-            if table.keys is not None and (keys is None or len(keys) != rows - table.rows):
-                raise InvalidInputError(
-                    f"the rows of table {name!r} have keys: give keys= for the {rows - table.rows} "
-                    "new ones"
-                )
-            fields = {
-                field: dataclasses.replace(item, init=None) for field, item in table.fields.items()
-            }
-            spec = dataclasses.replace(
-                table.spec, rows=rows, fields=fields, init=init, chunk_rows=None
-            )
-            every = None if table.keys is None else [*table.keys[:].tolist(), *(keys or ())]
-            blocks = lengthened(table, spec)
-            self.replace(name, spec, blocks, scalars=table.scalars, keys=every)
+            reshaping.grow(self, name, rows, init, keys)
 
     def set_keys(self, name: str, keys: Sequence[Any]) -> None:
         """Give a table's rows external keys; a commit of its own."""
         with self.guard.use(write=True, interruptible=True):
-            self.check_clean("set keys")
-            table = self.tables[name]
-            generation = table.generation
-            written = write_keys(generation.directory, keys, table.rows)
-            self.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-            table.forget_keys()
-            self.tidy()
+            reshaping.set_keys(self, name, keys)
 
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one.
@@ -446,8 +368,8 @@ class Session:
         for lock in self.locks:
             lock.close()
         self.directory.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        if self._forget is not None:
+            self._forget()
 
 
 def _open_directory(path: Path) -> io.Directory:
@@ -459,26 +381,3 @@ def _open_directory(path: Path) -> io.Directory:
         raise NotAStoreError(f"{path} is a file; a store is a directory") from None
     except OSError as error:
         raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
-
-
-def _abandoned(path: str, locks: list[io.File]) -> None:
-    """Release the locks of a store that was dropped without being closed."""
-    for lock in locks:
-        lock.close()
-    warnings.warn(f"{path} was not closed", ResourceWarning, stacklevel=2)
-
-
-def _close_all() -> None:
-    for session in list(_opened):
-        session.close()
-
-
-def _after_fork() -> None:
-    """In a forked child: close, without unlocking, the locks that are the parent's."""
-    for session in list(_opened):
-        for lock in session.locks:
-            lock.close()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork)

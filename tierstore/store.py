@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import reshaping
 from tierstore.budget import Budget
 from tierstore.creating import create_store
 from tierstore.disk.base import Progress
@@ -339,7 +340,9 @@ class Store:
         with self._guard.use(write=True, interruptible=True):
             if name in self._session.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
-            self._session.replace(name, spec, blocks, scalars={}, keys=keys, progress=progress)
+            reshaping.replace(
+                self._session, name, spec, blocks, scalars={}, keys=keys, progress=progress
+            )
             return self._session.tables[name]
 
     def replace_table(
@@ -359,8 +362,14 @@ class Store:
         """
         with self._guard.use(write=True, interruptible=True):
             table = self[name]
-            self._session.replace(
-                name, spec, blocks, scalars=table.scalars, keys=keys, progress=progress
+            reshaping.replace(
+                self._session,
+                name,
+                spec,
+                blocks,
+                scalars=table.scalars,
+                keys=keys,
+                progress=progress,
             )
             return table
 
