@@ -1,0 +1,199 @@
+"""What the benchmarks share: measuring in turn, the machine, an answer that is printed and kept.
+
+A benchmark asks one question. It writes down what must move, measures tierstore and its peers in
+turn in the same run, compares medians, prints a small table, and keeps it as JSON with the machine
+and its load. Trust ratios, not seconds: they were measured side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierstore.budget import format_bytes
+from tierstore.machine import examine
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def arguments(question: str, **defaults: int) -> argparse.ArgumentParser:
+    """Return a parser for a benchmark: sizes with their defaults, repetitions, and places."""
+    parser = argparse.ArgumentParser(description=question)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--repeat", type=int, default=15, help="measurements of each")
+    parser.add_argument("--directory", type=Path, help="where stores are made for the time being")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    return parser
+
+
+@contextmanager
+def workspace(options: argparse.Namespace) -> Iterator[Path]:
+    """Make a directory for the benchmark's files, removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=options.directory) as path:
+        yield Path(path)
+
+
+def in_turn(
+    contestants: Mapping[str, Callable[[], object]],
+    repeat: int,
+    before: Callable[[str], object] | None = None,
+) -> dict[str, list[float]]:
+    """Time every contestant `repeat` times, one after another in each round; the first is unseen.
+
+    `before` prepares each measurement and is not timed. Returns seconds by name.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(repeat + 1):
+        for name, run in contestants.items():
+            if before is not None:
+                before(name)
+            begin = time.perf_counter()
+            run()
+            if number:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median of each contestant's seconds."""
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def back_free_memory(nbytes: int = 64 << 20) -> None:
+    """Touch free memory, so that the next pages taken are backed by the machine.
+
+    A virtual machine may hand memory that was freed back to its host, and the first touch of such
+    a page then takes some 10 µs, whoever touches it. Elsewhere this changes nothing.
+    """
+    np.ones(nbytes, np.uint8)
+
+
+def in_child(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function of a module in a fresh process and return what it returns."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, given)
+
+
+def private_bytes(pid: int | str = "self") -> int:
+    """Return the private memory of a process: RssAnon + RssShmem; mapped files are not counted."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(
+        int(line.split()[1]) * 1024 for line in status if line.startswith(("RssAnon:", "RssShmem:"))
+    )
+
+
+@dataclass
+class Answer:
+    """The answer to a benchmark's question.
+
+    Attributes:
+        name: of the JSON file.
+        question: what is asked.
+        must_move: the bytes any implementation has to move for it.
+        target: what was promised.
+        met: whether the figures reach it; None where it could not be told here.
+        rows: the table, one dict a line.
+        ratios: what the target is about.
+        notes: what one has to know to read the figures.
+    """
+
+    name: str
+    question: str
+    must_move: str
+    target: str
+    met: bool | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _load: list[float] = field(default_factory=lambda: [os.getloadavg()[0]])
+
+    def give(self, options: argparse.Namespace) -> None:
+        """Print the answer and write it to `--output`."""
+        machine = _machine(options.directory or tempfile.gettempdir())
+        self._load.append(os.getloadavg()[0])
+        verdict = {None: "not told", True: "met", False: "MISSED"}[self.met]
+        print(self.question)
+        print(f"machine: {machine['processor']}, {machine['cpus']} processors, ", end="")
+        print(f"{format_bytes(machine['memory_bytes'])}, {machine['filesystem']}, ", end="")
+        print(f"load {self._load[0]:.1f} before and {self._load[1]:.1f} after")
+        print(f"must move: {self.must_move}\n")
+        print(_table(self.rows))
+        for name, ratio in self.ratios.items():
+            print(f"{name}: {ratio:.2f}")
+        for note in self.notes:
+            print(f"note: {note}")
+        print(f"target: {self.target}: {verdict}")
+        content = {
+            "question": self.question,
+            "must_move": self.must_move,
+            "target": self.target,
+            "met": self.met,
+            "ratios": self.ratios,
+            "rows": self.rows,
+            "notes": self.notes,
+            "arguments": {
+                name: value for name, value in vars(options).items() if isinstance(value, int | str)
+            },
+            "machine": machine,
+            "load_before_and_after": self._load,
+        }
+        options.output.mkdir(parents=True, exist_ok=True)
+        path = options.output / f"{self.name}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as aligned text: names to the left, numbers to the right."""
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        first = line[0].ljust(widths[0])
+        rest = (text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True))
+        lines.append("  " + "  ".join([first, *rest]))
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _machine(directory: str | Path) -> dict[str, Any]:
+    facts = examine(directory)
+    return {
+        "processor": _processor(),
+        "cpus": facts.cpus,
+        "memory_bytes": facts.memory_bytes,
+        "filesystem": facts.storage.filesystem,
+        "system": platform.platform(),
+        "python": facts.python,
+        "packages": {name: version for name, version in facts.packages.items() if version},
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,45 @@
+"""Every benchmark runs, in small, and answers its question."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))
+TINY = {
+    "bench_bookkeeping": ["--slots", "4096", "--batch", "200"],
+    "bench_commit": ["--rows", "5000"],
+    "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
+    "bench_host_read": ["--rows", "5000", "--batch", "300"],
+    "bench_import": [],
+    "bench_memory": ["--budget", "2000000", "--batch", "512"],
+}
+NEEDS = {"bench_bookkeeping": "cachetools", "bench_host_read": "torch"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_benchmark_runs(tmp_path, name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *TINY[name]]
+    command += ["--repeat", "2", "--output", str(tmp_path), "--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (result,) = tmp_path.iterdir()
+    answer = json.loads(result.read_text())
+    assert answer["question"] in done.stdout
+    assert answer["must_move"]
+    assert answer["rows"]
+    assert all(value > 0 for value in answer["ratios"].values())
+    assert answer["machine"]["cpus"] >= 1
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=str)
+def test_committed_results_belong_to_a_benchmark(path):
+    answer = json.loads(path.read_text())
+    assert f"bench_{path.stem}" in SCRIPTS
+    assert answer["met"] in (True, False, None)
+    assert len(answer["load_before_and_after"]) == 2
