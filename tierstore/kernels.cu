@@ -51,6 +51,7 @@ struct Counters {
     u32 victims, ties;            // slots chosen for them
     u32 distinct;                 // this lease: records enrolled
     u32 absent, evicted;          // this chunk: rows to read from, and write to, the host tier
+    u32 filled;                   // slots that are not empty
     u32 done;                     // number of the last prefetch whose rows have arrived
     u32 gate;                     // grid_barrier
     u32 moves[WINDOW];            // slots that each recent prefetch took
@@ -102,6 +103,7 @@ struct Batch {
     u32 now;                      // number of this batch
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
     u32 admit;                    // missed rows are promoted, not just read or written where they are
+    u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
 };
@@ -504,6 +506,7 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
             b.staged_place[a] = slot >= 0 ? slot : -1 - (i32)(m - victims);
             if (slot < 0) b.place[m] = -1 - (i32)a;
         }
+        append(&c->filled, slot >= 0 && old < 0);
         tally(&c->evicted_rows, old >= 0);
         tally(&c->written_rows, refuge != 0);
         const u64 target = slot >= 0 ? slot_address(t, slot) : 0;
@@ -541,6 +544,7 @@ __device__ void plan_moves(const Tier &t, const Batch &b) {
             b.place[m] = slot;
             b.leaving[m] = dirty ? old : -1;
         }
+        append(&t.counters->filled, slot >= 0 && old < 0);
         tally(&t.counters->evicted_rows, slot >= 0 && old >= 0);
         tally(&t.counters->written_rows, slot >= 0 && dirty);
     }
@@ -726,7 +730,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
     if (b.mode == PREFETCH) {
         if (thread() == 0) *b.count = c->moves[b.arrival % WINDOW] = c->victims;
         tidy(t, b);
-    } else if (t.direct) {
+    } else if (b.alone) {
         finish(t, b);
     }
 }
@@ -785,6 +789,7 @@ extern "C" __global__ void tierstore_abandon(const Tier t, const Batch b) {
         const i32 slot = b.staged_place[k];
         if (slot < 0) continue;
         t.slot_of[b.staged_rows[k]] = ABSENT;
+        atomicSub(&t.counters->filled, 1u);
         t.row_of[slot] = -1;
         t.stamp[slot] = 0;
     }

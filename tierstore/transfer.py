@@ -85,6 +85,11 @@ class Device(Protocol):
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy bytes between host and device, in the order of the stream."""
 
+    def copy_columns(
+        self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
+    ) -> None:
+        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely; both there."""
+
     def synchronize(self, stream: int) -> None:
         """Wait until everything given to the stream so far is done."""
 
@@ -263,6 +268,13 @@ class CudaDevice:
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy bytes between host and device, in the order of the stream."""
         self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
+
+    def copy_columns(
+        self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
+    ) -> None:
+        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely."""
+        kind = self._runtime.memcpyDeviceToDevice
+        self._runtime.memcpy2DAsync(target, width, source, pitch, width, rows, kind, stream)
 
     def synchronize(self, stream: int) -> None:
         """Wait until everything given to the stream so far is done."""

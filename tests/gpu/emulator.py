@@ -114,6 +114,12 @@ class EmulatedDevice:
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         ctypes.memmove(target, source, nbytes)
 
+    def copy_columns(
+        self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
+    ) -> None:
+        for row in range(rows):
+            ctypes.memmove(target + row * width, source + row * pitch, width)
+
     def synchronize(self, stream: int) -> None:
         self.waits += 1
 

@@ -216,6 +216,24 @@ def test_rows_that_are_not_admitted(place: Place, direct: bool) -> None:
         twin.check()
 
 
+def test_a_device_that_holds_every_row_needs_no_wait(place: Place) -> None:
+    with Twin(place, rows=100, slots=100, host_slots=10) as twin:
+        twin.read(np.arange(60))
+        assert not twin.tier._staging.complete
+        twin.tier.fetch(place.put(np.arange(60, 70)), 4)
+        twin.read(np.arange(60, 100))
+        assert twin.tier._staging.complete
+        before = getattr(place.device, "waits", 0)
+        twin.read(twin.ids(200))
+        twin.write(twin.ids(200), 3, 9)
+        ids = twin.ids(30)
+        lease = twin.lease(ids)
+        twin.scatter(lease, ids)
+        twin.release()
+        assert getattr(place.device, "waits", 0) == before
+        twin.check()
+
+
 def test_fetched_rows_stay_until_used(place: Place) -> None:
     with Twin(place, rows=400, slots=40) as twin:
         ahead = np.arange(10)

@@ -7,6 +7,7 @@ of the host. Every call puts its work into the caller's stream and returns; only
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ __all__ = ["GpuTier"]
 _MOST_IDS = 2**31 - 8
 _LAST_BATCH = 2**30 - 2
 _UNLIMITED = 2**32 - 1
-_FILL_ROWS = 1 << 20
 
 
 class GpuTier:
@@ -74,6 +74,8 @@ class GpuTier:
         self._leases: set[GpuLease] = set()
         self._ended: list[GpuLease] = []
         self._counts = Counts(self.memory)
+        self.changes = 0
+        """How often records were written, for leases that keep copies."""
 
     def _reach_host(self) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
@@ -139,6 +141,7 @@ class GpuTier:
         `admit=False` they are written where they are.
         """
         if rows.shape[0]:
+            self.changes += 1
             self._begin(Mode.WRITE, rows, stream)
             self._batch.admit = int(admit)
             self.describe(self._batch, records, lo, hi)
@@ -202,7 +205,7 @@ class GpuTier:
         if n > _MOST_IDS:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
         if not self._filled:
-            self._fill()
+            self.fill()
         self._enter(stream)
         if self._staging is not None:
             self._staging.pay(self.await_fetches)
@@ -218,6 +221,7 @@ class GpuTier:
         batch.mode = mode
         batch.now = self._now
         batch.load = batch.last = batch.admit = 1
+        batch.alone = int(self._staging is None or self._staging.complete)
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
@@ -247,7 +251,7 @@ class GpuTier:
 
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
-        if self._staging is None:
+        if self._staging is None or self._staging.complete:
             return _NO_ROWS
 
         def spill(records: int) -> int:
@@ -273,12 +277,14 @@ class GpuTier:
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
 
-    def _fill(self) -> None:
-        """Have a host tier with room for every row load them all: then none is ever missing."""
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Have a host tier with room for every row load them all: then none is ever missing.
+
+        The first batch does this where nobody did before. `progress` is called with rows done and
+        in all.
+        """
+        self.host.fill(progress)
         self._filled = True
-        if self.host.direct:
-            for start in range(0, self.rows, _FILL_ROWS):
-                self.host.fetch(np.arange(start, min(start + _FILL_ROWS, self.rows)), 0)
 
     def _rebase(self) -> None:
         """Renumber the batches before the stamps run out; recent ones keep their order."""
@@ -352,7 +358,7 @@ class GpuTier:
         self._counts.take(stream)
         self.memory.reset(stream)
         if self._staging is not None:
-            self._staging.owe(0)
+            self._staging.forget()
         self._leases.clear()
         self._ended.clear()
         self._fetches.clear()

@@ -75,6 +75,7 @@ class BatchArgument(ctypes.Structure):
         ("load", _U32),
         ("last", _U32),
         ("admit", _U32),
+        ("alone", _U32),
         ("arrival", _U32),
         ("expired", _U32),
     )
@@ -98,13 +99,14 @@ COUNTERS = np.dtype(
         ("distinct", "u4"),
         ("absent", "u4"),
         ("evicted", "u4"),
+        ("filled", "u4"),
         ("done", "u4"),
         ("gate", "u4"),
     ]
 )
 """The part of `struct Counters` that the host looks at; it comes first."""
 
-COUNTERS_BYTES = COUNTERS.itemsize + 4 * (64 + 3 * 2048)
+COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048)) // 8)
 """All of it: the moves of recent prefetches and the histograms follow."""
 
 

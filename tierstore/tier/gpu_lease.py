@@ -52,11 +52,20 @@ class GpuLease:
         self.base = int(tier.memory.argument.slots)
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._dirty = False
+        self._written: list[tuple[int, int]] = []
+        self._seen = tier.changes
         self._open = True
 
     def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
         return self._block[start : start + nbytes].view(dtype)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether what the lease holds is what the rows are now.
+
+        False where it keeps copies of rows and others wrote to the tier since they were made.
+        """
+        return not self.spilled.size or self._seen == self._tier.changes
 
     def __enter__(self) -> GpuLease:
         return self
@@ -82,7 +91,7 @@ class GpuLease:
         self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
         """Copy `data[k]` over bytes `lo:hi` of record k, now changed, for all k below `count`."""
-        self._dirty = True
+        self._note(lo, self._tier.record_bytes if hi is None else hi)
         self._copy("lease_scatter", data, lo, hi, stream)
 
     def read(
@@ -91,10 +100,19 @@ class GpuLease:
         """Copy to `out[i]` bytes `lo:hi` of the i-th id's record, 0xff where there is none."""
         self._copy("lease_read", out, lo, hi, stream)
 
-    def changed(self, *, stream: int | None = None) -> None:
-        """Mark every record changed, after a kernel of the caller's own wrote to them in place."""
-        self._dirty = True
+    def changed(self, lo: int = 0, hi: int | None = None, *, stream: int | None = None) -> None:
+        """Mark records changed, after a kernel of the caller's own wrote bytes `lo:hi` of them."""
+        self._note(lo, self._tier.record_bytes if hi is None else hi)
         self._copy("lease_scatter", None, 0, None, stream)
+
+    def _note(self, lo: int, hi: int) -> None:
+        """Remember what bytes of the records this lease has written."""
+        fresh = self._seen == self._tier.changes
+        self._tier.changes += 1
+        if fresh:
+            self._seen = self._tier.changes
+        if (lo, hi) not in self._written:
+            self._written.append((lo, hi))
 
     def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         if self._batch.n:
@@ -104,16 +122,24 @@ class GpuLease:
     def release(self, *, stream: int | None = None) -> None:
         """Let the records go, writing copies of changed ones back. Harmless when repeated."""
         if self._open:
-            if self._dirty and self.spilled.size and self._tier.holds(self):
+            if self._written and self.spilled.size and self._tier.holds(self):
                 self._write_spilled(stream)
             self._open = False
             self._tier.end_lease(self, stream)
 
     def _write_spilled(self, stream: int | None) -> None:
-        """Write the copies of rows that had no slot, wherever these rows are by now."""
+        """Write what was changed in the copies of rows without a slot, wherever they are by now.
+
+        Other bytes of the copies may be older than the rows: another lease may have written them.
+        """
         device, spilled = self._tier.device, self.spilled
         stream = device.current_stream() if stream is None else stream
         rows = device.borrow(spilled.size, np.int64, stream)
         device.copy(device.pointer(rows), spilled.ctypes.data, spilled.nbytes, stream)
         device.synchronize(stream)
-        self._tier.write(rows, self.spill, stream=stream)
+        spill, record = device.pointer(self.spill), self._tier.record_bytes
+        for lo, hi in self._written:
+            part = device.borrow(spilled.size * (hi - lo), np.uint8, stream)
+            target = device.pointer(part)
+            device.copy_columns(target, spill + lo, hi - lo, record, spilled.size, stream)
+            self._tier.write(rows, part, lo, hi, stream=stream)

@@ -25,7 +25,11 @@ _LINK_BLOCKS = 64
 
 
 class Staging:
-    """Pinned host memory for `limit` records each way, and the exchange through it."""
+    """Pinned host memory for `limit` records each way, and the exchange through it.
+
+    Attributes:
+        complete: every row has its slot on the device, so that the host is not needed any more.
+    """
 
     def __init__(self, device: Device, host: HostTier, memory: GpuMemory, limit: int) -> None:
         """Reserve the memory."""
@@ -42,6 +46,7 @@ class Staging:
         self._staged_rows = rows[: 8 * limit].view(np.int64)
         self._evicted_rows = rows[8 * limit : 16 * limit].view(np.int64)
         self._staged_place = rows[16 * limit : 20 * limit].view(np.int32)
+        self.complete = False
         self._owed = 0
         self._kernels = {name: device.kernel(name) for name in _KERNELS}
         swap_chunk, blocks = self._kernels["swap_chunk"]
@@ -110,6 +115,7 @@ class Staging:
             batch.limit = absent
             self._launch("abandon", arguments, stream)
             raise
+        self.complete = int(counts["filled"]) == self._memory.argument.rows
         return spilled
 
     def _take_in(
@@ -145,6 +151,11 @@ class Staging:
     def owe(self, evicted: int) -> None:
         """Note that the host tier is to take in that many evicted records."""
         self._owed = evicted
+
+    def forget(self) -> None:
+        """Forget what is owed, and that the device held every row."""
+        self._owed = 0
+        self.complete = False
 
     def pay(self, quiet: Callable[[], None]) -> None:
         """Give the host tier what it is to take in; if that fails it is owed still."""

@@ -6,6 +6,7 @@ that tests use. Where it has a slot for every row, slot = row and nothing is eve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["HostTier"]
 Slots = npt.NDArray[np.integer[Any]]
 
 _STAGING_BYTES = 2 << 20
+_FILL_BYTES = 8 << 20
 _UNIQUE_SAMPLE = 64
 _ALIGNMENT = 256
 
@@ -288,6 +290,26 @@ class HostTier:
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
             self._locate(rows, admit=True)
+
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Load every row that is missing, where each has its slot; else do nothing.
+
+        Blocks are read in place, in order. `progress` is called with rows done and in all.
+        """
+        if not isinstance(self.map, DirectSlots) or self.map.full:
+            return
+        step = max(1, _FILL_BYTES // self.record_bytes)
+        for start in range(0, self.rows, step):
+            rows = np.arange(start, min(start + step, self.rows))
+            absent = rows[self.map.lookup(rows) < 0]
+            if absent.size == rows.size:
+                self.below.read(rows, self.records[start : start + step])
+                self.map.bind(rows, rows)
+                self.stats.count(bytes_promoted=rows.size * self.record_bytes)
+            elif absent.size:
+                self._promote(absent, force=True)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, self.rows)
 
     def lease(self, rows: Rows) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
