@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+
 from tierstore_cli.main import COMMANDS, cli
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -12,13 +13,14 @@ HEAD = """\
 
 <!-- Generated from the commands' help by `make docs`; change the help, not this page. -->
 
-Every command takes `--json`, which prints one object on one line of stdout and nothing else: keys are stable, sizes are
-bytes as integers. Messages and progress bars go to stderr, bars only on a terminal and only after a second. Options can
-be given as environment variables too: `--table` of `export` is `TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables
-are plain even where `rich` is installed.
+Every command takes `--json`, which prints one object on one line of stdout and nothing else:
+keys are stable, sizes are bytes as integers. Messages and progress bars go to stderr, bars only
+on a terminal and only after a second. Options can be given as environment variables too:
+`--table` of `export` is `TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables are plain even
+where `rich` is installed.
 
-Commands that write make the whole result beside its name and then move it there: what is interrupted or fails leaves
-nothing half made.
+Commands that write make the whole result beside its name and then move it there: what is
+interrupted or fails leaves nothing half made.
 
 | exit code | meaning |
 |---|---|
@@ -36,9 +38,9 @@ nothing half made.
 Commands, options and the names of a store's tables are completed in the shell:
 
 ```
-eval "$(_TIERSTORE_COMPLETE=bash_source tierstore)"      # bash: in ~/.bashrc
-eval "$(_TIERSTORE_COMPLETE=zsh_source tierstore)"       # zsh: in ~/.zshrc
-_TIERSTORE_COMPLETE=fish_source tierstore | source       # fish: in ~/.config/fish/completions/tierstore.fish
+eval "$(_TIERSTORE_COMPLETE=bash_source tierstore)"    # bash: ~/.bashrc
+eval "$(_TIERSTORE_COMPLETE=zsh_source tierstore)"     # zsh: ~/.zshrc
+_TIERSTORE_COMPLETE=fish_source tierstore | source     # fish: ~/.config/fish/config.fish
 ```
 """
 
