@@ -43,6 +43,10 @@ class Lease(Protocol):
     positions: Any
     bound: int
 
+    @property
+    def fresh(self) -> bool:
+        """Whether it holds what the rows are now, and no copies older than another's writes."""
+
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
 
@@ -181,6 +185,11 @@ class HostLease:
         self._open = True
         with guard.use():
             self._slots = None if host is None else host.lease(self.rows)
+
+    @property
+    def fresh(self) -> bool:
+        """Always True: rows are read where they are."""
+        return True
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""

@@ -246,6 +246,11 @@ class DeviceLease:
         positions = access.gpu.device.export(self.gpu.positions, ids.kind)
         self.positions = positions.reshape(ids.shape)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether it holds what the rows are now; see `GpuLease.fresh`."""
+        return self.gpu.fresh
+
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
         self._check()

@@ -21,7 +21,7 @@ class Batch:
 
     Attributes:
         ids: the ids, flat.
-        lease: the lease on their rows, and `released` whether it has ended.
+        lease: the lease on their rows.
         positions: for each id, the index of its row in compact arrays; -1 for bad ids.
         counted: for each id whether it takes part in training, or None if all do.
     """
@@ -32,7 +32,7 @@ class Batch:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`."""
         self.ids = ids.reshape(-1)
         self.lease = table.lease(self.ids)
-        self.released = False
+        self._released = False
         self.bound = self.lease.bound
         self.positions = torch.as_tensor(self.lease.positions)
         self.counted = None if padding_idx is None else self.ids != padding_idx
@@ -43,9 +43,14 @@ class Batch:
         rows: Tensor = self.lease.expand(field)
         return rows
 
+    @property
+    def usable(self) -> bool:
+        """Whether the lease goes on, and holds what the rows are now."""
+        return not self._released and self.lease.fresh
+
     def release(self) -> None:
         """Let the rows go; harmless when repeated."""
-        self.released = True
+        self._released = True
         self.lease.release()
 
     def gradient(self, of_each: Tensor) -> Gradient:

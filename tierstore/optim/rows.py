@@ -40,13 +40,13 @@ class TrainedField:
         return f"{self.table.name}.{self.field}"
 
     def gather(self) -> bool:
-        """Merge the gradients that have come into `compact`; return whether there were any."""
-        if not self.gradients:
+        """Merge the gradients that have come into `compact`; return whether it is another one."""
+        if not self.gradients and (self.compact is None or self.compact.usable):
             return False
         parts = [*(self.compact.gradients() if self.compact else ()), *self.gradients]
         self.gradients.clear()
         whole = parts[0]
-        if len(parts) > 1 or whole.batch.released:
+        if len(parts) > 1 or not whole.batch.usable:
             whole = merged(self.table, parts, self._abandoned)
             for part in parts:
                 part.batch.release()
@@ -75,6 +75,11 @@ class Compact:
         self._trained = gradient.trained
         self.parameter = torch.nn.Parameter(torch.empty_like(gradient.values))
         self.parameter.grad = gradient.values
+
+    @property
+    def usable(self) -> bool:
+        """Whether its rows can be read and written, or it has no gradient for them."""
+        return self.parameter.grad is None or self._batch.usable
 
     def gradients(self) -> list[Gradient]:
         """Return the gradient as clipping and the like have left it, none if it was taken away."""
