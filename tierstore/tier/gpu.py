@@ -76,8 +76,6 @@ class GpuTier:
         self._counts = Counts(self.memory)
         self.changes = 0
         """How often records were written, for leases that keep copies."""
-        self.changes = 0
-        """How often records were written, for leases that keep copies."""
 
     def _reach_host(self) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
@@ -143,7 +141,6 @@ class GpuTier:
         `admit=False` they are written where they are.
         """
         if rows.shape[0]:
-            self.changes += 1
             self.changes += 1
             self._begin(Mode.WRITE, rows, stream)
             self._batch.admit = int(admit)
