@@ -1,8 +1,8 @@
 """Giving up the slots whose rows are worth least, by any ranking of rows.
 
 A ranking is one monotone 32-bit key a row. Each slot keeps a copy of its row's key, so that
-choosing victims is one pass over an array, which takes less than a tenth of what reading the
-missing rows from a disk takes.
+choosing victims is one pass over an array. The pass finds several batches' victims at once; a slot
+whose key rises above them, or falls among them, meanwhile, leaves or joins them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _FREE = np.uint32(2**32 - 1)
 _HELD = np.uint32(2**32 - 2)
 _SAMPLE = 1 << 16
 _NONE = np.empty(0, np.int32)
+_AT_ONCE = 8
+_SHARE = 64
 
 
 class Ranking(Protocol):
@@ -65,6 +67,9 @@ class Ranked:
         self._row_of = row_of
         self._keys = np.full(row_of.size, _FREE)
         self._held: list[Slots] = []
+        self._pool = _NONE
+        self._joined: list[Slots] = []
+        self._bound = np.uint32(0)
 
     @staticmethod
     def bytes_for(slots: int) -> int:
@@ -96,18 +101,28 @@ class Ranked:
     def _revalue_all(self) -> None:
         used = np.flatnonzero(self._keys < _HELD)
         self._keys[used] = self.ranking.keys(self._row_of[used])
+        self._pool = _NONE
+        self._joined.clear()
+        self._bound = np.uint32(0)
 
     def _revalue(self, rows: Rows) -> None:
         """Bring the keys of the slots of `rows` up to date."""
         slots = self._slot_of[rows]
         slots = slots[slots >= 0]
-        slots = slots[self._keys[slots] < _HELD]
-        self._keys[slots] = self.ranking.keys(self._row_of[slots])
+        self._assign(slots[self._keys[slots] < _HELD])
+
+    def _assign(self, slots: Slots) -> None:
+        """Give slots the keys of their rows."""
+        keys = self.ranking.keys(self._row_of[slots])
+        self._keys[slots] = keys
+        low = slots[keys <= self._bound]
+        if low.size:
+            self._joined.append(low)
 
     def touch(self, slots: Slots, *, done: bool = False) -> None:
         """Hold `slots` until the batch ends; then they get their rows' keys."""
         if done and not self.ranking.keeps_batch:
-            self._keys[slots] = self.ranking.keys(self._row_of[slots])
+            self._assign(slots)
             return
         self._keys[slots] = _HELD
         self._held.append(slots)
@@ -115,8 +130,7 @@ class Ranked:
     def next_batch(self) -> None:
         """End the current batch."""
         for slots in self._held:
-            slots = slots[self._keys[slots] == _HELD]
-            self._keys[slots] = self.ranking.keys(self._row_of[slots])
+            self._assign(slots[self._keys[slots] == _HELD])
         self._held.clear()
 
     def forget(self, slots: Slots) -> None:
@@ -138,14 +152,25 @@ class Ranked:
 
     def _least(self, count: int, barred: Barred | None) -> Slots:
         """Return up to `count` slots of least key that may go, in ascending order of their keys."""
-        wanted = count
-        while True:
-            slots = self._smallest(wanted)
-            may_go = slots if barred is None else slots[~barred(slots)]
-            if may_go.size >= count or slots.size < wanted:
-                order = np.argsort(self._keys[may_go], kind="stable")
-                return may_go[order[:count]]
-            wanted = 2 * wanted + count - may_go.size
+        if self._joined:
+            pool = np.sort(np.concatenate([self._pool, *self._joined]))
+            self._pool = pool[np.diff(pool, prepend=-1) > 0]
+            self._joined.clear()
+        self._pool = self._pool[self._keys[self._pool] <= self._bound]
+        may_go = _allowed(self._pool, barred)
+        wanted = max(_AT_ONCE * count, self._keys.size // _SHARE)
+        while may_go.size < count:
+            self._pool = self._smallest(wanted)
+            self._bound = self._keys[self._pool].max(initial=0)
+            may_go = _allowed(self._pool, barred)
+            if self._pool.size < wanted:
+                break
+            wanted *= 2
+        keys = self._keys[may_go]
+        if may_go.size > count:
+            least = np.argpartition(keys, count)[:count]
+            may_go, keys = may_go[least], keys[least]
+        return may_go[np.argsort(keys, kind="stable")]
 
     def _smallest(self, count: int) -> Slots:
         """Return the `count` slots of smallest key, or all in use if they are fewer, in no order.
@@ -170,3 +195,7 @@ class Ranked:
             if below.size + equal.size >= count:
                 return np.concatenate([below, equal[: count - below.size]]).astype(np.int32)
             share = min(1.0, 2 * share + 64 / sample.size)
+
+
+def _allowed(slots: Slots, barred: Barred | None) -> Slots:
+    return slots if barred is None else slots[~barred(slots)]
