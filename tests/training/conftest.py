@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Place:
     names: Iterator[int] = field(default_factory=itertools.count)
 
     def store(self, tables: dict[str, tierstore.TableSpec], **budget: int) -> tierstore.Store:
-        """Make a store with small tiers; it is rolled back and closed after the test."""
+        """Make a store with small tiers; it is closed after the test."""
         store = tierstore.create(
             self.folder / f"{next(self.names)}.tier",
             tables,
@@ -49,6 +49,13 @@ class Place:
         table.write(torch.arange(len(weights)), weights)
         self.opened[-1].commit()
         return table
+
+    def close(self) -> None:
+        """Drop what was not committed and close the stores."""
+        for store in self.opened:
+            if not store.closed:
+                store.rollback()
+                store.close()
 
     def ids(self, *shape: int, rows: int = ROWS) -> Tensor:
         """Draw ids."""
@@ -68,10 +75,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         place.device = place.torch = "cuda:0"
         place.budget = {"host_rows": 20, "gpu_rows": 7}
     yield place
-    for store in place.opened:
-        if not store.closed:
-            store.rollback()
-            store.close()
+    place.close()
 
 
 @pytest.fixture
@@ -83,9 +87,6 @@ def rows_of(table: Any, field: str | None = None) -> Tensor:
     """Return all rows of a table, on the CPU."""
     rows: Tensor = table.read(torch.arange(table.rows), field)
     return rows.cpu()
-
-
-Loss = Callable[[Tensor], Tensor]
 
 
 def randomly(*shape: int, like: Tensor) -> Tensor:
