@@ -150,8 +150,9 @@ from tierstore_cli.main import cli
 @click.command(cls=Command)
 def slow(out):
     half = Path({str(half)!r})
-    half.touch()
-    try: time.sleep(60)
+    try:
+        half.touch()
+        time.sleep(60)
     finally: half.unlink()
 cli.get_command = lambda ctx, name: slow
 cli(["slow"])
