@@ -1,0 +1,90 @@
+"""Power cuts at every moment of every operation that changes a store, on the simulated disk.
+
+Whatever a crash leaves must be exactly the last acknowledged commit or the one in flight, verify
+as clean, hold every older version it lists, and take a further commit. A failure prints the seed of
+its workload and the event after which the power went.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.durability.crash import Recording, durable
+from tests.durability.disk import Disk, Mark
+from tests.durability.judge import Failure, Judge
+
+COMMITS = "write write commit write commit confirm write write commit fold write commit save write"
+SHAPES = (
+    "write commit create_table write commit add_fields write commit grow set_keys replace_table"
+)
+BACK = "write commit write commit reopen write commit set_keys write commit reopen save"
+STEPS = "write commit confirm rollback fold create_table replace_table add_fields grow set_keys"
+WORKLOADS = [
+    (1, COMMITS, "memmap"),
+    (2, COMMITS, "zarr"),
+    (3, SHAPES, "memmap"),
+    (4, SHAPES, "zstd"),
+    (5, SHAPES, "zarr"),
+    (6, BACK, None),
+]
+
+
+def survive(recording: Recording, seed: int, each: int) -> int:
+    """Judge crashes of a workload and return their number."""
+    judge, count = Judge(recording.states), 0
+    for number, image, progress in recording.crashes(seed, each):
+        count += 1
+        try:
+            judge.check(image, progress)
+        except Failure as failure:
+            event = repr(recording.log[number])[:200]
+            pytest.fail(f"seed {seed}, after event {number}, {event}: {failure}")
+    return count
+
+
+def after_creation(recording: Recording) -> int:
+    """Number of the first event of a store that exists."""
+    return next(
+        number
+        for number, event in enumerate(recording.log)
+        if isinstance(event, Mark) and event.kind == "done"
+    )
+
+
+def recover(seed: int, recording: Recording, times: int) -> int:
+    """Let a crash be followed by a recovery, and that be cut off too."""
+    rng, count = random.Random(seed), 0
+    for _ in range(times):
+        moment = rng.randrange(after_creation(recording), len(recording.log))
+        past = recording.log[:moment]
+        if rng.random() < 0.5:  # else only the process was killed: what was cached still is
+            past = durable(Disk(past).crash(rng, hostile=rng.random() < 0.5))
+        count += survive(recording.recovered(past), seed, 1)
+    return count
+
+
+@pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
+def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
+    recording = Recording.of(seed, steps.split(), backend=backend)
+    assert survive(recording, seed, 1) > 150
+
+
+@pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS[:1] + WORKLOADS[3:4])
+def test_a_power_cut_in_a_recovery_leaves_a_committed_state(
+    seed: int, steps: str, backend: str | None
+) -> None:
+    recording = Recording.of(seed, steps.split(), backend=backend)
+    assert recover(seed, recording, 2) > 50
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_power_cuts_in_random_workloads(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = rng.choices([*STEPS.split(), "write", "write", "commit", "reopen", "save"], k=12)
+    recording = Recording.of(seed, steps)
+    count = survive(recording, seed, 2) + recover(seed, recording, 3)
+    print(f"seed {seed}: {count} crash states")
+    assert count > 250

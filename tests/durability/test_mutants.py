@@ -1,0 +1,103 @@
+"""Negative controls: with any one sync of the protocol removed, the crash enumerator finds a loss.
+
+A harness that cannot fail proves nothing. The list names every place that syncs; a new one must be
+added, and must be needed.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from tests.durability.crash import Recording
+from tests.durability.disk import Enter, Sync
+from tests.durability.judge import Failure, Judge
+from tests.durability.test_crash import COMMITS, SHAPES
+
+NEEDED = [
+    "creating.create_store > publish > Directory.sync",
+    "disk.compressed.CompressedRecords._replace > Directory.write_file > File.sync",
+    "disk.compressed.CompressedRecords.sync > Directory.sync",
+    "disk.delta.LiveDelta.seal > File.sync",
+    "disk.generation.Generation.seal > Directory.sync",
+    "disk.generation.create > Directory.sync",
+    "disk.keys.write_keys > Directory.sync",
+    "disk.keys.write_keys > Directory.write_file > File.sync",
+    "disk.records.RecordFiles.sync > File.sync",
+    "disk.zarr.create > Directory.sync",
+    "disk.zarr.create > Directory.write_file > File.sync",
+    "history.History.publish > Directory.sync",
+    "history.History.publish > Directory.write_file > File.sync",
+    "history.History.sweep > Directory.sync",
+    "payload._write > File.sync",
+    "payload.write_payloads > Directory.sync",
+    "reshaping.replace > Directory.sync",
+    "saving.save_store > publish > Directory.sync",
+    "session.Session._start > Directory.sync",
+]
+EITHER = [
+    "creating.create_store > publish > _sync_tree",
+    "history.write_skeleton > Directory.write_file > File.sync",
+    "saving.save_store > publish > _sync_tree",
+]
+"""A new store is synced as it is written and, before it gets its name, as a whole."""
+
+
+_NEAR = 40
+"""Events after a sync that was left out in which the loss is looked for."""
+
+
+@cache
+def recordings() -> list[Recording]:
+    """Workloads that come by every sync, the first of them a recovery from a kill."""
+    shapes = f"{SHAPES} write commit fold save"
+    made = [
+        Recording.of(1, COMMITS.split(), backend="memmap"),
+        Recording.of(3, shapes.split(), backend="zarr"),
+        Recording.of(4, shapes.split(), backend="zstd"),
+        Recording.of(5, shapes.split()),
+    ]
+    log = made[0].log
+    published = max(
+        number
+        for number, event in enumerate(log)
+        if isinstance(event, Enter) and event.name.endswith(".json") and event.directory == 1
+    )
+    return [made[0].recovered(log[: published + 1]), *made]
+
+
+def is_caught(pattern: str) -> bool:
+    """Whether a state that must not be is found once the matching syncs do nothing."""
+    for recording in recordings():
+        mutant = recording.without(pattern)
+        dropped = [
+            number
+            for number, event in enumerate(recording.log)
+            if isinstance(event, Sync) and re.search(pattern, event.site)
+        ]
+        near = {at - before + d for before, at in enumerate(dropped) for d in range(_NEAR)}
+        judge = Judge(mutant.states)
+        for seed in range(3 if dropped else 0):
+            for number, image, progress in mutant.crashes(seed, 1, first=dropped[0]):
+                try:
+                    if number in near:
+                        judge.check(image, progress)
+                except Failure:
+                    return True
+    return False
+
+
+def test_every_sync_has_a_mutant() -> None:
+    found = set().union(*(recording.sites() for recording in recordings()))
+    assert found - {"image"} == {*NEEDED, *EITHER}
+
+
+@pytest.mark.parametrize("site", NEEDED)
+def test_no_sync_can_be_left_out(site: str) -> None:
+    assert is_caught(f"^{re.escape(site)}$")
+
+
+def test_a_new_store_is_synced_one_way_or_the_other() -> None:
+    assert is_caught("|".join(map(re.escape, EITHER)))
