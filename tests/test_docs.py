@@ -1,0 +1,105 @@
+"""Every example in the documentation runs, and every page it links to is there.
+
+The fenced blocks of a page run in order, in one empty directory: `python` blocks and the `>>>`
+lines of `pycon` blocks share their names, `sh` blocks run in a shell. Blocks without a language
+are not run: what is printed, and what one types to install.
+"""
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, its text and the line it starts at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(match[1], match[2], text.count("\n", 0, match.start()) + 1)
+        for match in FENCE.finditer(text)
+    ]
+
+
+def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
+    padding = "\n" * block.line  # so that a traceback names the line of the page
+    exec(compile(padding + block.text, str(page), "exec"), names)
+
+
+def run_pycon(block: Block, page: Path, names: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(block.text, {}, page.name, str(page), block.line)
+    test.globs = names
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
+    runner.run(test, out=report.append, clear_globs=False)
+    assert not report, "".join(report)
+
+
+def run_sh(block: Block, page: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PATH": path},
+    )
+    assert done.returncode == 0, f"{page.name}, line {block.line}: {done.stderr}"
+
+
+@every_page
+def test_the_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.language in ("python", "pycon") and "torch" in block.text:
+            pytest.importorskip("torch")
+        if block.language == "python":
+            run_python(block, page, names)
+        elif block.language == "pycon":
+            run_pycon(block, page, names)
+        elif block.language == "sh":
+            run_sh(block, page)
+        else:
+            assert not block.language, f"{page.name}, line {block.line}: {block.language}?"
+
+
+@every_page
+def test_the_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["budget", "store"])
+def test_the_examples_in_docstrings_run(name, tmp_path):
+    module = importlib.import_module(f"tierstore.{name}")
+    given = {"np": np, "tierstore": tierstore, "path": tmp_path / "emb.tier"}
+    result = doctest.testmod(module, extraglobs=given, optionflags=FLAGS)
+    assert result.attempted
+    assert not result.failed
