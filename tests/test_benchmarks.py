@@ -20,7 +20,11 @@ TINY = {
 NEEDS = {"bench_bookkeeping": "cachetools", "bench_host_read": "torch"}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_benchmark_of_the_cpu_is_run_here():
+    assert set(TINY) == {name for name in SCRIPTS if not name.startswith("bench_gpu_")}
+
+
+@pytest.mark.parametrize("name", TINY)
 def test_the_benchmark_runs(tmp_path, name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
