@@ -101,8 +101,8 @@ class History:
     def versions(self) -> dict[int, Manifest]:
         """Return the manifest of each version that can be opened, ascending by version."""
         manifests, damage = self._read()
-        if not manifests and damage:
-            raise damage[max(damage)]
+        if not manifests:
+            self.newest()  # says what is wrong
         return _openable(manifests, damage)
 
     def last(self) -> int:

@@ -119,12 +119,6 @@ class File:
         with _explained("examine", self.path):
             return int(_os.fstat(self.fd).st_size)
 
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Device and inode: whether a name still means this file."""
-        status = _os.fstat(self.fd)
-        return status.st_dev, status.st_ino
-
     def read(self, nbytes: int, offset: int = 0) -> bytes:
         """Return up to `nbytes` bytes from `offset`; fewer only at the end of the file."""
         parts = []
@@ -290,27 +284,27 @@ class Directory:
 
     def size(self, name: str) -> int:
         """Bytes of an entry."""
-        return int(_os.stat(_component(name), dir_fd=self.fd, follow_symlinks=False).st_size)
+        return self._status(name).st_size
 
     def exists(self, name: str) -> bool:
         """Whether an entry of this name exists, of whatever kind."""
         try:
-            _os.stat(_component(name), dir_fd=self.fd, follow_symlinks=False)
+            self._status(name)
         except FileNotFoundError:
             return False
         return True
 
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
-        return stat.S_ISDIR(
-            _os.stat(_component(name), dir_fd=self.fd, follow_symlinks=False).st_mode
-        )
+        return stat.S_ISDIR(self._status(name).st_mode)
 
-    def is_file(self, name: str) -> bool:
-        """Whether the entry is a regular file itself, not a link to one."""
-        return stat.S_ISREG(
-            _os.stat(_component(name), dir_fd=self.fd, follow_symlinks=False).st_mode
-        )
+    def _status(self, name: str) -> os.stat_result:
+        """Return the status of an entry itself, not of what a link points to."""
+        with _explained("examine", self.join(name)):
+            status: os.stat_result = _os.stat(
+                _component(name), dir_fd=self.fd, follow_symlinks=False
+            )
+        return status
 
     def put_if_absent(self, temporary: str, name: str) -> bool:
         """Give a complete file its final name unless that is taken; return whether it was free.
