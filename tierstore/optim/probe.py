@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ _REFUSED = {
     "shampoo": "it preconditions the table as a whole",
     "soap": "it preconditions the table as a whole",
 }
-_ROWS = 5
 _SOME = [1, 3]
 
 
@@ -107,6 +106,10 @@ class _Trial:
                 raise
             raise _refusal(self.name, "its step runs the model again") from None
 
+    def has_rows(self, value: Any) -> bool:
+        """Tell whether a state has values for each row."""
+        return isinstance(value, Tensor) and value.shape[:1] == self.parameter.shape[:1]
+
     def only(self, rows: Sequence[int], options: Mapping[str, Any]) -> _Trial:
         """Return a trial that goes on from here with some of the rows."""
         index = list(rows)
@@ -116,7 +119,7 @@ class _Trial:
         made.state.clear()
         for key, value in self.state.items():
             if isinstance(value, Tensor):
-                value = (value[index] if _has_rows(value) else value).clone()
+                value = (value[index] if self.has_rows(value) else value).clone()
             made.state[key] = value
         return made
 
@@ -148,26 +151,22 @@ def probe(
         for word, reason in _REFUSED.items():
             if word in base.__name__.lower():
                 raise _refusal(name, reason)
-    generator = torch.Generator().manual_seed(0)
-
-    def draw() -> Tensor:
-        return torch.randn(_ROWS, dim, generator=generator).to(device, dtype)
-
+    draw = _drawing(dim, dtype, device, seed=0)
     trials = [_Trial(optimizer_class, options, draw(), name) for _ in range(2)]
     weights = trials[0].parameter.detach().clone()
     for trial in trials:
         trial.step(draw())
-    _check_rows(optimizer_class, options, dim, dtype, device)
     rows, shared = {}, {}
     for key, value in trials[0].state.items():
         first = trials[0].state.first[key]
-        if isinstance(value, Tensor) and _has_rows(value):
+        if trials[0].has_rows(value):
             again = trials[1].state.first[key]
             rows[key] = _row_state(name, key, first, again, weights)
         elif _is_number(value):
             shared[key] = first
         else:
             raise _refusal(name, f"its state {key!r} is {_kind(value)}, not values for each row")
+    _check_rows(optimizer_class, options, dim, dtype, device)
     return StatePlan(rows, shared)
 
 
@@ -197,11 +196,7 @@ def _check_rows(
     precise = torch.promote_types(dtype, torch.float32)
     if "lr" in inspect.signature(optimizer_class).parameters:
         options = {**options, "lr": 0.1}
-    generator = torch.Generator().manual_seed(1)
-
-    def draw() -> Tensor:
-        return torch.randn(_ROWS, dim, generator=generator).to(device, precise)
-
+    draw = _drawing(dim, precise, device, seed=1)
     every = _Trial(optimizer_class, options, draw(), optimizer_class.__name__)
     every.step(draw())
     some, gradient = every.only(_SOME, options), draw()
@@ -221,8 +216,11 @@ def _check_rows(
             )
 
 
-def _has_rows(value: Tensor) -> bool:
-    return bool(value.dim() > 0 and value.shape[0] == _ROWS)
+def _drawing(dim: int, dtype: torch.dtype, device: str, seed: int) -> Callable[[], Tensor]:
+    """Return what draws a few random rows; their number is not `dim`, so rows can be told."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = 5 if dim != 5 else 6
+    return lambda: torch.randn(rows, dim, generator=generator).to(device, dtype)
 
 
 def _is_number(value: Any) -> bool:

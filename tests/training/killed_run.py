@@ -1,0 +1,65 @@
+"""A training run that commits as it goes, for a process that is killed: python -m … PATH STEPS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import tierstore
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
+
+ROWS, DIM = 200, 8
+
+
+class Model(torch.nn.Module):
+    def __init__(self, store: tierstore.Store) -> None:
+        super().__init__()
+        self.users, self.items = TieredEmbedding(store["user"]), TieredEmbedding(store["item"])
+        self.dropout = torch.nn.Dropout(0.3)
+        self.linear = torch.nn.Linear(DIM, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.users(ids[:, 0]) * self.items(ids[:, 1])
+        return self.linear(self.dropout(rows)).square().mean()
+
+
+def opened(path: Path) -> tierstore.Store:
+    budget = tierstore.Budget(host_rows=20)
+    if path.exists():
+        return tierstore.open(path, "r+", budget=budget)
+    init = tierstore.normal(seed=1)
+    specs = {name: tierstore.TableSpec(ROWS, DIM, init=init) for name in ("user", "item")}
+    return tierstore.create(path, specs, budget=budget)
+
+
+def train(path: Path, steps: int) -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    with opened(path) as store:
+        model = Model(store)
+        tiered = TieredOptimizer(torch.optim.Adam, [model.users, model.items], lr=0.05)
+        dense = torch.optim.Adam(model.parameters(), lr=0.05)
+        schedules = [torch.optim.lr_scheduler.StepLR(each, 7) for each in (tiered, dense)]
+        run = tierstore.Checkpoint(
+            store, model=model, tiered=tiered, dense=dense, one=schedules[0], two=schedules[1]
+        )
+        for step in range(run.resume(), steps):
+            ids = torch.from_numpy(np.random.randint(0, ROWS, (16, 2)))
+            model(ids).backward()
+            for each in (tiered, dense):
+                each.step()
+                each.zero_grad()
+            for schedule in schedules:
+                schedule.step()
+            if (step + 1) % 5 == 0:
+                run.commit(step + 1, seen=step + 1)
+            print(step, flush=True)
+        run.commit(steps, seen=steps)
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,90 @@
+"""Committing and resuming a training run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tierstore
+from tests.training import killed_run
+from tierstore.errors import InvalidInputError, InvalidTypeError
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return every field of every table, the scalars and the payload, as bytes."""
+    with tierstore.open(path) as store:
+        found = {"step": str(store.step).encode()}
+        for name, table in store.tables.items():
+            found[f"{name}/scalars"] = repr(sorted(table.scalars.items())).encode()
+            for field in table.fields:
+                found[f"{name}/{field}"] = table.read(np.arange(len(table)), field).tobytes()
+        for name, value in store.payload.items():
+            if name != "model":
+                found[f"payload/{name}"] = value.read()
+        state = store.payload["model"].state_dict()
+        found["model"] = repr(
+            [(key, state[key]) for key in sorted(state) if "_extra" not in key]
+        ).encode()
+        return found
+
+
+def killed_at(path: Path, steps: int, last: int) -> None:
+    """Run a training in a process of its own and kill it once it has done step `last`."""
+    command = [sys.executable, "-m", "tests.training.killed_run", str(path), str(steps)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) >= last:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_run_that_is_killed_goes_on_to_the_bytes_of_one_that_is_not(tmp_path: Path) -> None:
+    killed_run.train(tmp_path / "whole.tier", 24)
+    for last in (7, 12):
+        killed_at(tmp_path / "killed.tier", 24, last)
+    with tierstore.open(tmp_path / "killed.tier") as store:
+        assert store.step in (5, 10, 15, 20)
+    killed_run.train(tmp_path / "killed.tier", 24)
+    assert contents(tmp_path / "killed.tier") == contents(tmp_path / "whole.tier")
+
+
+def test_what_is_committed_comes_back(tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "a.tier", {"a": tierstore.TableSpec(3, 2)}) as store:
+        model = torch.nn.Linear(3, 2)
+        run = tierstore.Checkpoint(store, model=model)
+        assert run.resume() == 0
+        before = model.weight.detach().clone()
+        torch.manual_seed(5)
+        np.random.seed(5)
+        assert run.commit(12, reader={"epoch": 3, "ids": torch.arange(3)}) == store.version
+        drawn = torch.rand(2), np.random.rand(2)
+        model.weight.data.zero_()
+        assert run.resume() == 12
+        assert torch.equal(model.weight, before)
+        assert run.extra["reader"]["epoch"] == 3
+        assert torch.equal(run.extra["reader"]["ids"], torch.arange(3))
+        assert torch.equal(torch.rand(2), drawn[0])
+        assert np.array_equal(np.random.rand(2), drawn[1])
+        with pytest.raises(InvalidInputError, match="no state of other"):
+            tierstore.Checkpoint(store, other=model).resume()
+
+
+def test_what_it_does_not_take(tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "a.tier", {"a": tierstore.TableSpec(3, 2)}) as store:
+        with pytest.raises(InvalidTypeError, match="model has no state_dict"):
+            tierstore.Checkpoint(store, model=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="random"):
+            tierstore.Checkpoint(store, random=torch.nn.Linear(1, 1))
+        store.commit(step=4)
+        assert tierstore.Checkpoint(store, model=torch.nn.Linear(1, 1)).resume() == 4
