@@ -36,6 +36,7 @@ from tierstore.errors import (
     InvalidInputError,
     StoreFullError,
     StoreIOError,
+    TierStoreError,
 )
 
 __all__ = ["Directory", "File", "filesystem", "map_files", "publish"]
@@ -62,6 +63,8 @@ def _explained(action: str, path: str) -> Iterator[None]:
     """
     try:
         yield
+    except TierStoreError:
+        raise
     except OSError as error:
         if isinstance(error, FileNotFoundError) and action in _LOOKUPS:
             raise
@@ -234,7 +237,7 @@ class Directory:
         """Create the directory at `path`, whose parent exists, and open it."""
         with _explained("create", os.fspath(path)):
             _os.mkdir(path)
-        return cls.open(path)
+            return cls.open(path)
 
     def make_directory(self, name: str) -> Directory:
         """Create a directory within this one and open it."""
@@ -480,8 +483,8 @@ def _check_target(target: Path, *, force: bool) -> None:
 def _sync_tree(path: Path) -> None:
     for entry in sorted(path.iterdir()) if path.is_dir() else ():
         _sync_tree(entry)
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = _os.open(path, flags)
+    with _explained("open", str(path)):
+        fd = _os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         _sync(fd, str(path))
     finally:

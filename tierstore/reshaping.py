@@ -17,7 +17,6 @@ from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
 from tierstore.errors import ExistsError, InvalidInputError
-from tierstore.guard import interrupts_deferred
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.strictjson import json_values
@@ -59,7 +58,7 @@ def replace(
             info = dataclasses.replace(info, keys=written)
     session.directory.sync()
     info = dataclasses.replace(info, scalars=json_values(scalars))
-    with interrupts_deferred():
+    with session.unbroken():
         session.commit_tables({name: info})
         session.reopen(name, info)
     session.tidy()

@@ -187,9 +187,24 @@ class Session:
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )
-        with interrupts_deferred():
+        with self.unbroken():
             self.history.publish(manifest)
             self._settle(manifest)
+
+    @contextlib.contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Hold interrupts back; where the body is broken off all the same, close for good.
+
+        For what must not stop between the disk and the memory that goes with it.
+        """
+        with interrupts_deferred():
+            try:
+                yield
+            except TierStoreError:
+                raise
+            except BaseException:
+                self.guard.close("it was interrupted in the middle of a commit")
+                raise
 
     def _settle(self, manifest: Manifest) -> None:
         """Let every table take what a published manifest says."""
