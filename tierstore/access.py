@@ -149,7 +149,9 @@ class HostAccess:
 
         def fetch() -> None:
             with self._guard.use():
-                self._top.prefetch(ids.rows)
+                announce = self._top.prefetch(ids.rows)
+            if announce is not None:  # without the lock: it waits for the disk
+                announce()
             with self._guard.use():
                 if self._host is not None:
                     self._host.fetch(ids.rows, window)

@@ -7,7 +7,10 @@ when a call returns.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,24 +42,65 @@ _WIDER = {
 }
 
 
+def _explained(error: BaseException | None, table: str) -> BaseException | None:
+    """Return what an error of the CUDA driver means to a user, other errors as they are."""
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return CapacityError(
+            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
+            "give the store a smaller gpu budget, or the batch fewer ids"
+        )
+    if kind in ("CUDARuntimeError", "CUDADriverError"):
+        return DeviceLostError(
+            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
+            "the last commit is intact; start a new process and open the store again"
+        )
+    return error
+
+
 @contextlib.contextmanager
 def device_errors(table: str) -> Iterator[None]:
     """Turn errors of the CUDA driver into those a user can act on."""
     try:
         yield
     except Exception as error:
-        kind = type(error).__name__
-        if kind == "OutOfMemoryError":
-            raise CapacityError(
-                f"the GPU has no memory left for a batch of table {table!r} ({error}); "
-                "give the store a smaller gpu budget, or the batch fewer ids"
-            ) from error
-        if kind in ("CUDARuntimeError", "CUDADriverError"):
-            raise DeviceLostError(
-                f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
-                "the last commit is intact; start a new process and open the store again"
-            ) from error
-        raise
+        explained = _explained(error, table)
+        if explained is error or explained is None:
+            raise
+        raise explained from error
+
+
+class _Using:
+    """A use of the store that explains the driver's errors, and checks ids if every call does."""
+
+    __slots__ = ("_access", "_use")
+
+    def __init__(self, access: DeviceAccess, *, write: bool) -> None:
+        self._access = access
+        self._use = access.guard.use(write=write)
+
+    def __enter__(self) -> None:
+        self._use.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        found = error
+        if error is None and self._access.sync_checks:
+            try:
+                self._access.gpu.check()
+            except Exception as failed:
+                found = failed
+        if found is None:
+            self._use.__exit__(None, None, None)
+            return
+        explained = _explained(found, self._access.name) or found
+        self._use.__exit__(type(explained), explained, trace)
+        if explained is not error:
+            raise explained from (found if explained is not found else None)
 
 
 class DeviceAccess:
@@ -75,7 +119,7 @@ class DeviceAccess:
         self.guard = guard
         self.name = name
         self._device = gpu.device
-        self._sync_checks = sync_checks
+        self.sync_checks = sync_checks
 
     def ids(self, ids: object) -> Ids:
         """Bring ids to the device as flat int64; host ids are checked against the table here."""
@@ -89,20 +133,37 @@ class DeviceAccess:
     def _torch_ids(self, ids: Any) -> Ids:
         import torch
 
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        shape, here = tuple(ids.shape), self._torch_device
+        if ids.dtype is not torch.int64 and (
+            ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()
+        ):
             raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
-        shape = tuple(ids.shape)
-        here = torch.device(self._device.torch_name)
-        if ids.device.type == "cpu" and here.type != "cpu":
-            rows = torch.from_numpy(host_ids(ids, self.gpu.rows).rows)
-            return Ids(rows.to(here), shape, "torch")
         if ids.device != here:
+            if ids.device.type == "cpu":
+                rows = torch.from_numpy(host_ids(ids, self.gpu.rows).rows)
+                return Ids(rows.to(here), shape, "torch")
             raise DeviceError(
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
             )
-        rows = ids.detach().reshape(-1).to(torch.int64).contiguous()
-        return Ids(rows, shape, "torch")
+        return Ids(ids.reshape(-1).to(torch.int64).contiguous(), shape, "torch")
+
+    @functools.cached_property
+    def _torch_device(self) -> Any:
+        import torch
+
+        return torch.device(self._device.torch_name)
+
+    @functools.cached_property
+    def _torch_stream(self) -> Callable[[], int]:
+        """Asks torch for its current stream; the public way makes an object and costs 4 us."""
+        import torch
+
+        index = self._torch_device.index
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if raw is not None:
+            return lambda: int(raw(index))
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
 
     def _cupy_ids(self, ids: Any) -> Ids:
         import cupy
@@ -118,10 +179,8 @@ class DeviceAccess:
 
     def stream(self, kind: str) -> int:
         """Return the caller's current stream, torch's or CuPy's."""
-        if kind == "torch" and self._device.torch_name != "cpu":
-            import torch
-
-            return int(torch.cuda.current_stream(self._device.torch_name).cuda_stream)
+        if kind == "torch" and self._torch_device.type == "cuda":
+            return self._torch_stream()
         return self._device.current_stream()
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
@@ -129,16 +188,12 @@ class DeviceAccess:
         if kind == "torch":
             import torch
 
-            return torch.empty(count, nbytes, dtype=torch.uint8, device=self._device.torch_name)
+            return torch.empty(count, nbytes, dtype=torch.uint8, device=self._torch_device)
         return self._device.borrow(count * nbytes, np.uint8).reshape(count, nbytes)
 
-    @contextlib.contextmanager
-    def using(self, *, write: bool = False) -> Iterator[None]:
+    def using(self, *, write: bool = False) -> AbstractContextManager[None]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
-        with self.guard.use(write=write), device_errors(self.name):
-            yield
-            if self._sync_checks:
-                self.gpu.check()
+        return _Using(self, write=write)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
@@ -216,7 +271,9 @@ class DeviceAccess:
 
         def fetch() -> None:
             with self.guard.use():
-                self.gpu.host.prefetch(rows)
+                announce = self.gpu.host.prefetch(rows)
+            if announce is not None:  # without the lock: it waits for the disk
+                announce()
             with self.using():
                 self.gpu.await_fetches()
                 self.gpu.host.fetch(rows, window)

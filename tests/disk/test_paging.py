@@ -23,7 +23,7 @@ def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast)
     records, expected = mapped
     if not fast:
         monkeypatch.setattr(paging, "_pidfd", lambda pid: -1)
-    monkeypatch.setattr(paging, "_looks_resident", lambda records, rows: False)
+    monkeypatch.setattr(paging, "looks_resident", lambda records, rows: False)
     rows = np.random.default_rng(2).integers(0, 5000, count)
     paging.announce(records, rows)
     assert np.array_equal(records[rows], expected[rows])
@@ -48,7 +48,7 @@ def test_rows_in_memory_are_seen_to_be(mapped):
     records, _ = mapped
     rows = np.arange(5000)
     records.sum()
-    assert paging._looks_resident(records, rows)
+    assert paging.looks_resident(records, rows)
 
 
 def test_the_way_pages_are_announced_has_a_name():

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import checksum, io
-from tierstore.disk import memmap, zarr
+from tierstore.disk import memmap, paging, zarr
+from tierstore.disk.paging import Place
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptRowError, CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
@@ -32,8 +33,8 @@ class Records(Protocol):
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Start reading `rows` without waiting."""
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where `rows` are mapped, for their pages to be announced before they are read."""
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write over `rows`, ascending and distinct."""
@@ -137,7 +138,6 @@ class Base:
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
         """Copy records into `out` and return the positions that fail their checksum."""
-        self.prefetch(rows)
         self._records.read(rows, out)
         sums = np.empty((rows.size, 4), np.uint8)
         self._checksums.read(rows, sums)
@@ -159,10 +159,14 @@ class Base:
         """Return names of files whose bytes outside any row are not as they must be."""
         return self._records.damaged_files()
 
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where `rows` and their checksums are mapped."""
+        return self._records.places(rows) + self._checksums.places(rows)
+
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Start reading `rows` without waiting."""
-        self._records.prefetch(rows)
-        self._checksums.prefetch(rows)
+        """Have the disk read the pages of `rows`."""
+        for place in self.places(rows):
+            paging.announce(place.records, place.rows)
 
     def write(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import io
+from tierstore.disk.paging import Place
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import TableSpec
 
@@ -75,8 +76,9 @@ class CompressedRecords:
                 number = int(chunks[part[0]])
                 out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Do nothing: a chunk is decoded when it is read."""
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return nothing: a chunk is read and decoded as a whole."""
+        return []
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct."""

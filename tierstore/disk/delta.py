@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import checksum, io
-from tierstore.disk import paging
+from tierstore.disk.paging import Place
 from tierstore.errors import CorruptRowError, CorruptStoreError, StoreIOError
 from tierstore.manifest import DeltaInfo
 
@@ -46,7 +46,6 @@ def _read(
     positions: npt.NDArray[np.int64],
     out: npt.NDArray[np.uint8],
 ) -> None:
-    paging.announce(records, positions)
     np.take(records, positions, axis=0, out=out, mode="clip")
     rows = ids[positions]
     wrong = checksum.mismatches(rows, out, sums[positions])
@@ -109,9 +108,9 @@ class Delta:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
         _read(self.info.name, self.records, self.ids, self.sums, positions, out)
 
-    def prefetch(self, positions: npt.NDArray[np.int64]) -> None:
-        """Start reading the records at `positions` without waiting."""
-        paging.announce(self.records, positions)
+    def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where the records at `positions` are mapped."""
+        return [Place(self.records, positions)]
 
     def damaged(self) -> list[int]:
         """Return the rows whose record does not match its checksum."""
@@ -202,9 +201,9 @@ class LiveDelta:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
         _read(self.name, self._records, self._ids, self._sums, positions, out)
 
-    def prefetch(self, positions: npt.NDArray[np.int64]) -> None:
-        """Start reading the records at `positions` without waiting."""
-        paging.announce(self._records, positions)
+    def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where the records at `positions` are mapped."""
+        return [Place(self._records, positions)]
 
     def seal(self, *, store: bytes, version: int) -> DeltaInfo:
         """Complete the file and make it durable; its name is not, until the directory is synced.

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["announce", "method"]
+__all__ = ["Place", "announce", "looks_resident", "method"]
 
 PAGE = mmap.PAGESIZE
 MERGE_GAP = 12 << 10
@@ -24,6 +25,8 @@ MERGE_GAP = 12 << 10
 
 _RANGES_PER_CALL = 512
 _SAMPLES = 64
+_ROWS_PER_SAMPLE = 16
+_FEW = 4
 _SYS_PIDFD_OPEN = 434
 _SYS_PROCESS_MADVISE = 440
 
@@ -68,17 +71,28 @@ def method() -> str:
     return "process_madvise" if _pidfd(os.getpid()) >= 0 else "madvise"
 
 
-def announce(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> None:
-    """Start reading the pages that hold `rows` of mapped `records`, without waiting for them.
+@dataclass(frozen=True)
+class Place:
+    """Where rows lie: `rows` `(n,)` of mapped `records` `(all rows, record_bytes)`."""
 
+    records: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.int64]
+
+
+def announce(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> None:
+    """Have the disk read the pages that hold `rows` of mapped `records`.
+
+    Waits for none of them, but for as long as the disk has more requests than it takes at a time.
     Costs nothing but a sample of the page table where the pages are in memory already.
     """
-    if rows.size and not _looks_resident(records, rows):
+    if rows.size > _FEW and not looks_resident(records, rows):
         _willneed(_page_ranges(records, rows))
 
 
-def _looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
-    sample = rows[:: max(1, rows.size // _SAMPLES)]
+def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
+    """Whether the pages of a sample of `rows` are all in memory."""
+    samples = min(_SAMPLES, rows.size // _ROWS_PER_SAMPLE + 1)
+    sample = rows[:: max(1, rows.size // samples)]
     start, width = records.ctypes.data, records.shape[1]
     state = ctypes.create_string_buffer(width // PAGE + 2)
     mincore = _libc().mincore

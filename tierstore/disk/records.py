@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tierstore import io
 from tierstore.disk import paging
+from tierstore.disk.paging import Place
 
 __all__ = ["BLOCK_BYTES", "RecordFiles"]
 
@@ -50,12 +51,11 @@ class RecordFiles:
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
-        self.prefetch(rows)
         np.take(self.records, rows, axis=0, out=out, mode="clip")
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Start reading the pages of `rows` without waiting."""
-        paging.announce(self.records, rows)
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where `rows` lie, for their pages to be announced."""
+        return [Place(self.records, rows)]
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
@@ -83,7 +83,7 @@ class RecordFiles:
             block[rows - first] = records
             self._put(first, block)
             return
-        self.prefetch(rows)
+        paging.announce(self.records, rows)
         runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
         for begin, end in zip(runs, [*runs[1:], rows.size], strict=True):
             self._put(int(rows[begin]), records[begin:end])

@@ -6,14 +6,17 @@ index says for every row which delta position holds its newest image, or that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.disk import paging
 from tierstore.disk.base import Base
 from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.pacing import paced
+from tierstore.disk.paging import Place
 from tierstore.disk.records import BLOCK_BYTES
 from tierstore.errors import CapacityError, CorruptStoreError
 from tierstore.stats import TierStats
@@ -21,6 +24,9 @@ from tierstore.stats import TierStats
 __all__ = ["DiskTier"]
 
 _MAX_POSITIONS = 2**31 - 2
+_ROWS_AHEAD = 2048
+"""Rows that are announced, and then copied, at a time: a moment's work for a disk."""
+_SAMPLE = 1024
 
 
 class DiskTier:
@@ -46,6 +52,7 @@ class DiskTier:
         self.record_bytes = base.record_bytes
         self.stats = TierStats()
         self._base = base
+        self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
         self._live: LiveDelta | None = None
         self._index = np.zeros(self.rows, np.int32)
@@ -111,19 +118,60 @@ class DiskTier:
         Every record is read whole and checked. `admit` is for tiers that keep what they read.
         """
         hi = self.record_bytes if hi is None else hi
-        whole = (lo, hi) == (0, self.record_bytes) and out.flags.c_contiguous
-        step = max(1, BLOCK_BYTES // self.record_bytes)
-        block = None if whole else np.empty((min(step, rows.size), self.record_bytes), np.uint8)
-        self.prefetch(rows[:step])
-        for start in range(0, rows.size, step):
-            part = rows[start : start + step]
-            self.prefetch(rows[start + step : start + 2 * step])
-            if block is None:
-                self._read(part, out[start : start + step])
-            else:
-                self._read(part, block[: part.size])
-                out[start : start + step] = block[: part.size, lo:hi]
         self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+        whole = (lo, hi) == (0, self.record_bytes) and out.flags.c_contiguous
+        block = np.empty((0 if whole else min(rows.size, self._step), self.record_bytes), np.uint8)
+        for part in self._parts(rows):
+            records = out[part] if whole else block[: part.stop - part.start]
+            self._read(rows[part], records)
+            if not whole:
+                out[part] = records[:, lo:hi]
+
+    def stream(self, rows: npt.NDArray[np.int64]) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
+        """Yield the records of `rows` part by part; an array is good until the next one.
+
+        Parts that are not in memory are on their way while those before them are used.
+        """
+        block = np.empty((min(rows.size, self._step), self.record_bytes), np.uint8)
+        for part in self._parts(rows):
+            records = block[: part.stop - part.start]
+            self._read(rows[part], records)
+            self.stats.count(requested=len(records), bytes_out=records.nbytes)
+            yield part, records
+
+    def _parts(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
+        """Yield `rows` part by part, each when its pages are in memory or on their way."""
+        cold = self._cold(rows)
+        step = min(self._step, _ROWS_AHEAD) if cold else self._step
+        parts = [slice(at, min(at + step, rows.size)) for at in range(0, rows.size, step)]
+        if cold and len(parts) == 1:
+            self._announce(rows)
+        if not cold or len(parts) == 1:
+            yield from parts
+            return
+        for number in paced(len(parts), lambda number: self._announce(rows[parts[number]])):
+            yield parts[number]
+
+    def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Whether a sample of `rows` is not all in memory."""
+        sample = rows[:: max(1, rows.size // _SAMPLE)]
+        places = self._places(sample)
+        return not all(paging.looks_resident(place.records, place.rows) for place in places)
+
+    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Have the disk read the pages of `rows`."""
+        for place in self._places(rows):
+            paging.announce(place.records, place.rows)
+
+    def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where the newest images of `rows` are mapped, and their checksums."""
+        entries = self._index[rows]
+        if not entries.any():
+            return self._base.places(rows)
+        places = self._base.places(rows[entries == 0])
+        for source, start, which in self._by_delta(entries):
+            places += source.places(entries[which].astype(np.int64) - 1 - start)
+        return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         places = self._index[rows]
@@ -154,15 +202,15 @@ class DiskTier:
             parts.append((sources[found], int(self._starts[found]), which))
         return parts
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Start reading `rows` from the disk, without waiting."""
-        places = self._index[rows]
-        if not places.any():
-            self._base.prefetch(rows)
-            return
-        self._base.prefetch(rows[places == 0])
-        for source, start, which in self._by_delta(places):
-            source.prefetch(places[which].astype(np.int64) - 1 - start)
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
+        """Return what has the disk read `rows`; call it without a lock: it may wait."""
+        places = self._places(rows)
+
+        def announce() -> None:
+            for place in places:
+                paging.announce(place.records, place.rows)
+
+        return announce
 
     def write(
         self,

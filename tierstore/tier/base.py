@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.stats import TierStats
 
-__all__ = ["Tier"]
+__all__ = ["Tier", "stream"]
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -33,8 +34,35 @@ class Tier(Protocol):
     def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
 
-    def prefetch(self, rows: Rows) -> None:
-        """Start bringing `rows` nearer, without waiting."""
+    def prefetch(self, rows: Rows) -> Callable[[], None] | None:
+        """Return what brings `rows` nearer, if anything does, to be called without any lock."""
 
     def flush(self) -> None:
         """Hand every changed record to the tier below."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A tier that reads ahead of what it hands out."""
+
+    def stream(self, rows: Rows) -> Iterator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` part by part; an array is good until the next one."""
+
+
+def stream(
+    tier: Tier, rows: Rows, part_bytes: int, *, admit: bool = True
+) -> Generator[tuple[slice, Bytes]]:
+    """Yield the records of `rows` of a tier part by part; an array is good until the next one.
+
+    `admit` is as for `Tier.read`.
+    """
+    if isinstance(tier, Streaming):
+        yield from tier.stream(rows)
+        return
+    step = max(1, part_bytes // tier.record_bytes)
+    block = np.empty((min(step, rows.size), tier.record_bytes), np.uint8)
+    for start in range(0, rows.size, step):
+        part = slice(start, min(start + step, rows.size))
+        records = block[: part.stop - part.start]
+        tier.read(rows[part], records, admit=admit)
+        yield part, records

@@ -6,6 +6,7 @@ that tests use. Where it has a slot for every row, slot = row and nothing is eve
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots, SlotMap
 from tierstore.stats import TierStats
-from tierstore.tier.base import Bytes, Rows, Tier
+from tierstore.tier.base import Bytes, Rows, Tier, stream
 
 __all__ = ["HostTier"]
 
@@ -125,21 +126,50 @@ class HostTier:
         With `admit=False` rows that are missing are read from below and not kept.
         """
         hi = self.record_bytes if hi is None else hi
-        slots = self._locate(rows, admit=admit)
-        absent = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
-        if not absent.size:
-            rowcopy.gather(self.records, slots, out, lo)
-        else:
-            present = np.flatnonzero(slots >= 0)
-            for part in self._parts(present.size):
-                block = np.empty((present[part].size, hi - lo), np.uint8)
-                rowcopy.gather(self.records, slots[present[part]], block, lo)
-                out[present[part]] = block
-            for part in self._parts(absent.size):
-                block = np.empty((absent[part].size, hi - lo), np.uint8)
-                self.below.read(rows[absent[part]], block, lo, hi, admit=admit)
-                out[absent[part]] = block
+        slots = self.map.lookup(rows)
+        missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
+        self._count(rows, rows.size - missing.size, None if slots is rows else slots)
         self.stats.count(bytes_out=rows.size * (hi - lo))
+        if not missing.size:
+            rowcopy.gather(self.records, slots, out, lo)
+        else:  # before the rows that are missing take the place of some that are here
+            self._copy(slots, np.flatnonzero(slots >= 0), out, lo)
+        if admit:
+            self.map.use(rows)
+            self.map.touch(slots.compress(slots >= 0) if missing.size else slots, done=True)
+            if missing.size:
+                wanted = rows[missing]
+                self._promote(self.map.distinct(wanted))
+                slots[missing] = self.map.lookup(wanted)
+                self._copy(slots, missing[slots[missing] >= 0], out, lo)
+                missing = missing[slots[missing] < 0]
+            self.map.next_batch()
+        if missing.size:
+            self._read_below(rows, missing, out, lo, hi, admit=admit)
+
+    def _copy(self, slots: Slots, which: npt.NDArray[np.intp], out: Bytes, lo: int) -> None:
+        """Copy byte ranges of records, from their slots, to the places `which` in `out`."""
+        for part in self._parts(which.size):
+            block = np.empty((which[part].size, out.shape[1]), np.uint8)
+            rowcopy.gather(self.records, slots[which[part]], block, lo)
+            out[which[part]] = block
+
+    def _read_below(
+        self,
+        rows: Rows,
+        which: npt.NDArray[np.intp],
+        out: Bytes,
+        lo: int,
+        hi: int,
+        *,
+        admit: bool,
+    ) -> None:
+        """Copy byte ranges of records that find no room here to the places `which` in `out`."""
+        which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
+        below = stream(self.below, rows[which], _STAGING_BYTES, admit=admit)
+        with contextlib.closing(below):
+            for part, records in below:
+                out[which[part]] = records[:, lo:hi]
 
     def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
@@ -148,7 +178,7 @@ class HostTier:
         if (lo, hi) == (0, self.record_bytes):
             slots = self._place(rows, records)
         else:
-            slots = self._locate(rows, admit=True)
+            slots = self._locate(rows)
             present = slots >= 0
             every = bool(present.all())
             self._overwrite(
@@ -163,9 +193,7 @@ class HostTier:
         self.map.dirty[slots] = 1
         rowcopy.scatter(self.records, slots, records, lo)
 
-    def _locate(
-        self, rows: Rows, *, admit: bool, ahead: bool = False, force: bool = False
-    ) -> Slots:
+    def _locate(self, rows: Rows, *, ahead: bool = False, force: bool = False) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
         `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
@@ -176,8 +204,6 @@ class HostTier:
             return slots
         missing = np.flatnonzero(slots < 0)
         self._count(rows, rows.size - missing.size, slots)
-        if not admit:
-            return slots
         if not ahead:
             self.map.use(rows)
         self.map.touch(slots if not missing.size else slots.compress(slots >= 0))
@@ -188,20 +214,20 @@ class HostTier:
         self.map.next_batch()
         return slots
 
-    def _promote(self, rows: Rows, *, force: bool) -> None:
+    def _promote(self, rows: Rows, *, force: bool = False) -> None:
         """Load the best of `rows`, distinct and absent, into the slots that can be had."""
         order = self.map.order(rows)
         if order is not None:
             rows = rows[order]
         slots = self._make_room(rows, force=force)
+        rows = np.sort(rows[: slots.size])
         done = 0
         try:
-            for part in self._parts(slots.size):
-                block = self._stage[: slots[part].size]
-                self.below.read(rows[part], block)
-                rowcopy.scatter(self.records, slots[part], block)
-                self.map.bind(rows[part], slots[part])
-                done = part.stop
+            with contextlib.closing(stream(self.below, rows, _STAGING_BYTES)) as below:
+                for part, records in below:
+                    rowcopy.scatter(self.records, slots[part], records)
+                    self.map.bind(rows[part], slots[part])
+                    done = part.stop
         finally:
             self.map.release(slots[done:])
         self.stats.count(bytes_promoted=slots.size * self.record_bytes)
@@ -273,9 +299,9 @@ class HostTier:
             self.stats.count(unique=unique.size, unique_hits=found, unique_of=rows.size)
         self._batches += 1
 
-    def prefetch(self, rows: Rows) -> None:
-        """Start reading rows that are missing from the disk, without waiting."""
-        self.below.prefetch(rows[self.map.lookup(rows) < 0])
+    def prefetch(self, rows: Rows) -> Callable[[], None] | None:
+        """Return what brings missing rows nearer to the tier below, if anything does."""
+        return self.below.prefetch(rows[self.map.lookup(rows) < 0])
 
     def fetch(self, rows: Rows, window: int) -> None:
         """Promote rows and keep them until they are used or `window` newer batches were fetched.
@@ -286,10 +312,10 @@ class HostTier:
             self.map.announce(rows)
             room = max(0, self.slots // 2 - self.map.pins.ahead)
             rows = np.unique(rows)[:room]
-            slots = self._locate(rows, admit=True, ahead=True, force=True)
+            slots = self._locate(rows, ahead=True, force=True)
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
-            self._locate(rows, admit=True)
+            self._locate(rows)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every row that is missing, where each has its slot; else do nothing.
@@ -316,7 +342,7 @@ class HostTier:
 
         They are admitted whatever they are worth: a step reads and writes them field by field.
         """
-        slots = self._locate(rows, admit=True, force=True)
+        slots = self._locate(rows, force=True)
         if isinstance(self.map, CachedSlots):
             self.map.pins.lease(slots[slots >= 0])
         return slots
