@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 
 from tierstore import io
-from tierstore.errors import LockedError, StoreIOError
+from tierstore.errors import LockedError, StoreFullError, StoreIOError
 from tierstore.history import FOLD, LOCK
 
 __all__ = ["become_writer", "keep_folds_away"]
@@ -33,14 +34,19 @@ def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
         file = directory.open_file(LOCK, write=True)
     except FileNotFoundError:
         file = directory.create(LOCK)
-    if not file.lock(exclusive=True):
-        holder = file.read(256).decode("utf-8", "replace").strip() or "another process"
+    try:
+        if not file.lock(exclusive=True):
+            holder = file.read(256).decode("utf-8", "replace").strip() or "another process"
+            raise LockedError(
+                f"{directory.path} is open for writing by {holder!r}; wait for it, or open for "
+                "reading"
+            )
+        with contextlib.suppress(StoreFullError):  # a note that is missing must not keep one out
+            file.truncate(0)
+            file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except BaseException:
         file.close()
-        raise LockedError(
-            f"{directory.path} is open for writing by {holder!r}; wait for it, or open for reading"
-        )
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        raise
     return file
 
 
