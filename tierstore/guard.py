@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
 
 from tierstore.errors import (
     ClosedError,
@@ -21,35 +21,86 @@ from tierstore.errors import (
 
 __all__ = ["Guard", "interrupts_deferred"]
 
+_Handler = Callable[[int, FrameType | None], object]
 
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
+
+class interrupts_deferred:  # noqa: N801 - used like a function
     """Hold back a Ctrl-C until the body is done, so that it finds nothing half changed.
 
     A second Ctrl-C is not held back. Only the main thread receives signals, and a process with a
     handler of its own keeps it: the handler is called late.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        yield
-        return
-    caught: list[FrameType | None] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(frame)
-        if len(caught) > 1:
-            handler(number, frame)
+    __slots__ = ("_caught", "_handler")
 
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if len(caught) == 1:
-            handler(signal.SIGINT, caught[0])
+    def __enter__(self) -> None:
+        """Take the handler's place, where there is one and this thread may."""
+        self._handler: _Handler | None = None
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._caught: list[FrameType | None] = []
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._caught.append(frame)
+        if len(self._caught) > 1 and self._handler is not None:
+            self._handler(number, frame)
+
+    def __exit__(self, *error: object) -> None:
+        """Put the handler back, and tell it what came meanwhile."""
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if len(self._caught) == 1:
+                self._handler(signal.SIGINT, self._caught[0])
+
+
+class _Use:
+    """One use of a store by one thread; see `Guard.use`."""
+
+    __slots__ = ("_deferred", "_guard", "_write")
+
+    def __init__(self, guard: Guard, *, write: bool, interruptible: bool) -> None:
+        self._guard = guard
+        self._write = write
+        self._deferred = None if interruptible else interrupts_deferred()
+
+    def __enter__(self) -> None:
+        guard = self._guard
+        guard.check_process()
+        guard.lock.acquire()
+        try:
+            if self._deferred is not None:
+                self._deferred.__enter__()
+            # Another thread may have closed the store while this one waited for the lock.
+            guard.check_open(write=self._write)
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError):
+            self._guard.close(str(error))
+        elif (
+            isinstance(error, KeyboardInterrupt | MemoryError)
+            and not isinstance(error, TierStoreError)  # CapacityError was seen coming
+            and self._deferred is not None
+        ):
+            self._guard.close("it was interrupted in the middle of a call")
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if self._deferred is not None:
+                self._deferred.__exit__()
+        finally:
+            self._guard.lock.release()
 
 
 class Guard:
@@ -60,7 +111,7 @@ class Guard:
         self.writable = writable
         self._path = path
         self.pid = os.getpid()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._closed = ""
 
     @property
@@ -68,38 +119,31 @@ class Guard:
         """Whether the store was closed, or cannot be used any more."""
         return bool(self._closed)
 
-    @contextlib.contextmanager
-    def use(self, *, write: bool = False, interruptible: bool = False) -> Iterator[None]:
+    def use(
+        self, *, write: bool = False, interruptible: bool = False
+    ) -> AbstractContextManager[None]:
         """Let one thread into the store; an interrupt waits until the body is done.
 
         A failed sync, and whatever breaks off the body in the middle, closes the store for good:
         its last commit is intact, its memory may not be. An `interruptible` body changes nothing
         in memory that an interrupt could leave half done, and receives it at once.
         """
-        self._check_process()
-        with self._lock, contextlib.nullcontext() if interruptible else interrupts_deferred():
-            self.check(write=write)
-            try:
-                yield
-            except (CommitFailedError, ConcurrentWriterError, DeviceLostError) as error:
-                self.close(str(error))
-                raise
-            except TierStoreError:
-                raise
-            except (KeyboardInterrupt, MemoryError):
-                if not interruptible:
-                    self.close("it was interrupted in the middle of a call")
-                raise
+        return _Use(self, write=write, interruptible=interruptible)
 
     def check(self, *, write: bool = False) -> None:
         """Raise ForkedStoreError, ClosedError, or ReadOnlyError for a `write` by a reader."""
-        self._check_process()
+        self.check_process()
+        self.check_open(write=write)
+
+    def check_open(self, *, write: bool) -> None:
+        """Raise as `check` does, in the process the store was opened in."""
         if self._closed:
             raise ClosedError(f"{self._path} cannot be used: {self._closed}; open it again")
         if write and not self.writable:
             raise ReadOnlyError(f"{self._path} was opened for reading; open it with mode='r+'")
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise ForkedStoreError in a process that was forked after the store was opened."""
         if os.getpid() != self.pid:
             raise ForkedStoreError(
                 f"{self._path} was opened before this process was forked; open it again here, "

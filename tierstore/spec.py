@@ -135,11 +135,15 @@ class RecordLayout:
         end = self.offsets[name] + item.nbytes
         return -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return dict(self.fields)
+
     def field(self, name: str) -> Field:
         """Return a field; raises UnknownNameError, a KeyError, naming those there are."""
-        for known, item in self.fields:
-            if known == name:
-                return item
+        item = self._by_name.get(name)
+        if item is not None:
+            return item
         names = ", ".join(known for known, _ in self.fields)
         raise UnknownNameError(f"there is no field {name!r} in these records; they have {names}")
 

@@ -155,20 +155,25 @@ class Table:
         """
         if field is not None and fields is not None:
             raise InvalidInputError("give field= or fields=, not both")
-        names = [self._named(name) for name in ([field] if fields is None else fields)]
+        if fields is None:
+            name = self._named(field)
+            lo, hi = self._layout.span(name)
+            batch = self._access.ids(ids)
+            data = self._access.read(batch, lo, hi, admit=not transient)
+            return self._access.to_array(data, self._layout.field(name), batch)
+        names = [self._named(name) for name in fields]
         batch = self._access.ids(ids)
         if not names:
             return {}
         spans = [self._layout.span(name) for name in names]
         lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
         data = self._access.read(batch, lo, hi, admit=not transient)
-        arrays = {
+        return {
             name: self._access.to_array(
                 data[:, begin - lo : end - lo], self._layout.field(name), batch
             )
             for name, (begin, end) in zip(names, spans, strict=True)
         }
-        return arrays[names[0]] if fields is None else arrays
 
     def __getitem__(self, ids: object) -> Any:
         """Return `read(ids)`."""
