@@ -14,7 +14,7 @@ from tests.durability.twin import State, observe
 from tierstore.budget import Budget
 from tierstore.history import FOLD, LOCK, STORE
 
-__all__ = ["Failure", "Judge"]
+__all__ = ["Failure", "Judge", "check_files"]
 
 
 class Failure(AssertionError):
@@ -82,7 +82,7 @@ def _check_store(path: Path, allowed: list[int | None], states: list[State]) -> 
         report = writer.verify()
         if not report.ok:
             raise Failure(f"verify: {report.bad_rows} {report.bad_files}")
-        _check_files(path, writer)
+        check_files(path, writer)
         found = _go_on(writer)
     with tierstore.open(path, budget=Budget(host=0)) as reader:
         if observe(reader) != found:
@@ -97,7 +97,7 @@ def _check_older(path: Path, reader: tierstore.Store, states: list[State]) -> No
                 raise Failure(f"version {version.version} is not what was committed")
 
 
-def _check_files(path: Path, writer: tierstore.Store) -> None:
+def check_files(path: Path, writer: tierstore.Store) -> None:
     """After a writer has opened the store, nothing lies about that no version names."""
     named = " ".join(manifest.read_text() for manifest in path.glob("manifest-*.json"))
     for file in path.rglob("*"):
