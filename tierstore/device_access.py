@@ -25,7 +25,7 @@ from tierstore.errors import (
     InvalidTypeError,
 )
 from tierstore.guard import Guard
-from tierstore.ids import Ids, host_ids, is_cupy, is_torch
+from tierstore.ids import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, RecordLayout
 from tierstore.tier.gpu import GpuTier
@@ -263,7 +263,7 @@ class DeviceAccess:
             with self.using():
                 self.gpu.fetch(ids.rows, window, stream=self.stream(ids.kind))
             return
-        rows = _on_host(ids.rows)
+        rows = on_host(ids.rows)
         prefetcher.submit(self._fetch_through(rows, window))
 
     def _fetch_through(self, rows: Any, window: int) -> Callable[[], None]:
@@ -358,12 +358,6 @@ class DeviceLease:
     def __exit__(self, *error: object) -> None:
         """End the lease."""
         self.release()
-
-
-def _on_host(rows: Any) -> Any:
-    if is_torch(rows):
-        return rows.cpu().numpy()
-    return rows.get() if is_cupy(rows) else rows
 
 
 def _cupy_typed(data: Any, dtype: str) -> Any:

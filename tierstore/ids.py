@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
-__all__ = ["Ids", "host_ids", "is_torch", "last_of_each"]
+__all__ = ["Ids", "host_ids", "is_torch", "last_of_each", "on_host"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,13 @@ def is_cupy(value: object) -> bool:
     """Whether a value is a CuPy array; CuPy is not imported to find out."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def on_host(rows: Any) -> Any:
+    """Return checked rows, of whatever library, as a NumPy array; waits for those on a device."""
+    if is_torch(rows):
+        return rows.cpu().numpy()
+    return rows.get() if is_cupy(rows) else rows
 
 
 def host_ids(ids: object, rows: int) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.guard import Guard
+from tierstore.ids import Ids, on_host
 from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.prefetch import Prefetcher
@@ -23,6 +25,8 @@ from tierstore.spec import Field, TableSpec
 from tierstore.stats import TierStats
 from tierstore.tier.base import Tier
 from tierstore.tiers import Tiers
+from tierstore.trace import Recording
+from tierstore.warming import warm
 
 __all__ = ["Table"]
 
@@ -69,6 +73,7 @@ class Table:
         """Bind the tiers of a table, which are over the generation's."""
         self.name = name
         self._owner = owner
+        self._recording: Recording | None = None
         self.attach(generation, tiers)
 
     def attach(self, generation: Generation, tiers: Tiers) -> None:
@@ -158,11 +163,11 @@ class Table:
         if fields is None:
             name = self._named(field)
             lo, hi = self._layout.span(name)
-            batch = self._access.ids(ids)
+            batch = self._access.ids(ids) if transient else self._batch(ids)
             data = self._access.read(batch, lo, hi, admit=not transient)
             return self._access.to_array(data, self._layout.field(name), batch)
         names = [self._named(name) for name in fields]
-        batch = self._access.ids(ids)
+        batch = self._access.ids(ids) if transient else self._batch(ids)
         if not names:
             return {}
         spans = [self._layout.span(name) for name in names]
@@ -195,7 +200,7 @@ class Table:
         if isinstance(rows, Mapping) and field is not None:
             raise InvalidInputError("give a dict of fields or field=, not both")
         given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
-        batch = self._access.ids(ids)
+        batch = self._batch(ids)
         pieces = [
             (
                 *self._layout.span(name),
@@ -226,7 +231,49 @@ class Table:
 
         Promotes the rows that are missing. Raises what `read` raises.
         """
-        return self._access.lease(self._access.ids(ids))
+        return self._access.lease(self._batch(ids))
+
+    def _batch(self, ids: object) -> Ids:
+        """Check the ids of a batch, and record them where somebody asked for that."""
+        batch = self._access.ids(ids)
+        if self._recording is not None:
+            self._recording.add(on_host(batch.rows))
+        return batch
+
+    def record(self, path: str | Path) -> Recording:
+        """Record the ids of every batch to a new file, until the recording is closed.
+
+        For `tierstore simulate` and `plan`. A batch is what one call of `read`, `write` or `lease`
+        is given; reads with `transient=True` are left out. On a GPU this waits for the ids of each
+        batch. Raises ExistsError, and InvalidInputError while another recording is open.
+
+        >>> with table.record("run.trace"):
+        ...     train(table)
+        """
+        if self._recording is not None and not self._recording.closed:
+            raise InvalidInputError(
+                f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
+            )
+        self._recording = Recording(path, self.rows)
+        return self._recording
+
+    def warm(
+        self, ids: object = None, *, counts: Any = None, progress: Progress | None = None
+    ) -> int:
+        """Load rows into the host tier before they are asked for; return how many are there.
+
+        Args:
+            ids: the rows to load, as many distinct ones as fit, the first of them.
+            counts: or else how often each row of the table was used before, one number a row: the
+                most used are loaded, and a policy that goes by frequency starts from there.
+            progress: called with rows done and in all.
+
+        With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
+        """
+        if self.host is None:
+            return 0
+        with self._owner.guard.use():
+            return warm(self.host, ids, counts, progress)
 
     def prefetch(self, ids: object) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.

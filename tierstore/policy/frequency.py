@@ -12,7 +12,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.policy.base import Rows
 from tierstore.policy.ranked import Keys
 
-__all__ = ["AgedFrequency", "Counts", "count_keys"]
+__all__ = ["AgedFrequency", "Counts", "count_keys", "most_used"]
 
 _NO_ROWS = np.empty(0, np.int64)
 _TURNOVERS = 4
@@ -145,3 +145,10 @@ def count_keys(counts: Any, rows: int) -> npt.NDArray[np.float32]:
     if not np.isfinite(keys).all() or keys.min(initial=0) < 0:
         raise InvalidInputError("counts are finite and not negative")
     return keys + np.float32(0)  # -0.0 becomes 0.0, whose bits are 0
+
+
+def most_used(counts: npt.NDArray[np.float32], most: int) -> Rows:
+    """Return up to `most` rows of a count above 0, those of the highest counts, highest first."""
+    most = min(most, int(np.count_nonzero(counts)))
+    rows = np.argpartition(counts, -most)[-most:] if most else _NO_ROWS
+    return rows[np.argsort(-counts[rows], kind="stable")].astype(np.int64)

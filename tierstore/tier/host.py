@@ -18,6 +18,7 @@ from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots, SlotMap
 from tierstore.stats import TierStats
+from tierstore.tier.arena import ALIGNMENT, Arena
 from tierstore.tier.base import Bytes, Rows, Tier, stream
 
 __all__ = ["HostTier"]
@@ -27,7 +28,6 @@ Slots = npt.NDArray[np.integer[Any]]
 _STAGING_BYTES = 2 << 20
 _FILL_BYTES = 8 << 20
 _UNIQUE_SAMPLE = 64
-_ALIGNMENT = 256
 
 
 class HostTier:
@@ -61,7 +61,7 @@ class HostTier:
         self.stats = TierStats()
         self._batches = 0
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        self._arena = _Arena(kind, self.nbytes + 16 * _ALIGNMENT)
+        self._arena = Arena(kind, self.nbytes + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
         ).reshape(self.slots, self.record_bytes)
@@ -337,6 +337,24 @@ class HostTier:
             if progress is not None:
                 progress(int(rows[-1]) + 1, self.rows)
 
+    def warm(self, rows: Rows, progress: Callable[[int, int], None] | None = None) -> int:
+        """Load `rows`, the first as many distinct ones as there are slots; return their number.
+
+        They are not counted as requests. `progress` is called with rows done and in all.
+        """
+        _, first = np.unique(rows, return_index=True)
+        rows = np.sort(rows[np.sort(first)[: self.slots]])
+        step = max(1, _FILL_BYTES // self.record_bytes)
+        for start in range(0, rows.size, step):
+            part = rows[start : start + step]
+            slots = self.map.lookup(part)
+            self.map.touch(slots.compress(slots >= 0))
+            self._promote(part.compress(slots < 0), force=True)
+            if progress is not None:
+                progress(start + part.size, rows.size)
+        self.map.next_batch()
+        return int((self.map.lookup(rows) >= 0).sum())
+
     def lease(self, rows: Rows) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
 
@@ -374,18 +392,3 @@ class HostTier:
         """Give the memory back."""
         self.records = np.empty((0, self.record_bytes), np.uint8)
         self._arena.memory.close()
-
-
-class _Arena:
-    """Named arrays laid one after another into one block of memory."""
-
-    def __init__(self, kind: str, nbytes: int) -> None:
-        self.memory = memory.allocate(nbytes, kind)
-        self._used = 0
-
-    def take(self, name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
-        """Hand out the next array; each starts at a multiple of 256 bytes."""
-        nbytes = size * np.dtype(dtype).itemsize
-        start = self._used
-        self._used = -(-(start + nbytes) // _ALIGNMENT) * _ALIGNMENT
-        return self.memory.array[start : start + nbytes].view(dtype)
