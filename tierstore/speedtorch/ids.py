@@ -1,0 +1,38 @@
+"""Row ids as SpeedTorch's methods take them: positive and negative samples, of any shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tierstore.ids import is_cupy
+
+__all__ = ["flat_ids", "to_tensor"]
+
+
+def flat_ids(*parts: Any) -> Tensor:
+    """Return ids as one flat tensor, part after part; a part that is None is left out.
+
+    NumPy and CuPy arrays, tensors and lists are taken. If any part is on a GPU, all go there. What
+    is no row id is left for the table to refuse.
+    """
+    tensors = [to_tensor(part).reshape(-1) for part in parts if part is not None]
+    device = next((each.device for each in tensors if each.is_cuda), None)
+    return torch.cat([each if device is None else each.to(device) for each in tensors])
+
+
+def to_tensor(values: Any) -> Tensor:
+    """Return values as a tensor; whole numbers as int64."""
+    if not isinstance(values, Tensor):
+        if is_cupy(values):
+            values = torch.as_tensor(values)
+        else:
+            array = np.asarray(values)
+            if not array.size:
+                return torch.empty(array.shape, dtype=torch.int64)
+            values = torch.from_numpy(np.array(array))  # a copy: torch warns of read-only arrays
+    whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    return values.to(torch.int64) if whole else values
