@@ -34,7 +34,13 @@ class ArrayRows(Held):
         shape, dtype: of the array, as NumPy names them.
     """
 
-    _layout: ArrayLayout
+    _known: ArrayLayout | None = None
+
+    @property
+    def _layout(self) -> ArrayLayout:
+        if self._known is None:
+            raise self._not_yet()
+        return self._known
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,7 +54,7 @@ class ArrayRows(Held):
 
     def _hold(self, layout: ArrayLayout, law: Law | None) -> None:
         """Make the table of an array, by a law for its rows as floats."""
-        self._layout = layout
+        self._known = layout
         self.total_classes = layout.shape[0]
         item = layout.field
         self._make({DATA: Field(item.dim, item.dtype, law)})
@@ -61,7 +67,7 @@ class ArrayRows(Held):
         if not {_SHAPE, _DTYPE} <= set(table.scalars):
             raise InvalidInputError(f"{table} does not hold an array")
         shape, dtype = table.scalars[_SHAPE], table.scalars[_DTYPE]
-        self._layout = ArrayLayout(tuple(shape), np.dtype(dtype))
+        self._known = ArrayLayout(tuple(shape), np.dtype(dtype))
         self.total_classes = self.shape[0]
 
     def getData(self, indexes: Any) -> Tensor:

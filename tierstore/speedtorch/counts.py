@@ -31,13 +31,13 @@ class CountRows(ArrayRows):
         self.datatype = datatype
         name = str(datatype).removeprefix("torch.")
         dtype = np.dtype(name if "torch" in str(datatype) else datatype)
-        self._layout = ArrayLayout((total_classes, total_classes), dtype)
+        self._known = ArrayLayout((total_classes, total_classes), dtype)
 
     def _accept(self, table: Table) -> None:
         own = self._layout
         super()._accept(table)
-        if self._layout != own:
-            self._layout = own
+        if self._known != own:
+            self._known = own
             raise InvalidInputError(f"{table} does not hold counts {own.shape} of {own.dtype}")
 
     def comInit(self, CPUPinn: bool = False) -> None:

@@ -46,10 +46,13 @@ class Held:
     def table(self) -> Table:
         """The table, for everything that the rest of the library can do with one."""
         if self._owner is None:
-            raise InvalidInputError(
-                f"this {type(self).__name__} has no rows yet; call {self._first_calls} first"
-            )
+            raise self._not_yet()
         return table_of(self._owner)
+
+    def _not_yet(self) -> InvalidInputError:
+        return InvalidInputError(
+            f"this {type(self).__name__} has no rows yet; call {self._first_calls} first"
+        )
 
     _first_calls = "zerosInit(), another of its init methods, or loadCupy(file)"
 

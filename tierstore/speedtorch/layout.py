@@ -50,20 +50,24 @@ class ArrayLayout:
         return self.dtype.name in _FLOATS
 
     @property
+    def _row_elements(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
     def _row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
+        return self._row_elements * self.dtype.itemsize
 
     @property
     def field(self) -> Field:
         """The field of a table that holds a row."""
         if self._plain:
-            return Field(math.prod(self.shape[1:]), self.dtype.name)
+            return Field(self._row_elements, self.dtype.name)
         return Field(-(-self._row_bytes // 2), "float16")
 
     def to_floats(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return rows `(n, *shape[1:])` of the array as those of the field `(n, dim)`."""
         rows = np.ascontiguousarray(rows, self.dtype)
-        flat = rows.reshape(len(rows), -1)
+        flat = rows.reshape(len(rows), self._row_elements)
         if self._plain:
             return flat
         out = np.zeros((len(rows), self.field.dim * 2), np.uint8)
@@ -79,7 +83,7 @@ class ArrayLayout:
 
     def to_float_tensor(self, rows: Tensor) -> Tensor:
         """Do `to_floats` with tensors, wherever they are."""
-        flat = rows.to(self.torch_dtype).contiguous().reshape(len(rows), -1)
+        flat = rows.to(self.torch_dtype).contiguous().reshape(len(rows), self._row_elements)
         if self._plain:
             return flat
         data = flat.view(torch.uint8)
