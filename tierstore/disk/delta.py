@@ -38,6 +38,14 @@ def _footer(store: bytes, version: int, count: int, record_bytes: int, body: int
     return head + struct.pack("<I", checksum.crc32c(head))
 
 
+def _checksum(footer: bytes) -> int:
+    """Return the checksum a footer ends with, which tells this delta from all others.
+
+    That of a footer with its checksum would not: it is the same for every one.
+    """
+    return int.from_bytes(footer[-4:], "little")
+
+
 def _read(
     name: str,
     records: npt.NDArray[np.uint8],
@@ -90,7 +98,7 @@ class Delta:
             store, info.version, info.rows, record_bytes, checksum.crc32c(data[body:-_FOOTER_BYTES])
         )
         found = data[-_FOOTER_BYTES:].tobytes()
-        if found != expected or checksum.crc32c(found) != info.crc32c:
+        if found != expected or _checksum(found) != info.crc32c:
             raise CorruptStoreError(
                 f"{file.path}: ids, checksums or footer are damaged, or it belongs to another "
                 "store or version; restore it from a copy, or open an older version"
@@ -225,7 +233,7 @@ class LiveDelta:
         self._file.truncate(size)
         self._map(body)
         self._file.sync()
-        return DeltaInfo(self.name, size, self.count, version, checksum.crc32c(footer))
+        return DeltaInfo(self.name, size, self.count, version, _checksum(footer))
 
     def close(self) -> None:
         """Close the file; a mapping of it lives as long as it is read."""
