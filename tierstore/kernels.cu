@@ -461,8 +461,9 @@ __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
 // mend the maps. What only the host can do goes on its lists.
 __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
     Counters *const c = t.counters;
-    const u32 victims = c->victims, behind = c->missed - b.first;
-    const u32 misses = behind < b.limit ? behind : b.limit;
+    // Rows without a slot stay where a direct host tier has them; only a lease takes note of them.
+    const u32 victims = c->victims, all = t.direct && b.mode != LEASE ? victims : c->missed;
+    const u32 behind = all - b.first, misses = behind < b.limit ? behind : b.limit;
     const u32 span = span_for(team, misses, MOST_MISSES);
     for (u64 base = (u64)team.warp * span; base < misses; base += (u64)team.warps * span) {
         const u64 index = base + lane();

@@ -154,24 +154,16 @@ class CudaDevice:
             blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
         index, on_device = self.index, self._cupy.cuda.Device(self.index)
 
+        cooperative = name in COOPERATIVE
+        start = driver.launchCooperativeKernel if cooperative else driver.launchKernel
+        extra = () if cooperative else (0,)
+
         def launch(blocks: int, arguments: int, stream: int) -> None:
-            if get_device() != index:
-                with on_device:
-                    start(blocks, arguments, stream)
+            if get_device() == index:
+                start(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, *extra)
             else:
-                start(blocks, arguments, stream)
-
-        if name in COOPERATIVE:
-            cooperative = driver.launchCooperativeKernel
-
-            def start(blocks: int, arguments: int, stream: int) -> None:
-                cooperative(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments)
-
-        else:
-            plain = driver.launchKernel
-
-            def start(blocks: int, arguments: int, stream: int) -> None:
-                plain(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, 0)
+                with on_device:
+                    start(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, *extra)
 
         return launch, blocks * self.processors
 

@@ -127,6 +127,7 @@ class Twin:
         assert np.array_equal(row_of[slot_of[held]], held)
         assert held.size == np.count_nonzero(row_of >= 0) <= self.tier.slots
         assert not arrays["pins"].any()
+        assert not (arrays["slot_of"] < -1).any()
         assert not arrays["mark"].any()
         assert not (arrays["stamp"] >> 31).any()
         self.tier.flush()

@@ -122,8 +122,9 @@ class GpuTier:
             self._batch.admit = int(admit)
             self.describe(self._batch, out, lo, hi)
             self._run()
-            ids, nbytes = rows.shape[0], int(self._batch.bytes)
-            self._counts.known.count(requested=ids, bytes_out=ids * nbytes)
+            known, ids = self._counts.known, rows.shape[0]
+            known.requested += ids
+            known.bytes_out += ids * self._batch.bytes
 
     def write(
         self,
@@ -147,8 +148,10 @@ class GpuTier:
             self.describe(self._batch, records, lo, hi)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
-            ids, nbytes = rows.shape[0], int(self._batch.bytes)
-            self._counts.known.count(requested=ids, written=ids, bytes_in=ids * nbytes)
+            known, ids = self._counts.known, rows.shape[0]
+            known.requested += ids
+            known.written += ids
+            known.bytes_in += ids * self._batch.bytes
 
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
@@ -158,9 +161,12 @@ class GpuTier:
             return lease
         self._begin(Mode.LEASE, rows, stream)
         lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
+        lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self._leases.add(lease)
-        self._counts.known.count(requested=rows.shape[0], unique_of=rows.shape[0])
+        known = self._counts.known
+        known.requested += rows.shape[0]
+        known.unique_of += rows.shape[0]
         return lease
 
     def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
@@ -300,6 +306,13 @@ class GpuTier:
         function(min(most, -(-items // 32)), arguments.address, stream)
         self.device.record(self._last, stream)
 
+    def _has_room(self, rows: int) -> bool:
+        """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
+        pinned = sum(lease.bound for lease in self._leases)
+        if self._fetches.newest > self._fetches.expired:
+            pinned += self.slots // 2
+        return pinned + rows <= self.slots
+
     def holds(self, lease: GpuLease) -> bool:
         """Tell whether a lease still holds records; a `discard` ends them all."""
         return lease in self._leases
@@ -314,7 +327,7 @@ class GpuTier:
             return
         self._leases.remove(lease)
         self.launch("release", lease.arguments, lease.bound, stream)
-        if self._staging is None:
+        if lease.kept_rows:
             self._ended.append(lease)
         if not self._leases:
             for ended in self._ended:

@@ -50,6 +50,8 @@ class GpuLease:
         self.slots = self._part(16 + 8 * ids, 4 * self.bound, np.int32)
         self.positions = self._part(16 + 12 * ids, 4 * ids, np.int32)
         self.base = int(tier.memory.argument.slots)
+        self.kept_rows = True
+        """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._written: list[tuple[int, int]] = []

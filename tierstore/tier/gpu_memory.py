@@ -119,7 +119,7 @@ class Workspace:
         ("place", "i4"),
         ("contest", "u4"),
     )
-    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"), ("deferred", "u4"))
+    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"))
     BYTES = 20
 
     def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
