@@ -186,6 +186,8 @@ def _machine(directory: str | Path) -> dict[str, Any]:
         "cpus": facts.cpus,
         "memory_bytes": facts.memory_bytes,
         "filesystem": facts.storage.filesystem,
+        "gpus": facts.cuda.devices,
+        "driver": facts.cuda.driver,
         "system": platform.platform(),
         "python": facts.python,
         "packages": {name: version for name, version in facts.packages.items() if version},
