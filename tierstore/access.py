@@ -186,7 +186,7 @@ class HostLease:
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._open = True
         with guard.use():
-            self._slots = None if host is None else host.lease(self.rows)
+            self._slots = None if host is None else host.lease(self.rows, positions)
 
     @property
     def fresh(self) -> bool:
@@ -196,14 +196,12 @@ class HostLease:
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
         self._check()
-        item = self._layout.field(field)
-        data = self._access.read(self._ids, *self._layout.span(field), admit=True)
-        return self._access.to_array(data, item, self._ids)
+        return self._access.to_array(self._gather(field), self._layout.field(field), self._ids)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
         self._check()
-        compact = self._access.read(self._ids, *self._layout.span(field), admit=True)
+        compact = self._gather(field)
         positions = self.positions.reshape(-1)
         out = np.empty((positions.size, compact.shape[1]), np.uint8)
         rowcopy.gather(compact, positions, out)
@@ -214,7 +212,22 @@ class HostLease:
         """Write `(bound, dim)` values over one field of the distinct rows."""
         self._check()
         data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
-        self._access.write(self._ids, [(*self._layout.span(field), data)])
+        lo, hi = self._layout.span(field)
+        if self._host is None:
+            self._access.write(self._ids, [(lo, hi, data)])
+            return
+        with self._guard.use(write=True):
+            self._host.write_held(self.rows, data, lo, hi)
+
+    def _gather(self, field: str) -> Any:
+        """Return the bytes of one field of the distinct rows."""
+        lo, hi = self._layout.span(field)
+        if self._host is None:
+            return self._access.read(self._ids, lo, hi, admit=True)
+        out = np.empty((self.bound, hi - lo), np.uint8)
+        with self._guard.use():
+            self._host.read_held(self.rows, out, lo, hi)
+        return out
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""

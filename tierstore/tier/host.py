@@ -18,6 +18,7 @@ from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots, SlotMap
 from tierstore.stats import TierStats
+from tierstore.tier import room
 from tierstore.tier.arena import ALIGNMENT, Arena
 from tierstore.tier.base import Bytes, Rows, Tier, stream
 
@@ -25,7 +26,6 @@ __all__ = ["HostTier"]
 
 Slots = npt.NDArray[np.integer[Any]]
 
-_STAGING_BYTES = 2 << 20
 _FILL_BYTES = 8 << 20
 _UNIQUE_SAMPLE = 64
 
@@ -70,53 +70,15 @@ class HostTier:
             if self.direct
             else CachedSlots(self.rows, self.slots, policy, self._arena.take)
         )
-        self._stage = np.empty((self._staging_rows(self.record_bytes), self.record_bytes), np.uint8)
+        self._stage = np.empty((room.staging_rows(self.record_bytes), self.record_bytes), np.uint8)
 
     @property
     def arena(self) -> memory.Arena:
         """The memory that records and maps lie in."""
         return self._arena.memory
 
-    @staticmethod
-    def _staging_rows(record_bytes: int) -> int:
-        return max(1, _STAGING_BYTES // record_bytes)
-
-    @classmethod
-    def bytes_for(
-        cls, rows: int, record_bytes: int, slots: int, policy: Choice | None = None
-    ) -> int:
-        """Bytes of a tier: records, maps, marks, policy and staging."""
-        slots = min(slots, rows)
-        staging = min(cls._staging_rows(record_bytes), slots) * record_bytes
-        if slots == rows:
-            return slots * record_bytes + DirectSlots.bytes_for(rows) + staging
-        maps = CachedSlots.bytes_for(rows, slots, policy or lru())
-        return slots * record_bytes + maps + staging
-
-    @classmethod
-    def slots_for(
-        cls, rows: int, record_bytes: int, nbytes: int, policy: Choice | None = None
-    ) -> int:
-        """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
-
-        Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
-        """
-        if nbytes == 0:
-            return 0
-        if cls.bytes_for(rows, record_bytes, rows) <= nbytes:
-            return rows
-        low, high = 0, rows - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = cls.bytes_for(rows, record_bytes, middle, policy) <= nbytes
-            low, high = (middle, high) if fits else (low, middle - 1)
-        if low == 0:
-            least = cls.bytes_for(rows, record_bytes, 1, policy)
-            raise CapacityError(
-                f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
-                f"record: that takes {least}; give more, or 0 for no host tier"
-            )
-        return low
+    bytes_for = staticmethod(room.bytes_for)
+    slots_for = staticmethod(room.slots_for)
 
     def read(
         self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
@@ -166,7 +128,7 @@ class HostTier:
     ) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`."""
         which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
-        below = stream(self.below, rows[which], _STAGING_BYTES, admit=admit)
+        below = stream(self.below, rows[which], room.STAGING_BYTES, admit=admit)
         with contextlib.closing(below):
             for part, records in below:
                 out[which[part]] = records[:, lo:hi]
@@ -176,34 +138,48 @@ class HostTier:
         hi = self.record_bytes if hi is None else hi
         records = np.ascontiguousarray(records)
         if (lo, hi) == (0, self.record_bytes):
-            slots = self._place(rows, records)
+            absent = np.flatnonzero(self._place(rows, records) < 0)
+            if absent.size:
+                self.below.write(rows[absent], records[absent], lo, hi)
         else:
-            slots = self._locate(rows)
-            present = slots >= 0
-            every = bool(present.all())
-            self._overwrite(
-                slots if every else slots[present], records if every else records[present], lo
-            )
-        absent = np.flatnonzero(slots < 0)
-        if absent.size:
-            self.below.write(rows[absent], records[absent], lo, hi)
+            self._write_to(self._locate(rows), rows, records, lo, hi)
         self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+
+    def _write_to(self, slots: Slots, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
+        """Write byte ranges of records to their slots, or below where they have none."""
+        absent = np.flatnonzero(slots < 0)
+        if not absent.size:
+            self._overwrite(slots, records, lo)
+            return
+        present = slots >= 0
+        self._overwrite(slots[present], records[present], lo)
+        self.below.write(rows[absent], records[absent], lo, hi)
 
     def _overwrite(self, slots: Slots, records: Bytes, lo: int) -> None:
         self.map.dirty[slots] = 1
         rowcopy.scatter(self.records, slots, records, lo)
 
-    def _locate(self, rows: Rows, *, ahead: bool = False, force: bool = False) -> Slots:
+    def _locate(
+        self,
+        rows: Rows,
+        *,
+        ahead: bool = False,
+        force: bool = False,
+        positions: npt.NDArray[np.intp] | None = None,
+    ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
         `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
+        `positions`: which of `rows`, distinct, each id of the batch is.
         """
         slots = self.map.lookup(rows)
+        missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
+        if positions is not None:
+            self._count_distinct(slots, missing.size, positions)
+        elif not ahead:
+            self._count(rows, rows.size - missing.size, slots)
         if slots is rows:
-            self._count(rows, rows.size)
             return slots
-        missing = np.flatnonzero(slots < 0)
-        self._count(rows, rows.size - missing.size, slots)
         if not ahead:
             self.map.use(rows)
         self.map.touch(slots if not missing.size else slots.compress(slots >= 0))
@@ -223,7 +199,7 @@ class HostTier:
         rows = np.sort(rows[: slots.size])
         done = 0
         try:
-            with contextlib.closing(stream(self.below, rows, _STAGING_BYTES)) as below:
+            with contextlib.closing(stream(self.below, rows, room.STAGING_BYTES)) as below:
                 for part, records in below:
                     rowcopy.scatter(self.records, slots[part], records)
                     self.map.bind(rows[part], slots[part])
@@ -299,6 +275,12 @@ class HostTier:
             self.stats.count(unique=unique.size, unique_hits=found, unique_of=rows.size)
         self._batches += 1
 
+    def _count_distinct(self, slots: Slots, missing: int, positions: npt.NDArray[np.intp]) -> None:
+        """Count a batch whose distinct rows are known."""
+        hits = positions.size - int(np.count_nonzero(slots[positions] < 0))
+        self.stats.count(requested=positions.size, hits=hits, unique_of=positions.size)
+        self.stats.count(unique=slots.size, unique_hits=slots.size - missing)
+
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings missing rows nearer to the tier below, if anything does."""
         return self.below.prefetch(rows[self.map.lookup(rows) < 0])
@@ -355,15 +337,33 @@ class HostTier:
         self.map.next_batch()
         return int((self.map.lookup(rows) >= 0).sum())
 
-    def lease(self, rows: Rows) -> Slots:
+    def lease(self, rows: Rows, positions: npt.NDArray[np.intp] | None = None) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
 
         They are admitted whatever they are worth: a step reads and writes them field by field.
+        `positions` says which of them each id of the batch is, for the counters.
         """
-        slots = self._locate(rows, force=True)
+        slots = self._locate(rows, force=True, positions=positions)
         if isinstance(self.map, CachedSlots):
             self.map.pins.lease(slots[slots >= 0])
         return slots
+
+    def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
+        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them."""
+        slots = self.map.lookup(rows)
+        here = np.flatnonzero(slots >= 0)
+        if here.size == rows.size:
+            rowcopy.gather(self.records, slots, out, lo)
+        else:
+            self._copy(slots, here, out, lo)
+            self._read_below(rows, np.flatnonzero(slots < 0), out, lo, hi, admit=False)
+        self.stats.count(bytes_out=rows.size * (hi - lo))
+
+    def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
+        slots = self.map.lookup(rows)
+        self._write_to(slots, rows, np.ascontiguousarray(records), lo, hi)
+        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
 
     def give_back(self, slots: Slots) -> None:
         """End a lease."""
