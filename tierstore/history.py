@@ -168,6 +168,13 @@ class History:
                 f"cannot tell whether {name} was published ({error}); open the store again"
             ) from error
 
+    def discard(self, after: int, before: int) -> None:
+        """Remove the manifests between two numbers, readable or not."""
+        for seq in self._numbers():
+            if after < seq < before:
+                self._directory.unlink(manifest_name(seq))
+        self._directory.sync()
+
     def sweep(self, keep: int, live: Collection[str] = ()) -> list[int]:
         """Remove the versions that need not be kept, and files no kept version names.
 

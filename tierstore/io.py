@@ -227,10 +227,16 @@ class Directory:
         return os.path.join(self.path, name)
 
     def directory(self, name: str) -> Directory:
-        """Open a directory within this one."""
+        """Open a directory within this one; raises FormatError for anything else."""
         flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
-        with _explained("open", self.join(name)):
-            return Directory(_os.open(_component(name), flags, dir_fd=self.fd), self.join(name))
+        path = self.join(name)
+        try:
+            with _explained("open", path):
+                return Directory(_os.open(_component(name), flags, dir_fd=self.fd), path)
+        except StoreIOError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise FormatError(f"{path} is not a directory") from error
+            raise
 
     @classmethod
     def make(cls, path: str | Path) -> Self:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tierstore.errors import FormatError, TierStoreError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import TABLE_NAME, Field, TableSpec
 from tierstore.strictjson import Section, seal, unseal
 
 __all__ = [
@@ -138,6 +138,9 @@ class Manifest:
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
+        for key in tables:
+            if TABLE_NAME.fullmatch(key) is None:
+                raise FormatError(f"{name}: not a table name: {key!r}")
         return cls(
             uuid=body.matching("uuid", re.compile(r"[0-9a-f]{32}")),
             seq=body.natural("seq"),

@@ -114,6 +114,7 @@ class Session:
             floor=max(manifest.floor for manifest in known),
             confirmed=min(older.version, max(manifest.confirmed for manifest in known)),
         )
+        self.history.discard(older.seq, self.manifest.seq)
 
     def sweep(self, keep: int) -> None:
         """Remove what neither a kept version nor a table that is open needs."""

@@ -1,0 +1,250 @@
+"""Manifests and STORE.json that are damaged, crafted or from the future (rows 38, 39 and 42)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tierstore
+from tests.durability.sample import Sample, sample
+from tests.durability.test_corruption import damaged
+from tierstore.budget import Budget
+from tierstore.checksum import crc32c
+from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Sample]:
+    with sample() as made:
+        yield made
+
+
+def manifest(store: Sample) -> Path:
+    return max(store.path.glob("manifest-*.json"))
+
+
+def sealed(text: bytes) -> bytes:
+    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
+
+
+def opens(store: Sample) -> None:
+    """Open the store in time and without writing to it."""
+    start = time.process_time()
+    try:
+        with tierstore.open(store.path, budget=Budget(host=0)) as reader:
+            for table in reader.tables.values():
+                table.read([0])
+    finally:
+        assert time.process_time() - start < 2
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    """Change a text in the body and seal it again, as somebody with bad intent would."""
+
+    def change(data: bytes) -> bytes:
+        body = data[data.index(b'"body":') + 7 : -2]
+        assert old in body
+        return sealed(body.replace(old, new, 1))
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "half": lambda data: data[: len(data) // 2],
+    "garbage": lambda data: bytes(range(256)) * 9,
+    "text": lambda data: b"hello\n",
+    "null": lambda data: b"null",
+    "list": lambda data: sealed(b"[]"),
+    "no body": lambda data: sealed(b"{}"),
+    "byte order mark": lambda data: b"\xef\xbb\xbf" + data,
+    "carriage returns": lambda data: data.replace(b"\n", b"\r\n"),
+    "spaces": lambda data: data.replace(b":", b": "),
+    "invalid utf-8": replaced(b'"uuid":"', b'"uuid":"\xff'),
+    "deep": lambda data: sealed(b'{"format":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "deep objects": lambda data: sealed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "long number": lambda data: sealed(b'{"format":' + b"9" * 5000 + b"}"),
+    "100 MB": lambda data: data + bytes(100 << 20),
+    "16 MB of brackets": lambda data: sealed(b'{"format":' + b"[" * (15 << 20) + b"}"),
+    "a key twice": replaced(b'"seq":', b'"step":1,"seq":'),
+    "NaN": replaced(b'"version":5', b'"version":NaN'),
+    "infinite": replaced(b'"version":5', b'"version":1e400'),
+    "minus infinity": replaced(b'"version":5', b'"version":-Infinity'),
+    "a float": replaced(b'"version":5', b'"version":5.0'),
+    "a boolean": replaced(b'"version":5', b'"version":true'),
+    "negative": replaced(b'"version":5', b'"version":-5'),
+    "a text": replaced(b'"version":5', b'"version":"5"'),
+    "another number": replaced(b'"seq":5', b'"seq":6'),
+    "another store": replaced(b'"uuid":"', b'"uuid":"0'),
+    "uuid in capitals": replaced(b'"uuid":"', b'"uuid":"A'),
+    "unknown key": replaced(b'"seq":', b'"needs":["erasure coding"],"seq":'),
+    "key missing": replaced(b'"floor":0,', b""),
+    "rows as float": replaced(b'"rows":6', b'"rows":6e0'),
+    "no rows": replaced(b'"rows":6', b'"rows":0'),
+    "more rows": replaced(b'"rows":6', b'"rows":7'),
+    "fewer rows": replaced(b'"rows":6', b'"rows":5'),
+    "2**40 rows": replaced(b'"rows":6', b'"rows":1099511627776'),
+    "2**63 rows": replaced(b'"rows":6', b'"rows":9223372036854775808'),
+    "2**64 + 6 rows": replaced(b'"rows":6', b'"rows":18446744073709551622'),
+    "dim overflows": replaced(b'"dim":3', b'"dim":4611686018427387904'),
+    "another dim": replaced(b'"dim":3', b'"dim":4'),
+    "no dim": replaced(b'"dim":3', b'"dim":0'),
+    "object dtype": replaced(b'"dtype":"float32"', b'"dtype":"object"'),
+    "big-endian dtype": replaced(b'"dtype":"float32"', b'"dtype":">f4"'),
+    "another dtype": replaced(b'"dtype":"float32"', b'"dtype":"float16"'),
+    "field named twice": replaced(b'"name":"moment"', b'"name":"weight"'),
+    "field name": replaced(b'"name":"moment"', b'"name":"mo ment"'),
+    "no fields": replaced(b'{"name":"weight","dim":3,"dtype":"float32"}', b""),
+    "unknown backend": replaced(b'"backend":"memmap"', b'"backend":"pickle"'),
+    "other backend": replaced(b'"backend":"memmap"', b'"backend":"zarr"'),
+    "unknown compression": replaced(b'"compression":"zstd"', b'"compression":"bz2"'),
+    "no chunk rows": replaced(b'"chunk_rows":3', b'"chunk_rows":null'),
+    "other chunk rows": replaced(b'"chunk_rows":3', b'"chunk_rows":2'),
+    "huge chunk rows": replaced(b'"chunk_rows":3', b'"chunk_rows":1099511627776'),
+    "delta too small": replaced(b'"size":120', b'"size":119'),
+    "delta with other rows": replaced(b'"rows":2,', b'"rows":3,'),
+    "delta with 2**62 rows": replaced(b'"rows":2,', b'"rows":4611686018427387904,'),
+    "no delta": replaced(b'"deltas":[{', b'"deltas":[{},{'),
+    "payload of unknown kind": replaced(b'"kind":"tree"', b'"kind":"pickle"'),
+    "keys of unknown kind": replaced(b'"kind":"int64"', b'"kind":"uint8"'),
+    "keys of other kind": replaced(b'"kind":"int64"', b'"kind":"str"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
+    with (
+        damaged(manifest(store), DAMAGE[damage]),
+        pytest.raises((FormatError, CorruptStoreError)) as caught,
+    ):
+        opens(store)
+    assert len(str(caught.value)) < 1000
+    opens(store)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../s", "a/b", "/etc/passwd", "a\\u0000b", "x" * 300, "STORE.json", "\\ud800"],
+)
+@pytest.mark.parametrize(
+    "old", ["payload-00000000000000000005", "g00000000000000000001", "delta-00000000000000000005"]
+)
+def test_a_bad_name_is_refused(store: Sample, old: str, name: str) -> None:
+    """Row 40: names that lead elsewhere, in every place that holds one."""
+
+    def change(data: bytes) -> bytes:
+        body = data[data.index(b'"body":') + 7 : -2].decode()
+        start = body.index(f'"{old}')
+        end = body.index('"', start + 1)
+        return sealed(f'{body[:start]}"{name}{body[end:]}'.encode())
+
+    with (
+        damaged(manifest(store), change),
+        pytest.raises((FormatError, CorruptStoreError)),
+    ):
+        opens(store)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../s", "a/b", "LOCK", "x" * 300, "a\\u0000b"])
+def test_a_bad_table_name_is_refused(store: Sample, name: str) -> None:
+    with (
+        damaged(manifest(store), replaced(b'"plain":', f'"{name}":'.encode())),
+        pytest.raises((FormatError, CorruptStoreError)),
+    ):
+        opens(store)
+
+
+IDENTITY: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "garbage": lambda data: bytes(range(256)),
+    "null": lambda data: sealed(b"null"),
+    "another uuid": replaced(b'"uuid":"', b'"uuid":"0'),
+    "no uuid": lambda data: sealed(b'{"format":1,"parent":null}'),
+    "bad parent": replaced(b'"parent":null', b'"parent":7'),
+    "unknown key": replaced(b'"parent":null', b'"parent":null,"more":1'),
+    "large": lambda data: data + bytes(1 << 20),
+}
+
+
+@pytest.mark.parametrize("damage", IDENTITY)
+def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
+    with (
+        damaged(store.path / "STORE.json", IDENTITY[damage]),
+        pytest.raises((FormatError, CorruptStoreError)),
+    ):
+        opens(store)
+
+
+@pytest.mark.parametrize("name", ["STORE.json", "manifest"])
+def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
+    """Row 42."""
+    path = store.path / name if name == "STORE.json" else manifest(store)
+    with (
+        damaged(path, replaced(b'"format":1', b'"format":2')),
+        pytest.raises(FormatError, match="newer version; pip install --upgrade tierstore"),
+    ):
+        opens(store)
+
+
+def test_an_older_version_opens_beside_a_damaged_newest(store: Sample) -> None:
+    with damaged(manifest(store), lambda data: data[:-5]):
+        with pytest.raises(FormatError, match=r"tierstore.open\(path, version=N\)"):
+            opens(store)
+        with tierstore.open(store.path, version=4) as reader:
+            assert reader.version == 4
+            assert manifest(store).name in reader.verify().bad_files
+
+
+def test_a_writer_goes_on_from_an_older_version_beside_a_damaged_newest() -> None:
+    with sample() as store:
+        newest = manifest(store)
+        newest.write_bytes(newest.read_bytes()[:-5])
+        with tierstore.open(store.path, "r+", version=4, discard_newer=True) as writer:
+            assert writer.version == 4
+            writer.commit(step=9)
+        with tierstore.open(store.path) as reader:
+            assert (reader.version, reader.step) == (5, 9)
+            assert reader.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("step", "scalars"),
+    [
+        (2**63, {}),
+        (-(2**63) - 1, {}),
+        (1, {"text": "x" * (17 << 20)}),
+        (1, {"deep": json.loads("[" * 900 + "]" * 900)}),
+        (1, {"number": float("nan")}),
+        (1, {"object": object()}),
+    ],
+    ids=["step", "negative step", "large", "deep", "NaN", "object"],
+)
+def test_a_manifest_that_nobody_could_read_is_not_published(
+    tmp_path: Path, step: int, scalars: dict[str, Any]
+) -> None:
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:
+        store["t"].scalars.update(scalars)
+        try:
+            store.commit(step=step, payload={"model": b"x"})
+        except (InvalidInputError, InvalidTypeError):
+            store["t"].scalars.clear()
+            assert store.commit(step=7) == 2
+    with tierstore.open(tmp_path / "s") as store:
+        assert store.version == 2
+
+
+@pytest.mark.parametrize("text", ["[" * 100, '{"', "\ud800", "é\0\n\x1b[31m", "}" * 70])
+def test_texts_among_the_scalars_come_back(tmp_path: Path, text: str) -> None:
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:
+        store["t"].scalars["text"] = text
+        store.commit()
+    with tierstore.open(tmp_path / "s") as store:
+        assert store["t"].scalars == {"text": text}
