@@ -23,7 +23,7 @@ from tierstore.table import Table
 
 __all__ = ["Held", "as_numpy", "check_table", "each", "legacy"]
 
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 4 << 20
 
 _open: weakref.WeakSet[Held] = weakref.WeakSet()
 
