@@ -30,6 +30,8 @@ _FOOTER = struct.Struct("<8s16sQQQI")
 _FOOTER_BYTES = 64
 _CHECKED_BYTES = 4 << 20
 _ALLOCATION = (1 << 20, 64 << 20)
+_SENT_AT_ONCE = 1 << 20
+"""Bytes written in one piece that are unlikely to change again before the commit."""
 
 
 def _footer(store: bytes, version: int, count: int, record_bytes: int, body: int) -> bytes:
@@ -171,10 +173,11 @@ class LiveDelta:
         sums = checksum.row_checksums(rows, records)
         order = np.argsort(positions, kind="stable")
         runs = np.flatnonzero(np.diff(positions[order], prepend=-2) != 1).tolist()
+        in_order = bool((np.diff(order) == 1).all())
         try:
             for begin, end in zip(runs, [*runs[1:], order.size], strict=True):
-                part = order[begin:end]
-                self._file.write(records[part], int(positions[part[0]]) * self.record_bytes)
+                part = slice(begin, end) if in_order else order[begin:end]
+                self._write(int(positions[order[begin]]), records[part])
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
@@ -183,6 +186,13 @@ class LiveDelta:
         self._ids[positions] = rows
         self._sums[positions] = sums
         self.count = count
+
+    def _write(self, position: int, records: npt.NDArray[np.uint8]) -> None:
+        """Write consecutive records; many of them are on their way to the disk at once."""
+        offset = position * self.record_bytes
+        self._file.write(np.ascontiguousarray(records), offset)
+        if records.nbytes >= _SENT_AT_ONCE:
+            self._file.start_writing(offset, records.nbytes)
 
     def _reserve(self, count: int) -> None:
         if count > self._ids.size:
