@@ -162,6 +162,6 @@ def _site() -> str:
             if function not in ("_sync", *names):
                 names.insert(0, function)
         elif module.startswith("tierstore."):
-            return " > ".join([f"{module.removeprefix('tierstore.')}.{function}", *names])
+            return " > ".join([f"{module.rpartition('.')[2]}.{function}", *names])
         frame = frame.f_back  # type: ignore[assignment]
     return " > ".join(names)
