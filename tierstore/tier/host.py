@@ -184,6 +184,9 @@ class HostTier:
             self.map.use(rows)
         self.map.touch(slots if not missing.size else slots.compress(slots >= 0))
         if missing.size:
+            if positions is not None and missing.size > self.slots:
+                repeats = np.bincount(positions.ravel(), minlength=rows.size)[missing]
+                missing = missing[np.argsort(-repeats, kind="stable")]
             wanted = rows[missing]
             self._promote(self.map.distinct(wanted), force=force)
             slots[missing] = self.map.lookup(wanted)

@@ -1,0 +1,10 @@
+"""How much memory to give: replaying what a table was asked for through tiers of any size.
+
+`load_stream` reads recorded traces and files of ids, `simulate` replays them through policies and
+sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.
+"""
+
+from tierstore.sizing.simulate import Point, Simulation, simulate
+from tierstore.sizing.streams import Stream, load_stream, stream_of
+
+__all__ = ["Point", "Simulation", "Stream", "load_stream", "simulate", "stream_of"]
