@@ -13,6 +13,7 @@ TINY = {
     "bench_bookkeeping": ["--slots", "4096", "--batch", "200"],
     "bench_commit": ["--rows", "5000"],
     "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
+    "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_import": [],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
