@@ -17,6 +17,7 @@ from tierstore.errors import (
     RowIndexError,
     UnknownNameError,
 )
+from tierstore.policy import static
 
 ROWS = 50
 FIELDS = {
@@ -39,7 +40,7 @@ def make(tmp_path_factory):
     """Make a store of one table, `item`, and close it in the end without a warning."""
     made: list[tierstore.Store] = []
 
-    def make(slots: int = 7, rows: int = ROWS, **spec: Any) -> tierstore.Table:
+    def make(slots: int = 7, rows: int = ROWS, policy: Any = None, **spec: Any) -> tierstore.Table:
         if not spec.keys() & {"dim", "fields"}:
             spec["fields"] = FIELDS
         made.append(
@@ -47,6 +48,7 @@ def make(tmp_path_factory):
                 tmp_path_factory.mktemp("store") / "emb.tier",
                 {"item": tierstore.TableSpec(rows, **spec)},
                 budget=tierstore.Budget(host_rows=slots),
+                policy=policy,
             )
         )
         return made[-1]["item"]
@@ -96,11 +98,15 @@ def test_every_field_reads_what_was_written(make, slots, options):
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.integers(0, 2**32), st.sampled_from(BUDGETS))
-def test_any_sequence_of_reads_and_writes(make, seed, slots):
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(BUDGETS),
+    st.sampled_from(["lru", "lfu", "lookahead", static(np.arange(ROWS))]),
+)
+def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
     """Batches larger than the budget, duplicates, single fields, leases and prefetches."""
     rng = np.random.default_rng(seed)
-    table = make(slots)
+    table = make(slots, policy=policy)
     oracle = fill(table, rng)
     for _ in range(int(rng.integers(1, 25))):
         ids = rng.integers(0, ROWS, rng.integers(0, 80))
