@@ -82,6 +82,16 @@ class Twin:
         }
         return {"version": version, "step": self._step, "payload": payload, "tables": tables}
 
+    def expected(self) -> State:
+        """Return what users must see now, uncommitted rows included."""
+        return self._expect({}, self.states[-1]["version"])
+
+    def restart(self, root: Path, mark: Marked) -> None:
+        """Open the store after a power cut that left it in `root`."""
+        self.path, self._mark = root / self._name, mark
+        self.open()
+        self._adopt(self.states[-1])
+
     def _commit(self, work: Callable[[], Any], payload: dict[str, bytes] | None = None) -> None:
         """Do what makes the next version, between marks."""
         version = self.states[-1]["version"] + 1 if self.states else 1

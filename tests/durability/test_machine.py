@@ -1,0 +1,147 @@
+"""A store against a plain account of it: steps that hypothesis chooses, power cuts included."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import tierstore
+from tests.durability.crash import durable, scratch, small_deltas
+from tests.durability.disk import Disk
+from tests.durability.recorder import Recorder
+from tests.durability.twin import State, Twin, observe
+from tierstore import io
+from tierstore.budget import Budget
+from tierstore.errors import LockedError
+
+STEPS = ["write", "write", "commit", "confirm", "rollback", "create_table", "replace_table"]
+STEPS += ["add_fields", "grow", "set_keys", "reopen"]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Every read shows the account; every reader its version; every power cut the last commit."""
+
+    @initialize(seed=st.integers(0, 2**32), backend=st.sampled_from(["memmap", "zarr", "zstd"]))
+    def create(self, seed: int, backend: str) -> None:
+        self.readers: list[tuple[tierstore.Store, State]] = []
+        self.quiet = warnings.catch_warnings()
+        self.quiet.__enter__()
+        warnings.simplefilter("ignore")
+        self.small = small_deltas()
+        self.small.__enter__()
+        self.scratches: list[Any] = []
+        self._record([])
+        self.twin = Twin(self.root, self.recorder.mark, seed, backend=backend)
+        self._do("create")
+
+    def _record(self, events: list[Any]) -> None:
+        self.scratches.append(scratch())
+        self.root = self.scratches[-1].__enter__()
+        self.recorder = Recorder(self.root, events)
+
+    def _do(self, step: str) -> None:
+        with mock.patch.object(io, "_os", self.recorder):
+            getattr(self.twin, step)()
+
+    @rule(step=st.sampled_from(STEPS))
+    def step(self, step: str) -> None:
+        self._do(step)
+
+    @rule()
+    def fold(self) -> None:
+        try:
+            self._do("fold")
+        except LockedError:
+            assert self.readers
+
+    @rule()
+    def open_reader(self) -> None:
+        reader = tierstore.open(self.twin.path, budget=Budget(host_rows=2))
+        self.readers.append((reader, self.twin.states[-1]))
+
+    @rule(data=st.data())
+    def refresh_reader(self, data: st.DataObject) -> None:
+        if self.readers:
+            at = data.draw(st.integers(0, len(self.readers) - 1))
+            reader, _ = self.readers[at]
+            reader.refresh()
+            self.readers[at] = reader, self.twin.states[-1]
+
+    @rule()
+    def close_readers(self) -> None:
+        for reader, _ in self.readers:
+            reader.close()
+        self.readers.clear()
+
+    @rule(seed=st.integers(0, 2**32), hostile=st.booleans())
+    def power_cut(self, seed: int, hostile: bool) -> None:
+        self.close_readers()
+        image = Disk(self.recorder.log).crash(random.Random(seed), hostile=hostile)
+        self.twin.close()
+        self._record(durable(image))
+        with mock.patch.object(io, "_os", self.recorder):
+            self.twin.restart(self.root, self.recorder.mark)
+
+    @invariant()
+    def shows_the_account(self) -> None:
+        found = observe(self.twin.store)
+        assert found["tables"] == self.twin.expected()["tables"]
+        assert found["version"] == self.twin.states[-1]["version"]
+        for table in self.twin.store.tables.values():
+            ids = np.array([table.rows - 1, 0, 0])
+            assert np.array_equal(table.read(ids)[1], table.read([0])[0], equal_nan=True)
+
+    @invariant()
+    def readers_keep_their_version(self) -> None:
+        for reader, state in self.readers:
+            assert observe_tables(reader) == observe_state(state)
+
+    def teardown(self) -> None:
+        if hasattr(self, "twin"):
+            self.close_readers()
+            self.twin.close()
+            for place in self.scratches:
+                place.__exit__(None, None, None)
+            self.small.__exit__(None, None, None)
+            self.quiet.__exit__(None, None, None)
+
+
+def observe_tables(reader: tierstore.Store) -> dict[str, Any]:
+    """Fields of all tables; keys and payload may be swept under a reader that stays."""
+    return {
+        name: {
+            field: values.tobytes()
+            for field, values in table.read(
+                np.arange(table.rows), fields=list(table.fields)
+            ).items()
+        }
+        for name, table in reader.tables.items()
+    }
+
+
+def observe_state(state: State) -> dict[str, Any]:
+    return {name: table["fields"] for name, table in state["tables"].items()}
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+class TestStore(StoreMachine.TestCase):  # type: ignore[misc]
+    settings = settings(
+        max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=QUIET
+    )
+
+
+@pytest.mark.torture
+class TestStoreForLong(StoreMachine.TestCase):  # type: ignore[misc]
+    settings = settings(
+        max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=QUIET
+    )
