@@ -688,8 +688,9 @@ __device__ void finish(const Tier &t, const Batch &b) {
             admit_deferred(t, b);
             grid_barrier(&c->gate);
         }
-        // Records that stay in host memory go over the link.
-        const u32 blocks = b.admit || gridDim.x < LINK_BLOCKS ? gridDim.x : LINK_BLOCKS;
+        // Where the link decides, because many records stay in host memory, few blocks use it best.
+        const bool far = 16ull * (c->missed - c->victims) > (u64)b.n;
+        const u32 blocks = far && gridDim.x > LINK_BLOCKS ? LINK_BLOCKS : gridDim.x;
         if (b.mode == WRITE && blockIdx.x < blocks) write_winners(t, b, team(0, blocks));
         else if (b.mode == LEASE && b.last) write_positions(t, b);
         if (b.mode == WRITE && !waiting) return;

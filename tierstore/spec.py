@@ -139,6 +139,10 @@ class RecordLayout:
     def _by_name(self) -> dict[str, Field]:
         return dict(self.fields)
 
+    @cached_property
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        return {n: (self.offsets[n], self.offsets[n] + item.nbytes) for n, item in self.fields}
+
     def field(self, name: str) -> Field:
         """Return a field; raises UnknownNameError, a KeyError, naming those there are."""
         item = self._by_name.get(name)
@@ -149,8 +153,9 @@ class RecordLayout:
 
     def span(self, name: str) -> tuple[int, int]:
         """Return the byte range `(lo, hi)` of a field in the record; raises UnknownNameError."""
-        nbytes = self.field(name).nbytes
-        return self.offsets[name], self.offsets[name] + nbytes
+        if name not in self._spans:
+            self.field(name)
+        return self._spans[name]
 
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
         """View one field of records `(n, record_bytes)` as `(n, dim)`, without a copy."""
