@@ -1,121 +1,140 @@
-"""Word embeddings from real text, trained through the tiers: skip-gram with negative sampling.
+"""Word vectors by skip-gram with negative sampling, from rows that live in a store.
 
-    python examples/word2vec.py demo                      # the documentation inside Python itself
-    python examples/word2vec.py demo --data mytext.txt    # or a text of yours
+    python examples/word2vec.py demo                      # text found on this machine
+    python examples/word2vec.py demo --data corpus.txt    # a text file of yours
 
-Writes demo/words.tier. The tables get less memory than they need, so rows go to the disk and come
-back while it trains. Stop it whenever you like, also by kill -9: it goes on from the last commit.
-Method: Mikolov et al., "Distributed representations of words and phrases", NeurIPS 2013.
+Writes demo/words.tier. Kill it whenever you like: run again, it goes on from the last commit.
+Mikolov et al., "Distributed representations of words and phrases", 2013; negatives are shared by a
+batch.
 """
 
 import argparse
 import re
 import sysconfig
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import logsigmoid, normalize
 
 import tierstore
+from tierstore.nn import TieredEmbedding
+from tierstore.optim import TieredOptimizer
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("folder", type=Path, help="where to put words.tier")
-parser.add_argument("--data", type=Path, help="a text file; Python's own documentation if left out")
-parser.add_argument("--steps", type=int, default=2000)
-parser.add_argument("--batch", type=int, default=2048)
-parser.add_argument("--dim", type=int, default=64)
-parser.add_argument("--device", default="auto")
-args = parser.parse_args()
+arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+arguments.add_argument("folder", nargs="?", default="demo", type=Path)
+arguments.add_argument("--data", type=Path, help="a text file, or an .npz with an array `tokens`")
+arguments.add_argument("--steps", type=int, default=1500)
+arguments.add_argument("--device", default="auto")
+given = arguments.parse_args()
 
-WINDOW, NEGATIVES, LEAST_COUNT, COMMIT_EVERY = 4, 64, 5, 250
+# ----- configuration
+dim = 64
+batch = 4096  # pairs of a word and one from its context
+negatives = 64  # words drawn for all pairs of a batch
+weight = 5 / negatives  # together they count as five
+window = 5
+least = 5  # occurrences of a word
+frequent = 1e-3  # words above this share of the text are thinned out
+lr = 0.2
+commit_every = 500
+# -----
 
 
-def python_documentation() -> str:
-    """The docstrings of the standard library: some hundred thousand words of English."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)
-    texts = (file.read_text(encoding="utf-8", errors="ignore") for file in files)
-    return "\n".join(part for text in texts for part in re.findall(r'"""(.*?)"""', text, re.DOTALL))
+def documentation(words_wanted=1_000_000):
+    """Docstrings of the standard library and of what is installed: English, and everywhere."""
+    words = []
+    for kind in ("stdlib", "purelib"):
+        for path in sorted(Path(sysconfig.get_path(kind)).rglob("*.py")):
+            if (kind == "stdlib" and "site-packages" in path.parts) or "tests" in path.parts:
+                continue
+            for text in re.findall(r'"""(.*?)"""', path.read_text(errors="ignore"), re.DOTALL):
+                words += re.findall(r"[a-z]{2,}", text.lower())
+            if len(words) > words_wanted:
+                return words
+    return words
 
 
-# -- words and how often they occur
+if given.data is None:
+    text = documentation()
+elif given.data.suffix == ".npz":
+    text = np.load(given.data)["tokens"]
+else:
+    text = re.findall(r"\w+", given.data.read_text(errors="ignore").lower())
 
-text = args.data.read_text(errors="ignore") if args.data else python_documentation()
-tokens = re.findall(r"[a-z]+", text.lower())
-counts = Counter(tokens)
-words = [word for word, count in counts.most_common() if count >= LEAST_COUNT]
-number = {word: i for i, word in enumerate(words)}
-stream = np.array([number[word] for word in tokens if word in number])
-frequency = np.array([counts[word] for word in words], float)
-share = frequency / frequency.sum()
-kept = np.random.default_rng(0).random(stream.size) < np.sqrt(1e-3 / share)[stream]
-stream = stream[kept]  # frequent words carry little meaning: most of them are left out
-noise = np.cumsum(frequency**0.75 / (frequency**0.75).sum())
-print(f"{len(tokens):,} words of text, {len(words):,} different ones kept")
-
-# -- a store with two tables, made on the first run
-
-args.folder.mkdir(parents=True, exist_ok=True)
-path = args.folder / "words.tier"
+# A store knows its words: they are the keys of its rows.
+path = given.folder / "words.tier"
 if not path.exists():
-    start = tierstore.uniform(-0.5 / args.dim, 0.5 / args.dim, seed=1)
-    spec = {
-        "input": tierstore.TableSpec(rows=len(words), dim=args.dim, init=start),
-        "output": tierstore.TableSpec(rows=len(words), dim=args.dim),
+    if isinstance(text, np.ndarray):
+        counts = np.bincount(text)
+        words = [str(word) for word in np.flatnonzero(counts >= least)]
+    else:
+        words = [word for word, count in Counter(text).most_common() if count >= least]
+    given.folder.mkdir(parents=True, exist_ok=True)
+    init = tierstore.uniform(-0.5 / dim, 0.5 / dim, seed=1)
+    tables = {
+        "input": tierstore.TableSpec(len(words), dim, init=init),
+        "output": tierstore.TableSpec(len(words), dim),
     }
-    with tierstore.create(path, spec) as made:
+    with tierstore.create(path, tables) as made:
         made["input"].set_keys(words)
 
-budget = tierstore.Budget(host_rows=len(words) // 2, gpu_rows=len(words) // 4)
-store = tierstore.open(path, "r+", budget=budget, device=args.device)
-if store["input"].rows != len(words):
-    raise SystemExit(f"{path} was trained on another text; choose another folder")
-inputs, outputs = (tierstore.nn.TieredEmbedding(store[name]) for name in ("input", "output"))
-optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adagrad, [inputs, outputs], lr=0.1)
-device = store["input"].device
+with tierstore.open(path) as store:
+    words, rows = store["input"].keys[:], store["input"].rows
+number = {word: row for row, word in enumerate(words)}
+tokens = np.array([number[str(word)] for word in text if str(word) in number])
+tokens, held_out = np.split(tokens, [int(len(tokens) * 0.98)])
+share = np.bincount(tokens, minlength=rows) / len(tokens)
+kept = np.random.default_rng(0).random(len(tokens)) < np.sqrt(frequent / share[tokens])
+tokens = tokens[kept]
+noise = torch.from_numpy(np.cumsum(share**0.75) / np.sum(share**0.75))
 
 
-def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Centers, one neighbour of each, and words drawn by frequency; the same for the same step."""
-    rng = np.random.default_rng((17, step))
-    at = rng.integers(WINDOW, stream.size - WINDOW, args.batch)
-    apart = rng.integers(1, WINDOW + 1, args.batch) * rng.choice([-1, 1], args.batch)
-    drawn = np.searchsorted(noise, rng.random(NEGATIVES)).clip(max=len(words) - 1)
-    parts = stream[at], stream[at + apart], drawn
-    return tuple(torch.from_numpy(part).to(device) for part in parts)
+def pairs(source):
+    """A word and one at most `window` away, nearer ones more often."""
+    distance = torch.minimum(*(torch.randint(1, window + 1, (2, batch))))
+    distance *= torch.randint(0, 2, (batch,)) * 2 - 1
+    place = torch.randint(window, len(source) - window, (batch,)).numpy()
+    return torch.from_numpy(source[place]), torch.from_numpy(source[place + distance.numpy()])
 
 
-# -- training
+def loss_of(words, contexts):
+    """Negative log-likelihood: the pair is true, the word with each negative is not."""
+    false = torch.searchsorted(noise, torch.rand(negatives, dtype=noise.dtype)).clamp_max(rows - 1)
+    vectors = inputs(words)
+    true = (vectors * outputs(contexts)).sum(1)
+    return -(logsigmoid(true) + weight * logsigmoid(-vectors @ outputs(false).T).sum(1)).mean()
 
-first = store.step or 0
-if first:
-    print(f"going on from step {first}, version {store.version}")
-losses = []
-for step in range(first, args.steps):
-    center, neighbour, drawn = batch_of(step)
-    seen = inputs(center)
-    positive = (seen * outputs(neighbour)).sum(1)
-    negative = seen @ outputs(drawn).T
-    loss = -F.logsigmoid(positive).mean() - 5 * F.logsigmoid(-negative).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.detach())
-    if (step + 1) % COMMIT_EVERY == 0 or step + 1 == args.steps:
-        store.commit(step=step + 1)
-        print(f"step {step + 1:5}   loss {torch.stack(losses).mean():.4f}   committed")
-        losses.clear()
 
-# -- what it has learnt
+torch.manual_seed(0)
+budget = tierstore.Budget(host_rows=rows // 4, gpu_rows=rows // 8)  # the tables do not fit
+with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
+    inputs, outputs = TieredEmbedding(store["input"]), TieredEmbedding(store["output"])
+    opt = TieredOptimizer(torch.optim.Adagrad, [inputs, outputs], lr=lr)
+    run = tierstore.Checkpoint(store, opt=opt)
+    first, start = run.resume(), time.perf_counter()
+    print(f"{len(text):,} words, {rows:,} different; going on from step {first}")
 
-table = store["input"]
-vectors = F.normalize(torch.from_numpy(np.concatenate(list(table.scan(field="weight")))), dim=1)
-for word in ("file", "string", "list", "process", "month", "error"):
-    if word in number:
-        near = (vectors @ vectors[number[word]]).topk(6).indices[1:]
-        print(f"{word:8} {'  '.join(table.keys[i] for i in near.tolist())}")
-hits = table.stats()
-print("hit rates: " + ", ".join(f"{tier} {stats.hit_rate:.0%}" for tier, stats in hits.items()))
-store.close()
+    for step in range(first + 1, given.steps + 1):
+        loss = loss_of(*pairs(tokens)) * batch
+        loss.backward()
+        opt.step()
+        if step % commit_every == 0 or step == given.steps:
+            run.commit(step)
+            speed = (step - first) * batch / (time.perf_counter() - start)
+            tier = next(iter(store["input"].stats().values()))
+            hits = tier.hits / tier.requested
+            print(f"step {step}: loss {loss / batch:.3f}, {speed:,.0f} pairs/s, {hits:.0%} hits")
+
+    with torch.no_grad():
+        held = np.mean([float(loss_of(*pairs(held_out))) for _ in range(20)])
+        vectors = normalize(inputs(torch.arange(rows)))
+    common = [w for w in ("file", "list", "error", "first", "python") if w in number] or words[
+        100:105
+    ]
+    for word in common:
+        near = (vectors @ vectors[number[word]]).topk(6).indices[1:].tolist()
+        print(f"{word}: {', '.join(words[row] for row in near)}")
+    print(f"loss on {len(held_out):,} held-out words: {held:.3f}, {6 * np.log(2):.3f} untrained")

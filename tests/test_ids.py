@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
-from tierstore.ids import host_ids, last_of_each
+from tierstore.table.ids import host_ids, last_of_each
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u8"]
 

@@ -3,7 +3,7 @@ import pytest
 
 import tierstore
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, RowIndexError
-from tierstore.trace import Recording, is_trace, read_trace, trace_rows
+from tierstore.table.trace import Recording, is_trace, read_trace, trace_rows
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from tierstore import bfloat16
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
 from tierstore.spec import Field
-from tierstore.values import from_bytes, to_bytes
+from tierstore.table.values import from_bytes, to_bytes
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 

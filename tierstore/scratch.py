@@ -22,11 +22,11 @@ from tierstore.guard import Guard
 from tierstore.laws import Law
 from tierstore.manifest import TableInfo
 from tierstore.policy import lru
-from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, TableSpec
 from tierstore.table import Table
+from tierstore.table.prefetch import Prefetcher
+from tierstore.table.tiers import find_device, place
 from tierstore.tier.origin import Origin
-from tierstore.tiers import find_device, place
 from tierstore.transfer import Device
 
 __all__ = ["Scratch"]

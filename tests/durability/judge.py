@@ -12,7 +12,7 @@ from tests.durability.disk import Image
 from tests.durability.recorder import lay
 from tests.durability.twin import State, observe
 from tierstore.budget import Budget
-from tierstore.history import FOLD, LOCK, STORE
+from tierstore.store.history import FOLD, LOCK, STORE
 
 __all__ = ["Failure", "Judge", "check_files"]
 

@@ -245,7 +245,7 @@ def _sevens(rows: np.ndarray, _: object) -> np.ndarray:
     ("check", "mutant", "kind"),
     [
         ("tierstore.strictjson.crc32c", _constant, "manifest-*"),
-        ("tierstore.payload.crc32c", _constant, "payload-*"),
+        ("tierstore.store.payload.crc32c", _constant, "payload-*"),
         ("tierstore.disk.keys.crc32c", _constant, "keys.*"),
         ("tierstore.checksum.crc32c", _constant, "delta-*"),
         ("tierstore.checksum.row_checksums", _sevens, "rows.npy"),

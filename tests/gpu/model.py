@@ -9,7 +9,7 @@ import numpy as np
 from tests.gpu.conftest import Place
 from tierstore.stats import TierStats
 from tierstore.tier.gpu import GpuTier
-from tierstore.tier.gpu_lease import GpuLease
+from tierstore.tier.gpu.lease import GpuLease
 from tierstore.tier.host import HostTier
 
 

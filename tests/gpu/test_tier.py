@@ -10,7 +10,7 @@ import pytest
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tierstore.errors import CapacityError, RowIndexError
-from tierstore.tier.gpu_memory import GpuMemory
+from tierstore.tier.gpu.memory import GpuMemory
 
 
 def test_least_recently_used_batch_goes_first(place: Place) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 from tierstore.sizing import load_stream, stream_of
-from tierstore.trace import Recording
+from tierstore.table.trace import Recording
 
 
 def ids(count: int = 1000, rows: int = 50) -> np.ndarray:

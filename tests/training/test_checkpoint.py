@@ -51,10 +51,9 @@ def killed_at(path: Path, steps: int, last: int) -> None:
 
 def test_a_run_that_is_killed_goes_on_to_the_bytes_of_one_that_is_not(tmp_path: Path) -> None:
     killed_run.train(tmp_path / "whole.tier", 24)
-    for last in (7, 12):
-        killed_at(tmp_path / "killed.tier", 24, last)
+    killed_at(tmp_path / "killed.tier", 24, last=12)
     with tierstore.open(tmp_path / "killed.tier") as store:
-        assert store.step in (5, 10, 15, 20)
+        assert store.step in (10, 15, 20)
     killed_run.train(tmp_path / "killed.tier", 24)
     assert contents(tmp_path / "killed.tier") == contents(tmp_path / "whole.tier")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tierstore.access import Lease
 from tierstore.table import Table
+from tierstore.table.access import Lease
 
 __all__ = ["Batch", "Gradient", "merged", "sum_by_row"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierstore.access import Lease
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import ops
 from tierstore.nn.batch import Batch, Gradient
 from tierstore.table import Table
+from tierstore.table.access import Lease
 
 __all__ = ["TieredEmbedding"]
 

@@ -6,10 +6,10 @@ from collections import deque
 
 import torch
 
-from tierstore.access import Lease
 from tierstore.nn.batch import Gradient, merged
 from tierstore.optim.state import State, StoredState
 from tierstore.table import Table
+from tierstore.table.access import Lease
 
 __all__ = ["Compact", "TrainedField"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tierstore import laws
-from tierstore.access import Lease
 from tierstore.errors import InvalidInputError
 from tierstore.optim.probe import StatePlan
 from tierstore.spec import Field
 from tierstore.table import Table
+from tierstore.table.access import Lease
 
 __all__ = ["State", "StoredState"]
 

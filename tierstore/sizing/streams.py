@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, MissingExtraError
-from tierstore.trace import is_trace, read_trace, trace_rows
+from tierstore.table.trace import is_trace, read_trace, trace_rows
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
 

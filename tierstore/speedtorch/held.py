@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 
 from tierstore.errors import InvalidInputError
-from tierstore.ids import is_cupy
 from tierstore.scratch import Scratch
 from tierstore.spec import Field, TableSpec
 from tierstore.speedtorch.files import Streamed
 from tierstore.speedtorch.where import Where, table_of
 from tierstore.store import Store
 from tierstore.table import Table
+from tierstore.table.ids import is_cupy
 
 __all__ = ["Held", "as_numpy", "check_table", "each", "legacy"]
 

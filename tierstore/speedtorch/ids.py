@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tierstore.ids import is_cupy
+from tierstore.table.ids import is_cupy
 
 __all__ = ["flat_ids", "to_tensor"]
 

@@ -77,7 +77,7 @@ class Origin:
         self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
 
     def prefetch(self, rows: Rows) -> None:
-        """Do nothing: there is nowhere to bring rows nearer from."""
+        """Return nothing to do: there is nowhere to bring rows nearer from."""
 
     def flush(self) -> None:
         """Do nothing: there is no tier below."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.tier.gpu_arguments import Arguments, Mode
-from tierstore.tier.gpu_memory import GpuMemory
+from tierstore.tier.gpu.arguments import Arguments, Mode
+from tierstore.tier.gpu.memory import GpuMemory
 from tierstore.tier.host import HostTier
 from tierstore.transfer import Device
 

@@ -13,9 +13,9 @@ from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import TierStoreError
-from tierstore.history import History
 from tierstore.manifest import Manifest, TableInfo
-from tierstore.payload import Payload
+from tierstore.store.history import History
+from tierstore.store.payload import Payload
 from tierstore.table import Table
 
 __all__ = ["VerifyReport", "verify_store"]

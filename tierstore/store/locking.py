@@ -9,7 +9,7 @@ import time
 
 from tierstore import io
 from tierstore.errors import LockedError, StoreFullError, StoreIOError
-from tierstore.history import FOLD, LOCK
+from tierstore.store.history import FOLD, LOCK
 
 __all__ = ["become_writer", "keep_folds_away"]
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from tierstore import bfloat16
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.ids import is_cupy, is_torch
 from tierstore.spec import Field
+from tierstore.table.ids import is_cupy, is_torch
 
 __all__ = ["from_bytes", "to_bytes"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tierstore.errors import InvalidInputError
-from tierstore.ids import host_ids
 from tierstore.policy.frequency import count_keys, most_used
+from tierstore.table.ids import host_ids
 from tierstore.tier.host import HostTier
 
 __all__ = ["warm"]

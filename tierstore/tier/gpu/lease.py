@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.tier.gpu_arguments import Arguments, BatchArgument
+from tierstore.tier.gpu.arguments import Arguments, BatchArgument
 
 if TYPE_CHECKING:
     from tierstore.tier.gpu import GpuTier

@@ -10,9 +10,9 @@ from tierstore import io
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.errors import InvalidTypeError
-from tierstore.history import write_skeleton
 from tierstore.manifest import Identity, Manifest, TableInfo
 from tierstore.spec import TableSpec, check_name
+from tierstore.store.history import write_skeleton
 
 __all__ = ["create_store"]
 

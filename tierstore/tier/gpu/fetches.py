@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from tierstore.tier.gpu_arguments import Arguments
-from tierstore.tier.gpu_memory import Workspace
+from tierstore.tier.gpu.arguments import Arguments
+from tierstore.tier.gpu.memory import Workspace
 from tierstore.transfer import Device
 
 __all__ = ["Fetches"]

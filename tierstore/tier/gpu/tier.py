@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.stats import TierStats
-from tierstore.tier.gpu_arguments import Arguments, BatchArgument, Mode
-from tierstore.tier.gpu_counts import Counts
-from tierstore.tier.gpu_fetches import Fetches
-from tierstore.tier.gpu_lease import GpuLease
-from tierstore.tier.gpu_memory import GpuMemory, Workspace
-from tierstore.tier.gpu_staging import Staging
+from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Mode
+from tierstore.tier.gpu.counts import Counts
+from tierstore.tier.gpu.fetches import Fetches
+from tierstore.tier.gpu.lease import GpuLease
+from tierstore.tier.gpu.memory import GpuMemory, Workspace
+from tierstore.tier.gpu.staging import Staging
 from tierstore.tier.host import HostTier
 from tierstore.transfer import BLOCK, Device
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tierstore import io, lifetime, reshaping
+from tierstore import io
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
@@ -23,18 +23,19 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.folding import fold_tables, wants_fold
 from tierstore.guard import Guard, interrupts_deferred
-from tierstore.history import FOLD, STORE, History
 from tierstore.laws import Law
-from tierstore.locking import become_writer, keep_folds_away
 from tierstore.manifest import Identity, Manifest, TableInfo
-from tierstore.pointer import check_pointer, make_pointer
 from tierstore.policy import Policies, choose
-from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field
+from tierstore.store import lifetime, reshaping
+from tierstore.store.folding import fold_tables, wants_fold
+from tierstore.store.history import FOLD, STORE, History
+from tierstore.store.locking import become_writer, keep_folds_away
+from tierstore.store.pointer import check_pointer, make_pointer
 from tierstore.table import Table
-from tierstore.tiers import Tiers, place
+from tierstore.table.prefetch import Prefetcher
+from tierstore.table.tiers import Tiers, place
 from tierstore.transfer import Device
 
 __all__ = ["Session"]

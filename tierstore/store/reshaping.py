@@ -23,7 +23,7 @@ from tierstore.strictjson import json_values
 from tierstore.table import Table
 
 if TYPE_CHECKING:
-    from tierstore.session import Session
+    from tierstore.store.session import Session
 
 __all__ = ["add_fields", "grow", "replace", "set_keys"]
 

@@ -16,9 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import reshaping
 from tierstore.budget import Budget
-from tierstore.creating import create_store
 from tierstore.disk.base import Progress
 from tierstore.errors import (
     ExistsError,
@@ -31,16 +29,18 @@ from tierstore.errors import (
 )
 from tierstore.info import StoreInfo
 from tierstore.manifest import FORMAT
-from tierstore.payload import Payload, remove_payloads, write_payloads
 from tierstore.policy import Policies
-from tierstore.saving import save_store
-from tierstore.session import Session
 from tierstore.spec import Field, TableSpec, check_name
+from tierstore.store import reshaping
+from tierstore.store.creating import create_store
+from tierstore.store.payload import Payload, remove_payloads, write_payloads
+from tierstore.store.saving import save_store
+from tierstore.store.session import Session
+from tierstore.store.verify import VerifyReport, verify_store
 from tierstore.strictjson import json_values
 from tierstore.table import Table
-from tierstore.tiers import find_device
+from tierstore.table.tiers import find_device
 from tierstore.transfer import Device
-from tierstore.verify import VerifyReport, verify_store
 
 __all__ = ["Store", "Version", "create", "open"]
 

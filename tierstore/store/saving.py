@@ -10,9 +10,9 @@ from tierstore import io
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
-from tierstore.history import write_skeleton
 from tierstore.manifest import Identity, Manifest, PayloadInfo, TableInfo, unique_name
-from tierstore.payload import Payload, copy_payload
+from tierstore.store.history import write_skeleton
+from tierstore.store.payload import Payload, copy_payload
 from tierstore.table import Table
 
 __all__ = ["save_store"]

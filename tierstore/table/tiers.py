@@ -16,7 +16,7 @@ from tierstore.memory import available_bytes
 from tierstore.policy import Choice
 from tierstore.tier.base import Tier
 from tierstore.tier.gpu import GpuTier
-from tierstore.tier.gpu_memory import GpuMemory
+from tierstore.tier.gpu.memory import GpuMemory
 from tierstore.tier.host import HostTier
 from tierstore.transfer import CudaDevice, Device
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import CapacityError
-from tierstore.tier.gpu_arguments import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore.tier.gpu.arguments import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
 from tierstore.transfer import Device
 
 __all__ = ["GpuMemory", "Workspace"]

@@ -10,23 +10,23 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.access import Access, HostAccess, Lease, Piece
-from tierstore.device_access import DeviceAccess, device_errors
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.guard import Guard
-from tierstore.ids import Ids, on_host
 from tierstore.info import TableInformation
 from tierstore.laws import Law
-from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import TierStats
+from tierstore.table.access import Access, HostAccess, Lease, Piece
+from tierstore.table.device_access import DeviceAccess, device_errors
+from tierstore.table.ids import Ids, on_host
+from tierstore.table.prefetch import Prefetcher
+from tierstore.table.tiers import Tiers
+from tierstore.table.trace import Recording
+from tierstore.table.warming import warm
 from tierstore.tier.base import Tier
-from tierstore.tiers import Tiers
-from tierstore.trace import Recording
-from tierstore.warming import warm
 
 __all__ = ["Table"]
 

@@ -14,12 +14,12 @@ import numpy as np
 from tierstore import rowcopy
 from tierstore.errors import ClosedError
 from tierstore.guard import Guard
-from tierstore.ids import Ids, host_ids, last_of_each
-from tierstore.prefetch import Prefetcher
 from tierstore.spec import Field, RecordLayout
+from tierstore.table.ids import Ids, host_ids, last_of_each
+from tierstore.table.prefetch import Prefetcher
+from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.base import Tier
 from tierstore.tier.host import HostTier
-from tierstore.values import from_bytes, to_bytes
 
 __all__ = ["Access", "HostAccess", "HostLease", "Lease"]
 

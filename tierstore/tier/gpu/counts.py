@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierstore.errors import RowIndexError
 from tierstore.stats import TierStats
-from tierstore.tier.gpu_memory import GpuMemory
+from tierstore.tier.gpu.memory import GpuMemory
 
 __all__ = ["Counts"]
 

@@ -1,0 +1,373 @@
+"""How a table reaches a GPU tier: torch tensors and CuPy arrays on the device, NumPy by way of it.
+
+Work goes into the caller's current stream and nothing waits, but for NumPy, whose arrays are ready
+when a call returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tierstore.errors import (
+    CapacityError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    InvalidInputError,
+    InvalidTypeError,
+)
+from tierstore.guard import Guard
+from tierstore.spec import Field, RecordLayout
+from tierstore.table.access import Piece
+from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
+from tierstore.table.prefetch import Prefetcher
+from tierstore.table.values import from_bytes, to_bytes
+from tierstore.tier.gpu import GpuTier
+from tierstore.tier.gpu.lease import GpuLease
+
+__all__ = ["DeviceAccess", "DeviceLease", "device_errors"]
+
+_WIDER = {
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+    "float32": ("float32", "float16", "bfloat16"),
+    "float64": ("float64", "float32", "float16", "bfloat16"),
+}
+
+
+def _explained(error: BaseException | None, table: str) -> BaseException | None:
+    """Return what an error of the CUDA driver means to a user, other errors as they are."""
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return CapacityError(
+            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
+            "give the store a smaller gpu budget, or the batch fewer ids"
+        )
+    if kind in ("CUDARuntimeError", "CUDADriverError"):
+        return DeviceLostError(
+            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
+            "the last commit is intact; start a new process and open the store again"
+        )
+    return error
+
+
+@contextlib.contextmanager
+def device_errors(table: str) -> Iterator[None]:
+    """Turn errors of the CUDA driver into those a user can act on."""
+    try:
+        yield
+    except Exception as error:
+        explained = _explained(error, table)
+        if explained is error or explained is None:
+            raise
+        raise explained from error
+
+
+class _Using:
+    """A use of the store that explains the driver's errors, and checks ids if every call does."""
+
+    __slots__ = ("_access", "_use")
+
+    def __init__(self, access: DeviceAccess, *, write: bool) -> None:
+        self._access = access
+        self._use = access.guard.use(write=write)
+
+    def __enter__(self) -> None:
+        self._use.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        found = error
+        if error is None and self._access.sync_checks:
+            try:
+                self._access.gpu.check()
+            except Exception as failed:
+                found = failed
+        if found is None:
+            self._use.__exit__(None, None, None)
+            return
+        explained = _explained(found, self._access.name) or found
+        self._use.__exit__(type(explained), explained, trace)
+        if explained is not error:
+            raise explained from (found if explained is not found else None)
+
+
+class DeviceAccess:
+    """Access to a GPU tier; see `Access`.
+
+    Ids that are on the device are checked there, without waiting: rows of bad ids read NaN, writes
+    to them are dropped, and the next call that waits raises. With `sync_checks` every call does.
+    """
+
+    def __init__(
+        self, gpu: GpuTier, layout: RecordLayout, guard: Guard, name: str, *, sync_checks: bool
+    ) -> None:
+        """Refer to an open GPU tier."""
+        self.gpu = gpu
+        self.layout = layout
+        self.guard = guard
+        self.name = name
+        self._device = gpu.device
+        self.sync_checks = sync_checks
+
+    def ids(self, ids: object) -> Ids:
+        """Bring ids to the device as flat int64; host ids are checked against the table here."""
+        if is_torch(ids):
+            return self._torch_ids(ids)
+        if is_cupy(ids):
+            return self._cupy_ids(ids)
+        checked = host_ids(ids, self.gpu.rows)
+        return Ids(self._device.upload(checked.rows), checked.shape, "numpy")
+
+    def _torch_ids(self, ids: Any) -> Ids:
+        import torch
+
+        shape, here = tuple(ids.shape), self._torch_device
+        if ids.dtype is not torch.int64 and (
+            ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()
+        ):
+            raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+        if ids.device != here:
+            if ids.device.type == "cpu":
+                rows = torch.from_numpy(host_ids(ids, self.gpu.rows).rows)
+                return Ids(rows.to(here), shape, "torch")
+            raise DeviceError(
+                f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
+                f"ids.to({str(here)!r})"
+            )
+        if ids.dtype is not torch.int64 or len(shape) != 1 or not ids.is_contiguous():
+            ids = ids.reshape(-1).to(torch.int64).contiguous()
+        return Ids(ids, shape, "torch")
+
+    @functools.cached_property
+    def _torch_device(self) -> Any:
+        import torch
+
+        return torch.device(self._device.torch_name)
+
+    @functools.cached_property
+    def _torch_stream(self) -> Callable[[], int]:
+        """Asks torch for its current stream; the public way makes an object and costs 4 us."""
+        import torch
+
+        index = self._torch_device.index
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if raw is not None:
+            return lambda: int(raw(index))
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
+
+    def _cupy_ids(self, ids: Any) -> Ids:
+        import cupy
+
+        if ids.dtype.kind not in "iu":
+            raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+        if f"cuda:{ids.device.id}" != self._device.torch_name:
+            raise DeviceError(
+                f"the ids are on cuda:{ids.device.id}, table {self.name!r} is on "
+                f"{self._device.torch_name}"
+            )
+        return Ids(cupy.ascontiguousarray(ids.ravel(), cupy.int64), ids.shape, "cupy")
+
+    def stream(self, kind: str) -> int:
+        """Return the caller's current stream, torch's or CuPy's."""
+        if kind == "torch" and self._torch_device.type == "cuda":
+            return self._torch_stream()
+        return self._device.current_stream()
+
+    def empty(self, kind: str, count: int, nbytes: int) -> Any:
+        """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
+        if kind == "torch":
+            import torch
+
+            return torch.empty(count, nbytes, dtype=torch.uint8, device=self._torch_device)
+        return self._device.borrow(count * nbytes, np.uint8).reshape(count, nbytes)
+
+    def using(self, *, write: bool = False) -> AbstractContextManager[None]:
+        """Enter the store, explain the driver's errors, and check ids if every call does."""
+        return _Using(self, write=write)
+
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
+        out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
+        with self.using():
+            self.gpu.read(ids.rows, out, lo, hi, stream=self.stream(ids.kind), admit=admit)
+            return self._device.download(out) if ids.kind == "numpy" else out
+
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+        with self.using(write=True):
+            for lo, hi, data in pieces:
+                given = self._device.upload(data) if isinstance(data, np.ndarray) else data
+                self.gpu.write(ids.rows, given, lo, hi, stream=self.stream(ids.kind))
+
+    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
+        """Return the bytes of a field as the array that answers these ids."""
+        if isinstance(data, np.ndarray) and ids.kind == "numpy":
+            return from_bytes(np.ascontiguousarray(data), item, ids.shape, "numpy")
+        if ids.kind == "torch":
+            import torch
+
+            typed = data.contiguous().view(getattr(torch, item.dtype))
+        else:
+            typed = _cupy_typed(data, item.dtype)
+        return typed.reshape(*ids.shape, item.dim)
+
+    def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
+        """Return values for these ids as bytes of a field, checked, where they were."""
+        if not is_torch(values) or self._device.torch_name == "cpu":
+            return to_bytes(values, item, ids.shape, name)
+        import torch
+
+        if values.device.type == "cpu":
+            return to_bytes(values, item, ids.shape, name)
+        dtype = str(values.dtype).removeprefix("torch.")
+        if dtype not in _WIDER[item.dtype]:
+            raise InvalidTypeError(
+                f"{name} holds {item.dtype}, these values are {dtype}; convert them first: "
+                f"values.to(torch.{item.dtype})"
+            )
+        expected = (*ids.shape, item.dim)
+        if tuple(values.shape) != expected:
+            raise InvalidInputError(
+                f"{name} for these ids is {expected}, not {tuple(values.shape)}"
+            )
+        plain = values.detach().resolve_conj().resolve_neg().to(getattr(torch, item.dtype))
+        return plain.contiguous().reshape(-1, item.dim).view(torch.uint8)
+
+    def zeros(self, like: Any, nbytes: int) -> Any:
+        """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
+        if is_torch(like):
+            return like.new_zeros((len(like), nbytes))
+        return np.zeros((len(like), nbytes), np.uint8)
+
+    def lease(self, ids: Ids) -> DeviceLease:
+        """Pin the distinct rows of a batch."""
+        return DeviceLease(self, ids)
+
+    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
+        """Start promoting rows to the device; see `GpuTier.fetch`.
+
+        Where the host tier is a cache itself, rows it lacks come from the disk first, on the
+        prefetcher's thread.
+        """
+        if self.gpu.host.direct:
+            with self.using():
+                self.gpu.fetch(ids.rows, window, stream=self.stream(ids.kind))
+            return
+        rows = on_host(ids.rows)
+        prefetcher.submit(self._fetch_through(rows, window))
+
+    def _fetch_through(self, rows: Any, window: int) -> Callable[[], None]:
+        rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
+
+        def fetch() -> None:
+            with self.guard.use():
+                announce = self.gpu.host.prefetch(rows)
+            if announce is not None:  # without the lock: it waits for the disk
+                announce()
+            with self.using():
+                self.gpu.await_fetches()
+                self.gpu.host.fetch(rows, window)
+                self.gpu.fetch(self._device.upload(rows), window, stream=self._device.beside)
+
+        return fetch
+
+
+class DeviceLease:
+    """A lease on the device; see `Lease`. `bound` is at least the number of distinct rows.
+
+    Attributes:
+        positions: int32, in the shape of the ids, of their kind; -1 for ids outside the table.
+        gpu: the tier's own lease, for kernels that work on records where they are.
+    """
+
+    def __init__(self, access: DeviceAccess, ids: Ids) -> None:
+        """Promote and pin the distinct rows of a batch."""
+        self._access = access
+        self._kind = ids.kind
+        with access.using():
+            self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
+        self.bound = self.gpu.bound
+        self._ids = Ids(np.empty(0, np.int64), (self.bound,), ids.kind)
+        self._batch = ids
+        self._open = True
+        positions = access.gpu.device.export(self.gpu.positions, ids.kind)
+        self.positions = positions.reshape(ids.shape)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it holds what the rows are now; see `GpuLease.fresh`."""
+        return self.gpu.fresh
+
+    def read(self, field: str) -> Any:
+        """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
+        self._check()
+        access, item = self._access, self._access.layout.field(field)
+        out = access.empty(self._kind, self.bound, item.nbytes)
+        with access.using():
+            self.gpu.gather(out, *access.layout.span(field), stream=access.stream(self._kind))
+            if self._kind == "numpy":
+                out = access.gpu.device.download(out)
+        return access.to_array(out, item, self._ids)
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
+        self._check()
+        access, item = self._access, self._access.layout.field(field)
+        out = access.empty(self._kind, len(self._batch.rows), item.nbytes)
+        with access.using():
+            self.gpu.read(out, *access.layout.span(field), stream=access.stream(self._kind))
+            if self._kind == "numpy":
+                out = access.gpu.device.download(out)
+        return access.to_array(out, item, self._batch)
+
+    def write(self, field: str, values: Any) -> None:
+        """Write `(bound, dim)` values over one field of the distinct rows."""
+        self._check()
+        access = self._access
+        data = access.to_bytes(values, access.layout.field(field), self._ids, field)
+        with access.using(write=True):
+            given = access.gpu.device.upload(data) if isinstance(data, np.ndarray) else data
+            self.gpu.scatter(given, *access.layout.span(field), stream=access.stream(self._kind))
+
+    def release(self) -> None:
+        """End the lease; harmless when repeated."""
+        if self._open:
+            self._open = False
+            if not self._access.guard.closed:
+                with self._access.using():
+                    self.gpu.release(stream=self._access.stream(self._kind))
+
+    def _check(self) -> None:
+        if not self._open:
+            raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+
+    def __enter__(self) -> DeviceLease:
+        """Return the lease itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the lease."""
+        self.release()
+
+
+def _cupy_typed(data: Any, dtype: str) -> Any:
+    import cupy
+
+    data = cupy.ascontiguousarray(data)
+    if dtype != "bfloat16":
+        return data.view(dtype)
+    import ml_dtypes
+
+    return data.view(ml_dtypes.bfloat16)

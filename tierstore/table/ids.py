@@ -1,0 +1,92 @@
+"""Row ids as users give them, checked in this one place, and what kind of array answers them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
+
+__all__ = ["Ids", "host_ids", "is_torch", "last_of_each", "on_host"]
+
+
+class Ids(NamedTuple):
+    """Checked ids: flat int64 `rows`, the `shape` they came in, and the `kind` to answer with."""
+
+    rows: npt.NDArray[np.int64]
+    shape: tuple[int, ...]
+    kind: str
+
+
+def is_torch(value: object) -> bool:
+    """Whether a value is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_cupy(value: object) -> bool:
+    """Whether a value is a CuPy array; CuPy is not imported to find out."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def on_host(rows: Any) -> Any:
+    """Return checked rows, of whatever library, as a NumPy array; waits for those on a device."""
+    if is_torch(rows):
+        return rows.cpu().numpy()
+    return rows.get() if is_cupy(rows) else rows
+
+
+def host_ids(ids: object, rows: int) -> Ids:
+    """Check ids that may lie anywhere against 0..rows-1 and bring them to the host as int64.
+
+    Integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists are taken, of any shape,
+    strides and width; no copy is made of contiguous int64. Raises InvalidTypeError for floats and
+    booleans, and RowIndexError, naming the first bad id and its position, before anything is read.
+    """
+    if is_torch(ids):
+        kind, array = "torch", ids.detach().cpu().numpy()  # type: ignore[attr-defined]
+    elif is_cupy(ids):
+        kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
+    else:
+        kind, array = "numpy", _as_array(ids)
+    if array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}: {_shown(array)}")
+    flat = array.ravel()
+    if flat.size:
+        _check_range(flat, rows)
+    return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
+
+
+def _as_array(ids: object) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise InvalidInputError(f"row ids are not one array of numbers: {error}") from None
+    if array.size == 0 and not isinstance(ids, np.ndarray):
+        return array.astype(np.int64)
+    return array
+
+
+def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
+    if flat.min() >= 0 and flat.max() < rows:
+        return
+    position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
+    raise RowIndexError(
+        f"row id {flat[position]} at position {position} is outside the table's 0..{rows - 1}"
+    )
+
+
+def _shown(array: npt.NDArray[Any]) -> str:
+    return np.array2string(array, threshold=4, edgeitems=2)[:80]
+
+
+def last_of_each(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
+    """Return the position of the last occurrence of each row, or None where no row repeats."""
+    if rows.size < 2 or (np.diff(rows) > 0).all():
+        return None
+    unique, first = np.unique(rows[::-1], return_index=True)
+    return None if unique.size == rows.size else rows.size - 1 - first
