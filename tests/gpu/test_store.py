@@ -1,4 +1,4 @@
-"""A store with a GPU tier, through the public API, against NumPy oracles; one path for both devices."""
+"""A store with a GPU tier, through the public API, against NumPy oracles on both devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: rows by id, over the tiers. Ids are checked and fields become byte ranges on this floor."""
+"""Tables: rows by id over the tiers. Here ids are checked and fields become byte ranges."""
 
 from __future__ import annotations
 
