@@ -71,6 +71,7 @@ def batches(rng: np.random.Generator, *, unique: bool) -> list[Any]:
     return made
 
 
+@pytest.mark.filterwarnings("ignore:.*Sparse invariant")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["sum", "last"])
 def test_training_gives_the_same_rows_state_and_losses(
