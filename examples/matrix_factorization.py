@@ -99,7 +99,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
             size = (taste.square() + good.square() + bad.square()).sum(1).mean()
             (ranking + decay * size).backward()
             opt.step()
-            losses.append(float(ranking))
+            losses.append(ranking.item())
         run.commit(epoch + 1)
         seconds = time.perf_counter() - start
         print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}, {len(seen) / seconds:,.0f} clicks/s")
