@@ -72,7 +72,7 @@ def test_no_more_is_started_than_is_allowed(file, ring):
     found = np.zeros((count, 16), np.uint8)
     taken = 0
 
-    def completed(numbers: np.ndarray) -> int:
+    def completed(numbers: np.ndarray, results: np.ndarray) -> int:
         nonlocal taken
         seen[numbers] = True
         while taken < count and seen[taken]:
@@ -90,7 +90,7 @@ def test_an_error_leaves_no_read_under_way(file, ring):
     out = buffer(1 << 16)
     calls = 0
 
-    def completed(numbers: np.ndarray) -> int:
+    def completed(numbers: np.ndarray, results: np.ndarray) -> int:
         nonlocal calls
         calls += 1
         if calls == 3:

@@ -41,6 +41,9 @@ _REQUEST = np.dtype(
 _COMPLETION = np.dtype([("number", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 
 Offsets = npt.NDArray[np.int64]
+Completed = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int32]], int]
+
+_NO_NUMBERS = np.empty(0, np.int64)
 
 
 @cache
@@ -112,17 +115,18 @@ class Ring:
         lengths: npt.NDArray[np.int64],
         addresses: npt.NDArray[np.int64],
         *,
-        completed: Callable[[npt.NDArray[np.int64]], int] | None = None,
+        completed: Completed | None = None,
     ) -> npt.NDArray[np.int32]:
         """Read `lengths` bytes at `offsets` of `fds` to memory at `addresses`, all `(n,)`.
 
         Returns the bytes read of each, or its error number negated; a read may be short. Where
-        given, `completed` is called with the numbers of requests that are done and returns how many
-        of all may be started; it may wait. The memory belongs to the kernel until this returns.
+        given, `completed` is called with the numbers of requests that are done, and their results,
+        and returns how many of all may be started; it may wait. All memory belongs to the kernel
+        until this returns, but that of requests that are done.
         """
         total = offsets.size
         results = np.zeros(total, np.int32)
-        allowed = total if completed is None else completed(np.empty(0, np.int64))
+        allowed = total if completed is None else completed(_NO_NUMBERS, results[:0])
         started = done = 0
         try:
             while done < total:
@@ -135,7 +139,7 @@ class Ring:
                 numbers = self._finished(results)
                 done += numbers.size
                 if completed is not None:
-                    allowed = completed(numbers)
+                    allowed = completed(numbers, results[numbers])
         except BaseException:
             started -= self._withdraw()
             while done < started:  # their memory must not go before they are over
