@@ -463,8 +463,9 @@ def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     replaces files only.
     """
     target = Path(os.path.abspath(target))
-    _check_target(target, force=force)
-    temporary = target.with_name(f".{target.name[:200]}.{uuid.uuid4().hex[:8]}.partial")
+    with _explained("create", str(target)):
+        _check_target(target, force=force)
+    temporary = target.with_name(f".{target.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
     try:
         yield temporary
         _sync_tree(temporary)
