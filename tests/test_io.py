@@ -1,0 +1,321 @@
+"""Files of a store: names, sizes, mappings, and publishing whole or not at all."""
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from tierstore import io
+from tierstore.errors import (
+    CommitFailedError,
+    CorruptStoreError,
+    ExistsError,
+    FormatError,
+    InvalidInputError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    with io.Directory.open(tmp_path) as opened:
+        yield opened
+
+
+class Failing:
+    """The operating system, with one call that fails."""
+
+    def __init__(self, call: str, number: int) -> None:
+        self._call, self._number = call, number
+
+    def __getattr__(self, name: str):
+        if name == self._call:
+            return self._fail
+        return getattr(os, name)
+
+    def _fail(self, *args, **kwargs):
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def failing(monkeypatch, call: str, number: int) -> None:
+    monkeypatch.setattr(io, "_os", Failing(call, number))
+
+
+# Files
+
+
+def test_reads_and_writes_are_complete_and_positioned(directory, monkeypatch):
+    monkeypatch.setattr(io, "_MAX_IO", 1000)
+    content = np.random.default_rng(1).bytes(12_345)
+    with directory.create("file") as file:
+        file.write(content, 5)
+        file.write(np.frombuffer(b"start", np.uint8), 0)
+        assert file.size == 12_350
+        assert file.read(20_000) == b"start" + content
+        assert file.read(100, 12_345) == content[-5:]
+        assert file.read(100, 99_999) == b""
+        file.truncate(5)
+        assert file.read(100) == b"start"
+
+
+def test_a_file_is_created_once(directory):
+    directory.create("file").close()
+    with pytest.raises(StoreIOError, match=r"cannot create .*file") as error:
+        directory.create("file")
+    assert error.value.errno == errno.EEXIST
+
+
+def test_closing_twice_is_harmless(directory):
+    file = directory.create("file")
+    file.close()
+    file.close()
+    assert file.fd == -1
+
+
+def test_space_is_reserved(directory):
+    with directory.create("file") as file:
+        file.allocate(0, 1 << 20)
+        assert file.size == 1 << 20
+        assert 512 * os.fstat(file.fd).st_blocks >= 1 << 20
+        file.allocate(0, 0)
+
+
+def test_a_file_system_that_cannot_reserve_gets_the_size_alone(directory, monkeypatch):
+    with directory.create("file") as file:
+        failing(monkeypatch, "posix_fallocate", errno.EOPNOTSUPP)
+        file.allocate(0, 5000)
+        assert file.size == 5000
+        file.allocate(0, 100)
+        assert file.size == 5000
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [
+        (errno.ENOSPC, StoreFullError, "free some space"),
+        (errno.EDQUOT, StoreFullError, "no space to"),
+        (errno.EFBIG, StoreFullError, "no space to"),
+        (errno.EIO, StoreIOError, "cannot"),
+        (errno.EMFILE, StoreIOError, "ulimit -n"),
+    ],
+)
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "ftruncate", "pread"])
+def test_errors_say_what_to_do_and_keep_their_number(
+    directory, monkeypatch, call, number, error, words
+):
+    file = directory.create("file")
+    failing(monkeypatch, call, number)
+    action = {
+        "pwrite": lambda: file.write(b"data", 0),
+        "posix_fallocate": lambda: file.allocate(0, 10),
+        "ftruncate": lambda: file.truncate(10),
+        "pread": lambda: file.read(10),
+    }[call]
+    with pytest.raises(error, match=words) as raised:
+        action()
+    assert raised.value.errno == number
+    assert "file" in str(raised.value)
+
+
+def test_a_sync_that_fails_is_final(directory, monkeypatch):
+    file = directory.create("file")
+    failing(monkeypatch, "fsync", errno.EIO)
+    for synced in (file, directory):
+        with pytest.raises(CommitFailedError, match="the last commit is intact"):
+            synced.sync()
+
+
+def test_one_lock_at_a_time(directory):
+    directory.create("LOCK").close()
+    with directory.open_file("LOCK") as first, directory.open_file("LOCK") as second:
+        assert first.lock(exclusive=False)
+        assert second.lock(exclusive=False)
+        assert not first.lock(exclusive=True)
+        second.unlock()
+        assert first.lock(exclusive=True)
+        assert not second.lock(exclusive=False)
+
+
+# Directories
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "a\0b", "x" * 256])
+def test_names_are_single_components(directory, name):
+    for call in (directory.create, directory.open_file, directory.directory, directory.unlink):
+        with pytest.raises(FormatError, match="not a file name"):
+            call(name)
+
+
+def test_links_and_odd_files_are_refused(directory, tmp_path):
+    (tmp_path / "real").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "linked").symlink_to("inside")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "loop", "inside", "pipe"):
+        with pytest.raises(FormatError, match="not a regular file"):
+            directory.open_file(name)
+    for name in ("linked", "real"):
+        with pytest.raises((FormatError, StoreIOError)):
+            directory.directory(name)
+    assert directory.is_directory("inside")
+    assert not directory.is_directory("linked")
+    assert directory.exists("loop")
+    assert not directory.exists("nothing")
+
+
+def test_an_open_directory_stays_itself(directory, tmp_path):
+    (tmp_path / "inside").mkdir()
+    with directory.directory("inside") as inside:
+        os.rename(tmp_path / "inside", tmp_path / "elsewhere")
+        inside.write_file("file", b"content")
+    assert (tmp_path / "elsewhere/file").read_bytes() == b"content"
+
+
+def test_small_files_are_read_up_to_a_limit(directory):
+    directory.write_file("file", b"12345")
+    assert directory.read_file("file", 5) == b"12345"
+    with pytest.raises(FormatError, match="5 bytes; at most 4"):
+        directory.read_file("file", 4)
+    with pytest.raises(FileNotFoundError):
+        directory.read_file("nothing", 4)
+    assert directory.size("file") == 5
+    assert directory.names() == ["file"]
+    directory.unlink("file")
+    directory.unlink("file")
+    assert directory.names() == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_is_given_once(directory, monkeypatch, links):
+    if not links:
+        failing(monkeypatch, "link", errno.EOPNOTSUPP)
+    directory.write_file("first.tmp", b"first")
+    directory.write_file("second.tmp", b"second")
+    assert directory.put_if_absent("first.tmp", "name")
+    assert not directory.put_if_absent("second.tmp", "name")
+    assert directory.read_file("name", 10) == b"first"
+    assert directory.names() == ["name", "second.tmp"]
+
+
+def test_directories_that_are_not_empty_stay(directory, tmp_path):
+    directory.make_directory("inside").close()
+    (tmp_path / "inside/file").write_text("precious")
+    directory.remove_directory("inside")
+    assert (tmp_path / "inside/file").exists()
+    (tmp_path / "inside/file").unlink()
+    directory.remove_directory("inside")
+    assert directory.names() == []
+
+
+def test_the_file_system_has_a_name(tmp_path):
+    assert isinstance(io.filesystem(tmp_path), str)
+    assert io.filesystem("/proc") == "proc"
+
+
+# Mappings
+
+
+def test_files_are_mapped_one_after_another(directory):
+    page = mmap.PAGESIZE
+    contents = [np.random.default_rng(n).bytes(2 * page) for n in range(3)]
+    files = []
+    for number, content in enumerate(contents):
+        directory.write_file(f"file{number}", content)
+        files.append(directory.open_file(f"file{number}"))
+    before = len(os.listdir("/proc/self/fd"))
+    mapped = io.map_files(files, 2 * page, advice=mmap.MADV_RANDOM)
+    assert len(os.listdir("/proc/self/fd")) == before
+    for file in files:
+        file.close()
+    assert mapped.tobytes() == b"".join(contents)
+    assert not mapped.flags.writeable
+
+
+def test_a_mapping_follows_what_is_written(directory):
+    with directory.create("file") as file:
+        file.truncate(5000)
+        mapped = io.map_files([file], 5000, advice=mmap.MADV_RANDOM)
+        file.write(b"later", 4990)
+        assert mapped[4990:4995].tobytes() == b"later"
+
+
+def test_short_files_are_not_mapped(directory):
+    directory.write_file("file", b"short")
+    with directory.open_file("file") as file:
+        with pytest.raises(CorruptStoreError, match="5 bytes, at least 6"):
+            io.map_files([file], 6, advice=mmap.MADV_RANDOM)
+        assert io.map_files([file], 0, advice=mmap.MADV_RANDOM).size == 0
+        assert io.map_files([], 10, advice=mmap.MADV_RANDOM).size == 0
+
+
+# Publishing
+
+
+def test_what_is_published_appears_whole(tmp_path):
+    with io.publish(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"content")
+        assert temporary.parent == tmp_path
+        assert not (tmp_path / "file").exists()
+    assert (tmp_path / "file").read_bytes() == b"content"
+    with io.publish(tmp_path / "tree") as temporary:
+        (temporary / "inside").mkdir(parents=True)
+        (temporary / "inside/file").write_bytes(b"content")
+    assert (tmp_path / "tree/inside/file").read_bytes() == b"content"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "tree"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_what_breaks_off_leaves_nothing(tmp_path, error):
+    for make in (lambda path: path.write_bytes(b"half"), lambda path: path.mkdir()):
+        with pytest.raises(error), io.publish(tmp_path / "file") as temporary:
+            make(temporary)
+            raise error
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_is_replaced_only_by_force(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(ExistsError, match="exists"), io.publish(tmp_path / "file"):
+        raise RuntimeError("not reached")
+    with io.publish(tmp_path / "file", force=True) as temporary:
+        temporary.write_bytes(b"new")
+        assert (tmp_path / "file").read_bytes() == b"old"
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_target_that_appears_meanwhile_stays(tmp_path):
+    with pytest.raises(ExistsError), io.publish(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"mine")
+        (tmp_path / "file").write_bytes(b"another's")
+    assert (tmp_path / "file").read_bytes() == b"another's"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_links_and_directories_are_never_replaced(tmp_path, force):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "link").symlink_to("precious")
+    (tmp_path / "dangling").symlink_to("nothing")
+    for name in ("precious", "link", "dangling"):
+        with pytest.raises(ExistsError, match=name), io.publish(tmp_path / name, force=force):
+            raise RuntimeError("not reached")
+    with (
+        pytest.raises(InvalidInputError, match="not a directory"),
+        io.publish(tmp_path / "no/file"),
+    ):
+        raise RuntimeError("not reached")
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "漢" * 85], ids=["ascii", "utf-8"])
+def test_names_may_be_as_long_as_the_system_takes(tmp_path, name):
+    with io.publish(tmp_path / name) as temporary:
+        temporary.write_bytes(b"content")
+    assert (tmp_path / name).read_bytes() == b"content"
+    with pytest.raises(TierStoreError, match="too long"), io.publish(tmp_path / (name + "x")):
+        raise RuntimeError("not reached")

@@ -1,0 +1,43 @@
+import os
+
+import numpy as np
+import pytest
+
+from tierstore import memory
+from tierstore.errors import CapacityError, InvalidInputError
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, 5 << 20])
+def test_arenas_are_zeroed_memory_of_the_size_asked_for(nbytes):
+    arena = memory.allocate(nbytes)
+    assert (arena.kind, arena.device_pointer) == ("pageable", None)
+    assert arena.array.dtype == np.uint8
+    assert arena.array.size == nbytes
+    assert not arena.array.any()
+    arena.array[:] = 7
+    assert (arena.array == 7).all()
+    arena.close()
+    arena.close()
+    assert arena.array.size == 0
+
+
+def test_pages_are_taken_when_they_are_touched():
+    arena = memory.allocate(4 << 30)
+    arena.array[3 << 30] = 5
+    assert arena.array[3 << 30] == 5
+    arena.close()
+
+
+def test_more_than_there_can_be_is_refused():
+    with pytest.raises(CapacityError, match="cannot reserve"):
+        memory.allocate(1 << 62)
+
+
+def test_kinds_have_names():
+    with pytest.raises(InvalidInputError, match="pageable, pinned, managed"):
+        memory.allocate(10, "fast")
+
+
+def test_what_is_available_is_less_than_there_is():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory.available_bytes() <= total
