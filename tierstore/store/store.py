@@ -276,7 +276,7 @@ class Store:
                 self._session.publish(
                     version=version, step=step, tables=tables, payload=files, confirmed=confirmed
                 )
-            except (StoreIOError, StoreFullError):
+            except (StoreIOError, StoreFullError, InvalidInputError):
                 remove_payloads(self._session.directory, files)
                 raise
             self._session.tidy()
