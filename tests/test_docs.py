@@ -11,8 +11,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,10 +98,47 @@ def test_the_links_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["budget", "store"])
-def test_the_examples_in_docstrings_run(name, tmp_path):
-    module = importlib.import_module(f"tierstore.{name}")
-    given = {"np": np, "tierstore": tierstore, "path": tmp_path / "emb.tier"}
-    result = doctest.testmod(module, extraglobs=given, optionflags=FLAGS)
+def modules_with_examples() -> list[str]:
+    sources = sorted((ROOT / "tierstore").rglob("*.py"))
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sources
+        if ">>>" in path.read_text(encoding="utf-8")
+    ]
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch) -> Iterator[dict[str, Any]]:
+    """What the examples in docstrings take for granted: an open store, layers, a loader."""
+    monkeypatch.chdir(tmp_path)
+    torch = pytest.importorskip("torch")
+    spec = tierstore.TableSpec(100, 16, init=tierstore.normal(seed=1))
+    with tierstore.create(tmp_path / "stage.tier", {"item": spec, "user": spec}) as store:
+        emb, users = (tierstore.nn.TieredEmbedding(store[name]) for name in ("item", "user"))
+        model = torch.nn.Linear(16, 1)
+        dense = torch.optim.Adam(model.parameters())
+        opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, [users])
+        names = {"np": np, "torch": torch, "tierstore": tierstore, "path": tmp_path / "emb.tier"}
+        names |= {
+            "store": store,
+            "table": store["item"],
+            "emb": emb,
+            "users": users,
+            "model": model,
+            "opt": opt,
+        }
+        names |= {"dense_optimizer": dense, "steps": 3, "train": lambda step: None}
+        names["schedule"] = torch.optim.lr_scheduler.ConstantLR(dense)
+        names["loss"] = SimpleNamespace(backward=lambda: emb(torch.tensor([1, 2])).sum().backward())
+        names["loader"] = [{key: torch.tensor([3, 4]) for key in ("item", "user")}] * 3
+        names["step"] = lambda batch: None
+        yield names
+        store.rollback()
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_docstrings_run(name, stage):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs=stage, optionflags=FLAGS)
     assert result.attempted
     assert not result.failed
