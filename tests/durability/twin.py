@@ -200,9 +200,12 @@ class Twin:
         """Write a table anew."""
         self.rollback()
         name = self._random.choice(list(self._tables))
-        scalars = self._tables[name]["scalars"]
+        old = self._tables[name]
         spec = self._new_table(name)
-        self._tables[name]["scalars"] = scalars
+        new = self._tables[name]
+        new["scalars"] = old["scalars"]
+        if old["keys"] is not None and len(old["keys"]) == spec.rows:
+            new["keys"] = old["keys"]  # as many rows: their keys stay
         self._step_kept(lambda: self.store.replace_table(name, spec))
 
     def add_fields(self) -> None:
