@@ -20,6 +20,9 @@ COMMANDS = {
     "save": "Copy a whole store, also while it is being trained.",
     "verify": "Check every checksum and list the damaged rows.",
     "fold": "Fold the newest version into the base files.",
+    "plan": "Say how much memory to give, and what it brings.",
+    "simulate": "Replay a trace through policies and sizes.",
+    "bench": "Measure this machine, and tierstore on it.",
     "doctor": "Check this machine and what is installed.",
 }
 """Every command and the line about it, here so that `tierstore --help` imports none of them."""

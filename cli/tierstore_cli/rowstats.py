@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from tierstore import bfloat16
 from tierstore.table import Table
+from tierstore_cli.text import BLOCKS
 
 SAMPLE_ROWS = 100_000
 NORMS_KEPT = 1_000_000
 BINS = 16
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 Floats = npt.NDArray[np.floating[Any]]
 

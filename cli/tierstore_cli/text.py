@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import IO, Any
 
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""A value in eight steps, for small curves."""
+
 # For streams that cannot encode what we print (LC_ALL=C): same width, plain ASCII.
 ASCII = str.maketrans("·–—×…▁▂▃▄▅▆▇█", "|--x~_.-~=+*#")
 

@@ -166,7 +166,7 @@ def test_a_huge_sparse_table(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tierstore ", {"init", "inspect", "load", "export", "save", "verify", "fold", "doctor"}),
+        ("tierstore ", set(COMMANDS)),
         ("tierstore in", {"init", "inspect"}),
         ("tierstore export PAIR out.npy --table ", {"item", "user"}),
         ("tierstore export PAIR out.npy --table i", {"item"}),

@@ -4,7 +4,18 @@
 sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.
 """
 
+from tierstore.sizing.plan import Plan, TierPlan, plan
 from tierstore.sizing.simulate import Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
-__all__ = ["Point", "Simulation", "Stream", "load_stream", "simulate", "stream_of"]
+__all__ = [
+    "Plan",
+    "Point",
+    "Simulation",
+    "Stream",
+    "TierPlan",
+    "load_stream",
+    "plan",
+    "simulate",
+    "stream_of",
+]

@@ -1,0 +1,77 @@
+"""`tierstore bench`: measure this machine, and tierstore on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tierstore import speeds
+from tierstore.bench import Standing, stand
+from tierstore.budget import format_bytes
+from tierstore_cli.command import Command
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.progress import Progress
+from tierstore_cli.sizing import Bytes
+
+
+@click.command(cls=Command)
+@click.argument("directory", metavar="PATH", type=click.Path(path_type=Path), default=Path())
+@click.option(
+    "--size",
+    type=Bytes(),
+    default="512MiB",
+    show_default=True,
+    metavar=Bytes.name,
+    help="Bytes of the file, and of the store, that are measured with.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="How long to measure each figure.",
+)
+def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
+    """Measure memory, the disk under PATH and the link to a GPU, and tierstore beside them.
+
+    Takes some ten seconds and twice SIZE of disk space for the time being; other work on the
+    machine falsifies the figures. They are kept for `tierstore plan`.
+
+    \b
+    Examples:
+      tierstore bench
+      tierstore bench /mnt/nvme --size 4GiB
+    """
+    with Progress("measuring") as progress:
+        found = speeds.measure(directory, file_bytes=size, seconds=seconds, progress=progress)
+    with Progress("making a store") as progress:
+        stands = stand(directory, found, store_bytes=size, seconds=seconds, progress=progress)
+    data = {
+        "path": os.path.abspath(directory),
+        "speeds": found.to_dict(),
+        "tierstore": [each.to_dict() for each in stands],
+    }
+    out.show(data, Grid((), _limits(found), frozenset({1})), "", _standings(stands))
+
+
+def _limits(found: speeds.Speeds) -> list[tuple[str, str]]:
+    link = "none" if found.link_bytes is None else f"{format_bytes(int(found.link_bytes))}/s"
+    return [
+        ("copying memory, one thread", f"{format_bytes(int(found.copy_bytes))}/s"),
+        ("gathering rows of 512 B", f"{found.gather_rows:,.0f}/s"),
+        ("reading the disk in order", f"{format_bytes(int(found.sequential_bytes))}/s"),
+        ("random reads of 4 KiB", f"{found.random_reads:,.0f}/s"),
+        ("appending and syncing 8 MiB", f"{format_bytes(int(found.append_bytes))}/s"),
+        ("appending and syncing 4 KiB", f"{found.syncs:,.0f}/s"),
+        ("the link to the GPU", link),
+    ]
+
+
+def _standings(stands: list[Standing]) -> Grid:
+    rows = [
+        (each.name, f"{each.reached:,.0f}/s", f"{each.limit:,.0f}/s", f"{each.ratio:.2f}")
+        for each in stands
+    ]
+    return Grid(("TIERSTORE", "REACHES", "OF", "RATIO"), rows, frozenset({1, 2, 3}))

@@ -1,0 +1,154 @@
+"""`tierstore plan`: how much memory to give, and what it brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tierstore import policy as policies
+from tierstore import speeds
+from tierstore.budget import format_bytes
+from tierstore.memory import available_bytes
+from tierstore.sizing import Plan, load_stream
+from tierstore.sizing import plan as work_out
+from tierstore.spec import Field, TableSpec
+from tierstore_cli.command import Command
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import DTYPE, State, StateField
+from tierstore_cli.progress import Progress
+from tierstore_cli.sizing import DEPTH, MEASURED, TRACE, Bytes, percent, stream_options
+
+COUNT = click.IntRange(min=1)
+WAYS = {
+    "disk_reads": "reading the disk",
+    "disk_writes": "writing back",
+    "host_gather": "gathering in memory",
+    "link": "the link to the GPU",
+}
+
+
+@click.command(cls=Command)
+@click.option("--rows", type=COUNT, required=True, metavar="N", help="Rows of the table.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements of a row.")
+@click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
+@click.option(
+    "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
+)
+@click.option(
+    "--host", type=Bytes(), metavar=Bytes.name, help="Memory for the host tier; else a quarter."
+)
+@click.option(
+    "--gpu",
+    type=Bytes(),
+    default=0,
+    metavar=Bytes.name,
+    help="Memory of the GPU for its tier; else there is none.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(policies.NAMES),
+    default="lru",
+    show_default=True,
+    help="Which rows the host tier keeps.",
+)
+@click.option("--trace", type=TRACE, metavar="FILE", help="What the table is asked for.")
+@stream_options
+@click.option("--reading", is_flag=True, help="Rows are read only, not trained.")
+@DEPTH
+@MEASURED
+@click.option(
+    "--on",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="PATH",
+    help="Where the store lies or will lie: its disk's speed counts.",
+)
+def plan(
+    out: Output,
+    rows: int,
+    dim: int,
+    dtype: str,
+    state: tuple[list[StateField], ...],
+    host: int | None,
+    gpu: int,
+    policy: str,
+    trace: Path | None,
+    batch: int | None,
+    column: str | None,
+    epochs: int,
+    shuffle: bool,
+    reading: bool,
+    depth: int,
+    measured: float,
+    directory: Path,
+) -> None:
+    """Say what a table takes, how many of its rows fit which memory, and what a step will cost.
+
+    With --trace (recorded by `table.record(path)`, or ids in .npy, .npz or .parquet) hit rates are
+    predicted by replaying it; with the speeds that `tierstore bench` measured, times are too.
+
+    \b
+    Examples:
+      tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
+      tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
+    """
+    weight = Field(dim, dtype)
+    fields = {"weight": weight}
+    fields |= {each.name: each.beside(weight) for group in state for each in group}
+    spec = TableSpec(rows=rows, fields=fields)
+    found_speeds = speeds.known(directory)
+    with Progress("replaying"):
+        stream = None
+        if trace is not None:
+            stream = load_stream(
+                trace, batch_size=batch, column=column, rows=rows, epochs=epochs, shuffle=shuffle
+            )
+        found = work_out(
+            rows,
+            spec.layout.record_bytes,
+            host=available_bytes() // 4 if host is None else host,
+            gpu=gpu,
+            policy=policies.choose(policy),
+            stream=stream,
+            speeds=found_speeds,
+            training=not reading,
+            depth=depth,
+            measured=measured,
+        )
+    data = found.to_dict() | {"speeds": None if found_speeds is None else found_speeds.to_dict()}
+    out.show(data, *_lines(found, trace is not None, found_speeds is not None))
+
+
+def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
+    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES A BATCH")
+    rows: list[tuple[str, ...]] = [
+        (
+            tier.tier,
+            format_bytes(tier.nbytes),
+            f"{tier.slots:,}",
+            percent(tier.share),
+            percent(tier.hit_rate),
+            percent(tier.unique_hit_rate),
+            "–" if tier.misses_per_batch is None else f"{tier.misses_per_batch:,.0f}",
+        )
+        for tier in found.tiers
+    ]
+    rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 4))
+    lines: list[str | Grid] = [
+        f"{found.rows:,} rows of {found.record_bytes} B; host tier keeps by {found.policy}",
+        Grid(headers, rows, frozenset(range(1, len(headers)))),
+    ]
+    if found.seconds:
+        lines += ["", f"a step moves rows for {1000 * found.step_seconds:,.1f} ms:"]
+        times = [
+            (WAYS[name], f"{1000 * seconds:,.1f} ms") for name, seconds in found.seconds.items()
+        ]
+        lines.append(Grid((), times, frozenset({1})))
+    lines += found.notes
+    if not traced:
+        lines.append("for hit rates give a --trace; `table.record(path)` writes one")
+    elif not timed:
+        lines.append("for times measure this machine: tierstore bench")
+    return lines

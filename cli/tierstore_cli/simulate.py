@@ -1,0 +1,138 @@
+"""`tierstore simulate`: replay a trace through policies and sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tierstore import policy
+from tierstore.sizing import Simulation, load_stream
+from tierstore.sizing import simulate as run
+from tierstore.sizing.simulate import SIZES
+from tierstore_cli.command import Command
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.progress import Progress
+from tierstore_cli.sizing import (
+    DEPTH,
+    MEASURED,
+    TRACE,
+    TierSize,
+    percent,
+    sparkline,
+    stream_options,
+)
+
+
+@click.command(cls=Command)
+@click.argument("trace", type=TRACE)
+@stream_options
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", help="Rows of the table; else the trace's."
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(policy.NAMES),
+    multiple=True,
+    help="A policy; repeatable. Else lru and lfu.",
+)
+@click.option(
+    "--size",
+    "sizes",
+    type=TierSize(),
+    multiple=True,
+    metavar=TierSize.name,
+    help="A size of the tier; repeatable. Else 1 to 50 %.",
+)
+@click.option("--training", is_flag=True, help="Batches are leased, as in training, not read.")
+@click.option("--no-optimum", is_flag=True, help="Leave out what nothing can beat.")
+@DEPTH
+@MEASURED
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the curves: .png, .svg."
+)
+def simulate(
+    out: Output,
+    trace: Path,
+    batch: int | None,
+    column: str | None,
+    epochs: int,
+    shuffle: bool,
+    rows: int | None,
+    policies: tuple[str, ...],
+    sizes: tuple[int | float, ...],
+    training: bool,
+    no_optimum: bool,
+    depth: int,
+    measured: float,
+    plot: Path | None,
+) -> None:
+    """Replay the ids of TRACE through policies and sizes: how much of each batch is found.
+
+    TRACE was recorded by `table.record(path)`, or holds ids in .npy, .npz or .parquet. Rates are
+    over the distinct rows of each batch, which decide how many bytes move; `optimum` keeps the rows
+    that are used soonest, which nothing can beat.
+
+    \b
+    Examples:
+      tierstore simulate run.trace
+      tierstore simulate run.trace --size 200000 --size 1000000 --policy lfu
+      tierstore simulate clicks.parquet --column item --batch 4096 --epochs 4 --shuffle
+      tierstore simulate run.trace --plot curves.svg
+    """
+    if plot is not None:
+        from tierstore import plot as pictures
+
+        pictures.check(plot)
+    with Progress("replaying") as progress:
+        stream = load_stream(
+            trace, batch_size=batch, column=column, rows=rows, epochs=epochs, shuffle=shuffle
+        )
+        found = run(
+            stream,
+            policies=policies or ("lru", "lfu"),
+            sizes=sizes or SIZES,
+            with_optimum=not no_optimum,
+            leases=training,
+            depth=depth,
+            measured=measured,
+            progress=progress,
+        )
+    lines: list[str | Grid] = [_head(found), _grid(found), "", *_curves(found)]
+    if plot is not None:
+        pictures.miss_ratio(found, plot)
+        lines.append(f"drawn to {plot}")
+    out.show(found.to_dict() | {"plot": None if plot is None else str(plot)}, *lines)
+
+
+def _head(found: Simulation) -> str:
+    return (
+        f"{found.rows:,} rows, {found.batches:,} batches of {found.ids_per_batch:,.0f} ids, "
+        f"{found.unique_per_batch:,.0f} of them distinct; {found.measured_batches:,} are measured"
+    )
+
+
+def _grid(found: Simulation) -> Grid:
+    """Return the rates by size and policy."""
+    headers = ("SLOTS", "PART", *(name.upper() for name in found.policies))
+    columns = [found.curve(name) for name in found.policies]
+    rows = [
+        (
+            f"{points[0].slots:,}",
+            percent(points[0].share),
+            *(percent(point.unique_hit_rate) for point in points),
+        )
+        for points in zip(*columns, strict=True)
+    ]
+    return Grid(headers, rows, frozenset(range(len(headers))))
+
+
+def _curves(found: Simulation) -> list[str]:
+    """Return each policy's misses by size, as blocks."""
+    width = max(map(len, found.policies))
+    return [
+        f"missed by {name.ljust(width)}  "
+        + sparkline([1 - point.unique_hit_rate for point in found.curve(name)])
+        for name in found.policies
+    ]

@@ -1,0 +1,113 @@
+"""simulate, plan and bench."""
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore_cli.sizing import sparkline
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """A recorded trace of 30 skewed batches of a table of 2,000 rows."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "run.trace"
+    specs = {"t": tierstore.TableSpec(rows=2000, dim=4)}
+    with tierstore.create(tmp_path / "s.tier", specs) as store, store["t"].record(path):
+        for _ in range(30):
+            store["t"].read((rng.random(100) ** 3 * 2000).astype(np.int64))
+    return path
+
+
+def test_simulate_shows_every_policy_at_every_size(run, run_json, trace):
+    text = run("simulate", trace, "--size", "5%", "--size", "500").stdout
+    assert "2,000 rows, 30 batches of 100 ids" in text
+    assert "OPTIMUM" in text
+    assert "missed by lru" in text
+    data = run_json("simulate", trace, "--size", "5%", "--size", "500", "--policy", "lookahead")
+    points = [(point["policy"], point["slots"]) for point in data["points"]]
+    assert points == [
+        ("lookahead", 100), ("lookahead", 500), ("optimum", 100), ("optimum", 500)
+    ]  # fmt: skip
+    assert (data["rows"], data["batches"], data["measured_batches"]) == (2000, 30, 15)
+    assert all(0 <= point["unique_hit_rate"] <= 1 for point in data["points"])
+    assert "optimum" not in run("simulate", trace, "--no-optimum").stdout.lower()
+
+
+def test_simulate_reads_ids_from_files(run_json, tmp_path):
+    ids = np.random.default_rng(1).integers(0, 300, 1000)
+    np.savez(tmp_path / "a.npz", item=ids, user=ids)
+    data = run_json(
+        "simulate", tmp_path / "a.npz", "--column", "item", "--batch", 100, "--epochs", 2,
+        "--shuffle", "--rows", 400, "--training", "--measured", 1,
+    )  # fmt: skip
+    assert (data["rows"], data["batches"], data["measured_batches"]) == (400, 20, 20)
+
+
+def test_simulate_says_what_is_wrong(run, tmp_path):
+    assert "not a file" in run("simulate", tmp_path / "none", code=3).output
+    np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
+    assert "which has the ids" in run("simulate", tmp_path / "a.npz", code=1).output
+    for size in ("0", "x", "0%", "101%", "-3"):
+        assert "Usage" in run("simulate", tmp_path / "a.npz", f"--size={size}", code=2).output
+
+
+def test_plan_without_a_trace_says_what_fits(run, run_json):
+    options = ["--rows", 100_000, "--dim", 16, "--state", "adam", "--host", "2MB"]
+    data = run_json("plan", *options)
+    (host,) = data["tiers"]
+    assert data["record_bytes"] == 16 * 4 * 3
+    assert host["tier"] == "host"
+    assert 0 < host["slots"] < 100_000
+    assert host["nbytes"] <= 2_000_000
+    assert host["hit_rate"] is None
+    assert "--trace" in run("plan", *options).stdout
+
+
+def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, trace, tmp_path):
+    options = [
+        "--rows", 2000, "--dim", 4, "--host", "30KB", "--trace", trace, "--on", tmp_path,
+        "--policy", "lfu",
+    ]  # fmt: skip
+    data = run_json("plan", *options)
+    (host,) = data["tiers"]
+    assert 0 < host["unique_hit_rate"] <= 1
+    assert data["seconds"] == {}
+    assert "tierstore bench" in run("plan", *options).stdout
+    run("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
+    data = run_json("plan", *options, "--gpu", "60KB")
+    assert [tier["tier"] for tier in data["tiers"]] == ["gpu", "host"]
+    assert data["step_seconds"] == pytest.approx(sum(data["seconds"].values()))
+    assert data["seconds"]["disk_reads"] > 0
+    assert "ms" in run("plan", *options).stdout
+
+
+def test_plan_refuses_what_cannot_be(run):
+    output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "1KB", code=1).output
+    assert "cannot hold the map" in output
+    assert "Usage" in run("plan", "--rows", 10, "--dim", 4, "--host", "lots", code=2).output
+
+
+def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_path):
+    data = run_json("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
+    assert all(value is None or value > 0 for value in data["speeds"].values())
+    assert [each["name"] for each in data["tierstore"]] == [
+        "rows from memory", "cold rows from the disk", "changed rows committed",
+    ]  # fmt: skip
+    assert all(each["ratio"] > 0 for each in data["tierstore"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert (
+        "random reads of 4 KiB"
+        in run("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01).stdout
+    )
+    assert "at least" in run("bench", tmp_path, "--size", "10", code=1).output
+
+
+def test_a_sparkline_has_a_block_for_each_value():
+    assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"
+    assert sparkline([5, 10], top=10) == "▄█"

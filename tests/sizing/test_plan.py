@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from tierstore import policy
+from tierstore.errors import CapacityError, InvalidInputError
+from tierstore.sizing import plan, stream_of
+from tierstore.sizing.replay import replay
+from tierstore.speeds import Speeds
+from tierstore.tier.host import HostTier
+
+SPEEDS = Speeds(
+    copy_bytes=1e10,
+    gather_rows=1e6,
+    sequential_bytes=1e9,
+    random_reads=1e5,
+    append_bytes=5e8,
+    syncs=100,
+    link_bytes=2e10,
+)
+
+
+@pytest.fixture
+def stream():
+    rng = np.random.default_rng(0)
+    return stream_of([(rng.random(100) ** 3 * 2000).astype(np.int64) for _ in range(60)], 2000)
+
+
+def test_the_host_tier_gets_the_slots_a_store_would_give_it(stream):
+    found = plan(2000, 64, host=40_000, policy=policy.lfu())
+    (host,) = found.tiers
+    assert host.slots == HostTier.slots_for(2000, 64, 40_000, policy.lfu())
+    assert host.nbytes == HostTier.bytes_for(2000, 64, host.slots, policy.lfu())
+    assert (found.disk_bytes, found.seconds, found.step_seconds) == (2000 * 68, {}, 0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rates_are_those_of_the_simulation(stream, training):
+    found = plan(2000, 64, host=40_000, stream=stream, training=training)
+    (host,) = found.tiers
+    rates = replay(stream, policy.lru(), host.slots, leases=training)
+    assert host.unique_hit_rate == rates.unique_hit_rate
+    assert host.hit_rate == rates.hit_rate
+    assert host.misses_per_batch == rates.misses_per_batch
+
+
+def test_a_gpu_tier_leaves_the_host_tier_what_it_misses(stream):
+    both = plan(2000, 64, host=60_000, gpu=60_000, stream=stream, speeds=SPEEDS)
+    gpu, host = both.tiers
+    assert (gpu.tier, host.tier) == ("gpu", "host")
+    assert host.misses_per_batch < gpu.misses_per_batch
+    assert set(both.seconds) == {"disk_reads", "disk_writes", "host_gather", "link"}
+    assert both.seconds["disk_reads"] == pytest.approx(host.misses_per_batch / 1e5)
+    alone = plan(2000, 64, host=60_000, stream=stream, speeds=SPEEDS)
+    assert set(alone.seconds) == {"disk_reads", "disk_writes", "host_gather"}
+    reading = plan(2000, 64, host=60_000, stream=stream, speeds=SPEEDS, training=False)
+    assert reading.seconds["disk_writes"] == 0
+
+
+def test_more_memory_never_costs_time(stream):
+    seconds = [
+        plan(2000, 64, host=host, stream=stream, speeds=SPEEDS, training=False).step_seconds
+        for host in (20_000, 50_000, 100_000, 10**7)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_no_tier_at_all_and_one_for_everything(stream):
+    none = plan(2000, 64, host=0, stream=stream, speeds=SPEEDS)
+    assert none.tiers == ()
+    assert none.seconds["disk_reads"] == pytest.approx(stream.unique / 1e5)
+    every = plan(2000, 64, host=10**7, stream=stream, policy=policy.lfu())
+    assert every.tiers[0].share == 1
+    assert any("every row" in note for note in every.notes)
+
+
+def test_what_cannot_be_is_refused(stream):
+    with pytest.raises(CapacityError):
+        plan(10**6, 64, host=100)
+    with pytest.raises(CapacityError):
+        plan(10**6, 64, host=0, gpu=100)
+    with pytest.raises(InvalidInputError, match="names row 1999"):
+        plan(1000, 64, host=10**6, stream=stream)
+    with pytest.raises(InvalidInputError):
+        plan(0, 64, host=0)

@@ -1,0 +1,49 @@
+import pytest
+
+from tierstore import speeds
+from tierstore.disk import tuning, uring
+from tierstore.errors import InvalidInputError, StoreIOError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("ring", [True, False], ids=["io_uring", "threads"])
+def test_everything_is_measured_and_kept(tmp_path, monkeypatch, ring):
+    if not ring:
+        monkeypatch.setattr(uring, "available", lambda: False)
+    where = tmp_path / "disk"
+    where.mkdir()
+    assert speeds.known(where) is None
+    seen: list[tuple[int, int]] = []
+    found = speeds.measure(
+        where, file_bytes=1 << 20, seconds=0.01, progress=lambda *at: seen.append(at)
+    )
+    assert all(value is None or value > 0 for value in found.to_dict().values())
+    assert list(where.iterdir()) == []
+    assert seen[-1] == (7, 7)
+    assert speeds.known(where / "not" / "yet") == found
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"8:0": 3}', "\xff"])
+def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
+    path = tuning.cache_path("speeds.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(content.replace("8:0", tuning.disk_of(tmp_path)), encoding="latin-1")
+    assert speeds.known(tmp_path) is None
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    tuning.write_cache("speeds.json", {"a": 1})
+    assert tuning.read_cache("speeds.json") == {}
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError):
+        speeds.measure(tmp_path, file_bytes=100)
+    with pytest.raises(StoreIOError):
+        speeds.measure(tmp_path / "nowhere", file_bytes=1 << 20, seconds=0.01)
