@@ -19,7 +19,7 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["Guard", "interrupts_deferred"]
+__all__ = ["Guard", "Use", "interrupts_deferred"]
 
 _Handler = Callable[[int, FrameType | None], object]
 
@@ -32,14 +32,16 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     """
 
     __slots__ = ("_caught", "_handler")
+    _caught: list[FrameType | None]
+    _handler: _Handler | None
 
     def __enter__(self) -> None:
         """Take the handler's place, where there is one and this thread may."""
-        self._handler: _Handler | None = None
+        self._handler = None
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
-                self._caught: list[FrameType | None] = []
+                self._caught = []
                 self._handler = handler
                 signal.signal(signal.SIGINT, self._note)
 
@@ -48,7 +50,12 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         if len(self._caught) > 1 and self._handler is not None:
             self._handler(number, frame)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
         """Put the handler back, and tell it what came meanwhile."""
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
@@ -56,24 +63,26 @@ class interrupts_deferred:  # noqa: N801 - used like a function
                 self._handler(signal.SIGINT, self._caught[0])
 
 
-class _Use:
+class Use(interrupts_deferred):
     """One use of a store by one thread; see `Guard.use`."""
 
-    __slots__ = ("_deferred", "_guard", "_write")
+    __slots__ = ("_guard", "_interruptible", "_write")
 
-    def __init__(self, guard: Guard, *, write: bool, interruptible: bool) -> None:
+    def __init__(self, guard: Guard, *, write: bool, interruptible: bool = False) -> None:
+        """Prepare to enter; nothing is held yet."""
         self._guard = guard
         self._write = write
-        self._deferred = None if interruptible else interrupts_deferred()
+        self._interruptible = interruptible
+        self._handler = None
 
     def __enter__(self) -> None:
+        """Wait for the other threads, hold interrupts back, and check that all is as it must be."""
         guard = self._guard
         guard.check_process()
         guard.lock.acquire()
         try:
-            if self._deferred is not None:
-                self._deferred.__enter__()
-            # Another thread may have closed the store while this one waited for the lock.
+            if not self._interruptible:
+                super().__enter__()
             guard.check_open(write=self._write)
         except BaseException:
             self._leave()
@@ -81,24 +90,24 @@ class _Use:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
+        """Let the next thread in, unless what happened must close the store."""
         if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError):
             self._guard.close(str(error))
         elif (
             isinstance(error, KeyboardInterrupt | MemoryError)
             and not isinstance(error, TierStoreError)  # CapacityError was seen coming
-            and self._deferred is not None
+            and not self._interruptible
         ):
             self._guard.close("it was interrupted in the middle of a call")
         self._leave()
 
     def _leave(self) -> None:
         try:
-            if self._deferred is not None:
-                self._deferred.__exit__()
+            super().__exit__()
         finally:
             self._guard.lock.release()
 
@@ -128,7 +137,7 @@ class Guard:
         its last commit is intact, its memory may not be. An `interruptible` body changes nothing
         in memory that an interrupt could leave half done, and receives it at once.
         """
-        return _Use(self, write=write, interruptible=interruptible)
+        return Use(self, write=write, interruptible=interruptible)
 
     def check(self, *, write: bool = False) -> None:
         """Raise ForkedStoreError, ClosedError, or ReadOnlyError for a `write` by a reader."""

@@ -160,10 +160,12 @@ __device__ void tally(u64 *total, bool counts) {
 }
 
 // How many of n items a warp takes at a time: enough to keep its copies long, but few enough for every
-// warp to get some.
+// warp to get some, and so that all get about as many.
 __device__ u32 span_for(Team team, u64 n, u32 most = MOST_ITEMS) {
     const u64 each = (n + team.warps - 1) / team.warps;
-    return each < 1 ? 1 : each > most ? most : (u32)each;
+    if (each == 0) return 1;
+    const u64 rounds = (each + most - 1) / most;
+    return (u32)((each + rounds - 1) / rounds);
 }
 
 // All threads of a cooperative launch meet. Block 0 completes the sum that flips the top bit, so the

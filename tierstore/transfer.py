@@ -133,6 +133,7 @@ class CudaDevice:
         self._cupy = cupy
         self._runtime = runtime
         self._range = time_range if cupy.cuda.nvtx.available else nullcontext
+        self._ranges: dict[str, AbstractContextManager[Any]] = {}
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
             source = files("tierstore").joinpath("kernels.cu").read_text()
@@ -169,7 +170,9 @@ class CudaDevice:
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Push an NVTX range for the length of a context."""
-        context: AbstractContextManager[Any] = self._range(name)
+        context = self._ranges.get(name)
+        if context is None:
+            context = self._ranges[name] = self._range(name)
         return context
 
     def allocate(self, size: int, dtype: npt.DTypeLike) -> Any:

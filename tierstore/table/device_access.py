@@ -23,7 +23,7 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
 )
-from tierstore.guard import Guard
+from tierstore.guard import Guard, Use
 from tierstore.spec import Field, RecordLayout
 from tierstore.table.access import Piece
 from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
@@ -70,23 +70,20 @@ def device_errors(table: str) -> Iterator[None]:
         raise explained from error
 
 
-class _Using:
+class _Using(Use):
     """A use of the store that explains the driver's errors, and checks ids if every call does."""
 
-    __slots__ = ("_access", "_use")
+    __slots__ = ("_access",)
 
     def __init__(self, access: DeviceAccess, *, write: bool) -> None:
+        super().__init__(access.guard, write=write)
         self._access = access
-        self._use = access.guard.use(write=write)
-
-    def __enter__(self) -> None:
-        self._use.__enter__()
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
         found = error
         if error is None and self._access.sync_checks:
@@ -95,10 +92,10 @@ class _Using:
             except Exception as failed:
                 found = failed
         if found is None:
-            self._use.__exit__(None, None, None)
+            super().__exit__()
             return
         explained = _explained(found, self._access.name) or found
-        self._use.__exit__(type(explained), explained, trace)
+        super().__exit__(type(explained), explained, trace)
         if explained is not error:
             raise explained from (found if explained is not found else None)
 
