@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from tierstore_cli import main
+
 COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
 
 
@@ -166,7 +168,7 @@ def test_a_huge_sparse_table(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tierstore ", set(COMMANDS)),
+        ("tierstore ", set(main.COMMANDS)),
         ("tierstore in", {"init", "inspect"}),
         ("tierstore export PAIR out.npy --table ", {"item", "user"}),
         ("tierstore export PAIR out.npy --table i", {"item"}),
