@@ -17,13 +17,20 @@ TINY = {
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_import": [],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
+    "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
+    "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
+    "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
+    "bench_transfer_techniques": ["--rows", "5000", "--dim", "8", "--batch", "300"],
 }
-NEEDS = {"bench_bookkeeping": "cachetools", "bench_host_read": "torch"}
+NEEDS = {
+    "bench_bookkeeping": "cachetools",
+    "bench_host_read": "torch",
+    **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
+}
 
 
 def test_every_benchmark_that_needs_no_gpu_is_run_here():
-    on_gpu = ("bench_gpu_", "bench_speedtorch_")
-    assert set(TINY) == {name for name in SCRIPTS if not name.startswith(on_gpu)}
+    assert set(TINY) == {name for name in SCRIPTS if not name.startswith("bench_gpu_")}
 
 
 @pytest.mark.parametrize("name", TINY)
