@@ -49,9 +49,6 @@ from tierstore_cli.sizing import (
 @click.option("--no-optimum", is_flag=True, help="Leave out what nothing can beat.")
 @DEPTH
 @MEASURED
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the curves: .png, .svg."
-)
 def simulate(
     out: Output,
     trace: Path,
@@ -66,7 +63,6 @@ def simulate(
     no_optimum: bool,
     depth: int,
     measured: float,
-    plot: Path | None,
 ) -> None:
     """Replay the ids of TRACE through policies and sizes: how much of each batch is found.
 
@@ -79,12 +75,7 @@ def simulate(
       tierstore simulate run.trace
       tierstore simulate run.trace --size 200000 --size 1000000 --policy lfu
       tierstore simulate clicks.parquet --column item --batch 4096 --epochs 4 --shuffle
-      tierstore simulate run.trace --plot curves.svg
     """
-    if plot is not None:
-        from tierstore import plot as pictures
-
-        pictures.check(plot)
     with Progress("replaying") as progress:
         stream = load_stream(
             trace, batch_size=batch, column=column, rows=rows, epochs=epochs, shuffle=shuffle
@@ -100,10 +91,7 @@ def simulate(
             progress=progress,
         )
     lines: list[str | Grid] = [_head(found), _grid(found), "", *_curves(found)]
-    if plot is not None:
-        pictures.miss_ratio(found, plot)
-        lines.append(f"drawn to {plot}")
-    out.show(found.to_dict() | {"plot": None if plot is None else str(plot)}, *lines)
+    out.show(found.to_dict(), *lines)
 
 
 def _head(found: Simulation) -> str:
