@@ -28,7 +28,8 @@ def needed_device() -> CudaDevice:
     try:
         return CudaDevice(0)
     except (DeviceError, MissingExtraError) as error:
-        sys.exit(f"this benchmark needs a GPU: {error}")
+        print(f"left out: this benchmark needs a GPU ({error})")
+        sys.exit(0)  # `make bench` goes on with those that need none
 
 
 class PinnedDevice(CudaDevice):
