@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from typing import Any, Protocol
@@ -38,7 +38,10 @@ class Device(Protocol):
         """What torch calls the device: "cuda:0"."""
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel, and the most blocks of it that can run at a time."""
+        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
+
+    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
+        """Compile a source with these macros, once, and return its kernel `name` likewise."""
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Show what is launched in a context under a name in the device's profiler."""
@@ -136,22 +139,32 @@ class CudaDevice:
         self._ranges: dict[str, AbstractContextManager[Any]] = {}
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
-            source = files("tierstore").joinpath("kernels.cu").read_text()
-            self._module = cupy.RawModule(code=source, options=("--std=c++17",))
+            self._source = files("tierstore").joinpath("kernels.cu").read_text()
+            self._modules: dict[tuple[str, ...], Any] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
         self.beside: int = self._beside.ptr
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel, and the most blocks of it that can run at a time.
+        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
+        return self.load(self._source, name, {})
 
+    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
+        """Return a kernel of a source, and the most blocks of it that can run at a time.
+
+        A source is compiled once for each set of macros, or comes from CuPy's cache on disk.
         Kernels named in `COOPERATIVE` are launched so that all their blocks do. A launch takes the
         host about 2 us: the arguments are structures that already lie in memory.
         """
         driver = self._cupy.cuda.driver
         symbol = f"tierstore_{name}"
         get_device = self._runtime.getDevice
+        options = ("--std=c++17", *(f"-D{macro}={value}" for macro, value in macros.items()))
         with self._cupy.cuda.Device(self.index):
-            function = self._module.get_function(symbol).kernel.ptr
+            module = self._modules.get((source, *options))
+            if module is None:
+                module = self._cupy.RawModule(code=source, options=options)
+                self._modules[source, *options] = module
+            function = module.get_function(symbol).kernel.ptr
             blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
         index, on_device = self.index, self._cupy.cuda.Device(self.index)
 

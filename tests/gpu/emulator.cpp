@@ -1,11 +1,13 @@
-// Runs kernels.cu on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
+// Runs kernels on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
 // the launch is cooperative. Warps meet in their collectives and blocks in their barriers as on a GPU;
 // what it cannot show are races between plain accesses, and speed.
 #include <ucontext.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -88,6 +90,45 @@ static T __shfl_up_sync(unsigned, T value, unsigned delta) {
     return (T)meet((uint64_t)value)[lane < delta ? lane : lane - delta];
 }
 
+template <class T>
+static T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    bits = meet(bits)[(threadIdx.x % 32) ^ mask];
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void __syncwarp() { meet(0); }
+
+static unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+static float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+static float half_to_float(uint16_t bits) {
+    _Float16 x;
+    std::memcpy(&x, &bits, 2);
+    return x;
+}
+static uint16_t float_to_half(float x) {
+    const _Float16 half = (_Float16)x;
+    uint16_t bits;
+    std::memcpy(&bits, &half, 2);
+    return bits;
+}
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fsub_rn(float a, float b) { return a - b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+static float __fsqrt_rn(float a) { return sqrtf(a); }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 static int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
@@ -95,6 +136,11 @@ static void __nanosleep(unsigned) { std::this_thread::yield(); }
 
 template <class T>
 static T atomicAdd(T *p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+[[maybe_unused]] static float atomicAdd(float *p, float v) {
+    const float before = *p;  // not atomic: these kernels' blocks run one after another
+    *p = before + v;
+    return before;
+}
 template <class T>
 static T atomicSub(T *p, T v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
 template <class T>
@@ -121,13 +167,13 @@ static T atomicMin(T *p, T v) {
 
 #include KERNELS
 
-typedef void (*Kernel)(Tier, Batch);
+typedef void (*Kernel)(FIRST_TYPE, SECOND_TYPE);
 static thread_local Kernel kernel;
-static thread_local const Tier *tier;
-static thread_local const Batch *batch;
+static thread_local const FIRST_TYPE *first_argument;
+static thread_local const SECOND_TYPE *second_argument;
 
 static void fiber_main() {
-    kernel(*tier, *batch);
+    kernel(*first_argument, *second_argument);
     block->done[threadIdx.x] = true;
     for (;;) yield_fiber();
 }
@@ -166,8 +212,8 @@ extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const v
                         int cooperative, unsigned seed) {
     auto run = [=](unsigned first, unsigned count) {
         kernel = which;
-        tier = (const Tier *)arguments[0];
-        batch = (const Batch *)arguments[1];
+        first_argument = (const FIRST_TYPE *)arguments[0];
+        second_argument = (const SECOND_TYPE *)arguments[1];
         for (unsigned i = first; i < first + count; ++i) run_block(i, blocks, threads, seed);
     };
     if (!cooperative) return run(0, blocks);
@@ -177,6 +223,8 @@ extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const v
     for (auto &other : others) other.join();
 }
 
-extern "C" uint64_t size_of_tier() { return sizeof(Tier); }
-extern "C" uint64_t size_of_batch() { return sizeof(Batch); }
-extern "C" uint64_t size_of_counters() { return sizeof(Counters); }
+extern "C" uint64_t size_of_first() { return sizeof(FIRST_TYPE); }
+extern "C" uint64_t size_of_second() { return sizeof(SECOND_TYPE); }
+#ifdef COUNTERS_TYPE
+extern "C" uint64_t size_of_counters() { return sizeof(COUNTERS_TYPE); }
+#endif

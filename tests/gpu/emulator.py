@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,26 @@ KERNELS = HERE.parent.parent / "tierstore" / "kernels.cu"
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """Compile kernels.cu with the host compiler, once a process."""
+def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
+    """Compile kernels.cu, or another source, with the host compiler, once a process.
+
+    All kernels of a source take two structures of the same types, whatever these are.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         raise FileNotFoundError("g++")
-    target = Path(tempfile.mkdtemp(prefix="tierstore-emulator-")) / "kernels.so"
-    source = HERE / "emulator.cpp"
-    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-pthread", f'-DKERNELS="{KERNELS}"']
-    subprocess.run([compiler, *flags, str(source), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    code = KERNELS.read_text() if source is None else source
+    folder = Path(tempfile.mkdtemp(prefix="tierstore-emulator-"))
+    (folder / "kernels.cu").write_text(code)
+    first, second = re.findall(r" tierstore_\w+\(const (\w+) \w+, const (\w+) \w+\)", code)[0]
+    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
+    flags += [f'-DKERNELS="{folder / "kernels.cu"}"', f"-DFIRST_TYPE={first}"]
+    flags += [f"-DSECOND_TYPE={second}", *(f"-D{macro}" for macro in macros)]
+    if source is None:
+        flags.append("-DCOUNTERS_TYPE=Counters")
+    command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(folder / "kernels.so")]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))
 
 
 class EmulatedDevice:
@@ -45,15 +57,24 @@ class EmulatedDevice:
         self.processors = processors
         self.waits = 0
         self._seed = seed
-        self._library = library()
 
     def kernel(self, name: str) -> tuple[transfer.Kernel, int]:
-        function = ctypes.cast(getattr(self._library, f"tierstore_{name}"), ctypes.c_void_p)
+        return self._loaded(library(), name)
+
+    def load(
+        self, source: str, name: str, macros: Mapping[str, object]
+    ) -> tuple[transfer.Kernel, int]:
+        return self._loaded(
+            library(source, *(f"{key}={value}" for key, value in macros.items())), name
+        )
+
+    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[transfer.Kernel, int]:
+        function = ctypes.cast(getattr(found, f"tierstore_{name}"), ctypes.c_void_p)
         cooperative = name in transfer.COOPERATIVE
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
             self._seed += 1
-            self._library.emulate(
+            found.emulate(
                 function,
                 min(blocks, self.processors) if cooperative else blocks,
                 transfer.BLOCK,

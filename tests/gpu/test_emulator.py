@@ -9,6 +9,6 @@ from tierstore.tier.gpu.arguments import COUNTERS_BYTES, BatchArgument, TierArgu
 
 def test_sizes_of_structures(place: Place) -> None:
     if place.kind == "pageable":
-        assert library().size_of_tier() == ctypes.sizeof(TierArgument)
-        assert library().size_of_batch() == ctypes.sizeof(BatchArgument)
+        assert library().size_of_first() == ctypes.sizeof(TierArgument)
+        assert library().size_of_second() == ctypes.sizeof(BatchArgument)
         assert library().size_of_counters() == COUNTERS_BYTES

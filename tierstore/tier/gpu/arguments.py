@@ -6,7 +6,15 @@ import ctypes
 
 import numpy as np
 
-__all__ = ["COUNTERS", "COUNTERS_BYTES", "Arguments", "BatchArgument", "Mode", "TierArgument"]
+__all__ = [
+    "COUNTERS",
+    "COUNTERS_BYTES",
+    "Arguments",
+    "BatchArgument",
+    "Mode",
+    "Rows",
+    "TierArgument",
+]
 
 _POINTER, _I64, _U32 = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32
 
@@ -61,6 +69,7 @@ class BatchArgument(ctypes.Structure):
         ("held", _POINTER),
         ("positions", _POINTER),
         ("count", _POINTER),
+        ("verdict", _POINTER),
         ("staged", _POINTER),
         ("evicted", _POINTER),
         ("staged_rows", _POINTER),
@@ -79,6 +88,12 @@ class BatchArgument(ctypes.Structure):
         ("arrival", _U32),
         ("expired", _U32),
     )
+
+
+class Rows(ctypes.Structure):
+    """`struct Rows`: the distinct records of a batch, for kernels that are not the tier's own."""
+
+    _fields_ = (("records", _POINTER), ("count", _POINTER), ("positions", _POINTER), ("n", _I64))
 
 
 COUNTERS = np.dtype(
@@ -101,6 +116,7 @@ COUNTERS = np.dtype(
         ("evicted", "u4"),
         ("filled", "u4"),
         ("done", "u4"),
+        ("lacking", "u4"),
         ("gate", "u4"),
     ]
 )
