@@ -273,8 +273,9 @@ def _keys(section: Section) -> KeysInfo:
         sizes[name] = (pair[0], pair[1])
     kind = section.matching("kind", re.compile("int64|str"))
     endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
-    if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or endings != {
-        name.rpartition(".")[2] for name in sizes
-    }:
+    found = {name.rpartition(".")[2] for name in sizes}
+    if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
+        found == endings and len(sizes) == len(endings)
+    ):
         raise FormatError(f"{section.name}: files {sorted(sizes)} are not those of {kind} keys")
     return KeysInfo(kind, sizes)

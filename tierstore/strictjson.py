@@ -16,7 +16,7 @@ from typing import Any
 from tierstore.checksum import crc32c
 from tierstore.errors import FormatError, InvalidTypeError, TierStoreError
 
-__all__ = ["Section", "json_values", "seal", "unseal"]
+__all__ = ["Section", "json_values", "parse", "seal", "unseal"]
 
 _ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
 _MAX_INT = 2**63 - 1
@@ -43,7 +43,7 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
         raise FormatError(
             f"{name} does not match its checksum; restore it from a copy, or open an older version"
         )
-    body = Section(_parse(match[2], name), name)
+    body = Section(parse(match[2], name), name)
     found = body.integer("format")
     if found > newest:
         raise FormatError(
@@ -55,7 +55,9 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
     return body
 
 
-def _parse(data: bytes, name: str) -> Any:
+def parse(data: bytes, name: str) -> Any:
+    """Return a JSON value; raises FormatError for duplicate keys, NaN, deep nesting and no JSON."""
+
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
             raise FormatError(f"{name}: a key occurs twice")

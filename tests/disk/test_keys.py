@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tierstore import io
-from tierstore.disk.keys import Keys, write_keys
+from tierstore.disk.keys import Keys, open_keys, write_keys
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
@@ -22,8 +22,12 @@ def directory(tmp_path):
         yield opened
 
 
+def opened(directory, info, rows) -> Keys:
+    return Keys(open_keys(directory, info), info, rows)
+
+
 def keys_of(directory, keys) -> Keys:
-    return Keys(directory, write_keys(directory, keys, len(keys)), len(keys))
+    return opened(directory, write_keys(directory, keys, len(keys)), len(keys))
 
 
 @pytest.mark.parametrize("given", [INTS, TEXTS], ids=["int64", "str"])
@@ -110,10 +114,10 @@ def test_damaged_keys_are_refused(directory, tmp_path, given, change):
         elif change == "flip":
             path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(CorruptStoreError, match=name):
-            Keys(directory, info, len(given))
+            opened(directory, info, len(given))
         path.write_bytes(content)
     with pytest.raises(CorruptStoreError):
-        Keys(directory, info, len(given) + 1)
+        opened(directory, info, len(given) + 1)
 
 
 def test_numpy_reads_the_files(directory, tmp_path):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.durability.crafting import body_of, newest_manifest, sealed
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged
-from tests.durability.test_manifests import manifest, sealed
 from tierstore.budget import Budget
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.manifest import Identity, Manifest
@@ -63,11 +63,11 @@ def parse(decode: Callable[[bytes, str], Manifest | Identity], data: bytes) -> N
 def fuzz(store: Sample, seed: int, count: int) -> None:
     rng = random.Random(seed)
     for path, decode in (
-        (manifest(store), Manifest.decode),
+        (newest_manifest(store.path), Manifest.decode),
         (store.path / "STORE.json", Identity.decode),
     ):
         data = path.read_bytes()
-        body = data[data.index(b'"body":') + 7 : -2]
+        body = body_of(data)
         for number in range(count):
             changed = (mutant, values)[number % 2](rng, body)
             try:
@@ -104,11 +104,11 @@ def opens_or_says_why(path: Path) -> None:
 def test_a_crafted_manifest_opens_or_says_why(store: Sample) -> None:
     """With a valid checksum, as somebody with bad intent would write it."""
     rng = random.Random(2)
-    data = manifest(store).read_bytes()
-    body = data[data.index(b'"body":') + 7 : -2]
+    data = newest_manifest(store.path).read_bytes()
+    body = body_of(data)
     for _ in range(300):
         changed = values(rng, body)
-        with damaged(manifest(store), lambda _, changed=changed: sealed(changed)):
+        with damaged(newest_manifest(store.path), lambda _, changed=changed: sealed(changed)):
             try:
                 opens_or_says_why(store.path)
             except Exception as error:

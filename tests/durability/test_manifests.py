@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import tierstore
+from tests.durability.crafting import body_of, newest_manifest, sealed
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged
 from tierstore.budget import Budget
-from tierstore.checksum import crc32c
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -24,14 +24,6 @@ Edit = Callable[[dict[str, Any]], Any]
 def store() -> Iterator[Sample]:
     with sample() as made:
         yield made
-
-
-def manifest(store: Sample) -> Path:
-    return max(store.path.glob("manifest-*.json"))
-
-
-def sealed(text: bytes) -> bytes:
-    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
 
 
 def opens(store: Sample) -> None:
@@ -49,7 +41,7 @@ def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     """Change a text in the body and seal it again, as somebody with bad intent would."""
 
     def change(data: bytes) -> bytes:
-        body = data[data.index(b'"body":') + 7 : -2]
+        body = body_of(data)
         assert old in body
         return sealed(body.replace(old, new, 1))
 
@@ -122,7 +114,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
     with (
-        damaged(manifest(store), DAMAGE[damage]),
+        damaged(newest_manifest(store.path), DAMAGE[damage]),
         pytest.raises((FormatError, CorruptStoreError)) as caught,
     ):
         opens(store)
@@ -141,13 +133,13 @@ def test_a_bad_name_is_refused(store: Sample, old: str, name: str) -> None:
     """Row 40: names that lead elsewhere, in every place that holds one."""
 
     def change(data: bytes) -> bytes:
-        body = data[data.index(b'"body":') + 7 : -2].decode()
+        body = body_of(data).decode()
         start = body.index(f'"{old}')
         end = body.index('"', start + 1)
         return sealed(f'{body[:start]}"{name}{body[end:]}'.encode())
 
     with (
-        damaged(manifest(store), change),
+        damaged(newest_manifest(store.path), change),
         pytest.raises((FormatError, CorruptStoreError)),
     ):
         opens(store)
@@ -156,7 +148,7 @@ def test_a_bad_name_is_refused(store: Sample, old: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "../s", "a/b", "LOCK", "x" * 300, "a\\u0000b"])
 def test_a_bad_table_name_is_refused(store: Sample, name: str) -> None:
     with (
-        damaged(manifest(store), replaced(b'"plain":', f'"{name}":'.encode())),
+        damaged(newest_manifest(store.path), replaced(b'"plain":', f'"{name}":'.encode())),
         pytest.raises((FormatError, CorruptStoreError)),
     ):
         opens(store)
@@ -186,7 +178,7 @@ def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
 @pytest.mark.parametrize("name", ["STORE.json", "manifest"])
 def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
     """Row 42."""
-    path = store.path / name if name == "STORE.json" else manifest(store)
+    path = store.path / name if name == "STORE.json" else newest_manifest(store.path)
     with (
         damaged(path, replaced(b'"format":1', b'"format":2')),
         pytest.raises(FormatError, match="newer version; pip install --upgrade tierstore"),
@@ -195,17 +187,17 @@ def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
 
 
 def test_an_older_version_opens_beside_a_damaged_newest(store: Sample) -> None:
-    with damaged(manifest(store), lambda data: data[:-5]):
+    with damaged(newest_manifest(store.path), lambda data: data[:-5]):
         with pytest.raises(FormatError, match=r"tierstore.open\(path, version=N\)"):
             opens(store)
         with tierstore.open(store.path, version=4) as reader:
             assert reader.version == 4
-            assert manifest(store).name in reader.verify().bad_files
+            assert newest_manifest(store.path).name in reader.verify().bad_files
 
 
 def test_a_writer_goes_on_from_an_older_version_beside_a_damaged_newest() -> None:
     with sample() as store:
-        newest = manifest(store)
+        newest = newest_manifest(store.path)
         newest.write_bytes(newest.read_bytes()[:-5])
         with tierstore.open(store.path, "r+", version=4, discard_newer=True) as writer:
             assert writer.version == 4

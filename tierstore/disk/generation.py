@@ -17,7 +17,7 @@ from tierstore import bfloat16, io
 from tierstore.disk import zarr
 from tierstore.disk.base import Base, Progress
 from tierstore.disk.delta import Delta, LiveDelta
-from tierstore.disk.keys import Keys
+from tierstore.disk.keys import Keys, open_keys
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
@@ -96,7 +96,8 @@ class Generation:
         """Open a generation from its table's directory.
 
         `store` is the uuid that deltas bear. `seq` is the number that uncommitted deltas get in
-        their name; None opens read-only. Raises CorruptStoreError.
+        their name; None opens read-only, and holds every file that a writer may remove meanwhile.
+        Raises CorruptStoreError.
         """
         try:
             self.directory = table.directory(info.generation)
@@ -107,8 +108,11 @@ class Generation:
         self.info = info
         self._store = bytes.fromhex(store)
         self._seq = seq
+        self._held: dict[str, io.File] = {}
         try:
             self.tier = self._open_tier()
+            if seq is None and info.keys is not None:
+                self._held = open_keys(self.directory, info.keys)
         except BaseException:
             self.directory.close()
             raise
@@ -155,7 +159,9 @@ class Generation:
     def keys(self) -> Keys | None:
         """Open the external keys, if there are any."""
         info = self.info.keys
-        return None if info is None else Keys(self.directory, info, self.info.spec.rows)
+        if info is None:
+            return None
+        return Keys(self._held or open_keys(self.directory, info), info, self.info.spec.rows)
 
     def damaged_files(self) -> list[str]:
         """Return names of files with damage outside any row; opening checked the rest."""
@@ -185,6 +191,8 @@ class Generation:
     def close(self) -> None:
         """Close every file; what was not committed is removed."""
         self.tier.close()
+        for file in self._held.values():
+            file.close()
         self.directory.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -24,7 +24,7 @@ from tierstore.errors import (
 )
 from tierstore.manifest import KeysInfo
 
-__all__ = ["Keys", "write_keys"]
+__all__ = ["Keys", "open_keys", "write_keys"]
 
 _HEADER = 128
 
@@ -32,23 +32,40 @@ _HEADER = 128
 class Keys(Sequence[Any]):
     """The keys of all rows, read as they are asked for: one for an index, else an array."""
 
-    def __init__(self, directory: io.Directory, info: KeysInfo, rows: int) -> None:
-        """Map the key files; raises CorruptStoreError if a size or checksum does not match."""
+    def __init__(self, files: Mapping[str, io.File], info: KeysInfo, rows: int) -> None:
+        """Map the key files, by ending, as `open_keys` opens them.
+
+        Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
+        key a row.
+        """
         self.kind = info.kind
         self._rows = rows
-        parts = {}
-        for name, (size, expected) in info.files.items():
-            parts[name.rpartition(".")[2]] = _mapped(directory, name, size, expected)
+        parts = {
+            name.rpartition(".")[2]: _mapped(files[name], size, expected)
+            for name, (size, expected) in info.files.items()
+        }
         if info.kind == "int64":
+            header = _npy_header(rows)
+            self._whole(parts["npy"], len(header) + 8 * rows, files)
+            if parts["npy"][:_HEADER].tobytes() != header:
+                raise CorruptStoreError(f"{_path(files)}: the header is not that of {rows} keys")
             self._ints: npt.NDArray[np.int64] = parts["npy"][_HEADER:].view("<i8")
-            count = self._ints.size
         else:
+            self._whole(parts["offsets"], 8 * (rows + 1), files)
             self._blob = parts["utf8"]
             self._offsets: npt.NDArray[np.int64] = parts["offsets"].view("<i8")
-            count = self._offsets.size - 1
-        if count != rows:
-            raise CorruptStoreError(f"{directory.path} holds {count} keys for {rows} rows")
+            ends = self._offsets[[0, -1]].tolist()
+            if ends != [0, self._blob.size] or (np.diff(self._offsets) < 0).any():
+                raise CorruptStoreError(f"{_path(files)}: the offsets do not divide the texts")
         self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
+    def _whole(
+        self, data: npt.NDArray[np.uint8], expected: int, files: Mapping[str, io.File]
+    ) -> None:
+        if data.size != expected:
+            raise CorruptStoreError(
+                f"{_path(files)} holds {data.size} bytes, keys of {self._rows} rows are {expected}"
+            )
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -72,7 +89,10 @@ class Keys(Sequence[Any]):
 
     def _text(self, row: int) -> str:
         begin, end = self._offsets[row : row + 2].tolist()
-        return self._blob[begin:end].tobytes().decode()
+        try:
+            return self._blob[begin:end].tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise CorruptStoreError(f"the key of row {row} is not UTF-8: {error.reason}") from None
 
     def lookup(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the row id of each key, in the shape of `keys`.
@@ -115,19 +135,27 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
     return np.fromiter(map(hash, texts), np.int64)
 
 
-def _mapped(directory: io.Directory, name: str, size: int, expected: int) -> npt.NDArray[np.uint8]:
+def open_keys(directory: io.Directory, info: KeysInfo) -> dict[str, io.File]:
+    """Open the files of keys by name; raises CorruptStoreError if one is missing."""
     try:
-        with directory.open_file(name) as file:
-            if file.size != size:
-                raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
-            data = io.map_files([file], size, advice=mmap.MADV_NORMAL)
-    except FileNotFoundError:
-        raise CorruptStoreError(f"{directory.join(name)} is missing") from None
-    if crc32c(data) != expected:
+        return {name: directory.open_file(name) for name in info.files}
+    except FileNotFoundError as error:
         raise CorruptStoreError(
-            f"{directory.join(name)} does not match its checksum; restore it from a copy"
-        )
+            f"a file of keys is missing: {error.filename}; restore it from a copy"
+        ) from None
+
+
+def _mapped(file: io.File, size: int, expected: int) -> npt.NDArray[np.uint8]:
+    if file.size != size:
+        raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
+    data = io.map_files([file], size, advice=mmap.MADV_NORMAL)
+    if crc32c(data) != expected:
+        raise CorruptStoreError(f"{file.path} does not match its checksum; restore it from a copy")
     return data
+
+
+def _path(files: Mapping[str, io.File]) -> str:
+    return next(iter(files.values())).path
 
 
 def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
@@ -147,7 +175,7 @@ def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysI
             array = np.array(listed, "<i8")
         except OverflowError:
             raise InvalidInputError("keys are int64; one of these is larger") from None
-        kind, files = "int64", {stem + "npy": b"".join(_npy(array))}
+        kind, files = "int64", {stem + "npy": _npy_header(rows) + array.tobytes()}
     elif kinds == {str}:
         _check_distinct(listed)
         encoded = [text.encode() for text in listed]
@@ -171,8 +199,7 @@ def _check_distinct(keys: list[Any]) -> None:
         seen.add(key)
 
 
-def _npy(array: npt.NDArray[np.int64]) -> Iterator[bytes]:
-    text = repr({"descr": "<i8", "fortran_order": False, "shape": array.shape}).encode()
-    yield b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
-    yield text.ljust(_HEADER - 11) + b"\n"
-    yield array.tobytes()
+def _npy_header(rows: int) -> bytes:
+    text = repr({"descr": "<i8", "fortran_order": False, "shape": (rows,)}).encode()
+    magic = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    return magic + text.ljust(_HEADER - 11) + b"\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tierstore import io
 from tierstore.disk.generation import sweep_generation
@@ -175,13 +175,19 @@ class History:
                 self._directory.unlink(manifest_name(seq))
         self._directory.sync()
 
-    def sweep(self, keep: int, live: Collection[str] = ()) -> list[int]:
+    def sweep(
+        self,
+        keep: int,
+        live: Collection[str] = (),
+        nobody_reads: Callable[[], bool] = lambda: True,
+    ) -> list[int]:
         """Remove the versions that need not be kept, and files no kept version names.
 
         Kept are the newest `keep` versions and all from the last confirmed one on. A manifest among
         them that cannot be read stays, and all files with it: it may name any of them. Only files
-        whose names this format gives are touched, and not the `live` deltas. Returns the versions
-        that went.
+        whose names this format gives are touched, and not the `live` deltas; a base that no version
+        names goes only where `nobody_reads`, since its chunks are opened when they are needed.
+        Returns the versions that went.
         """
         newest = self.newest()
         manifests, damage = self._read()
@@ -195,10 +201,12 @@ class History:
         if gone:
             self._directory.sync()
         if not unknown:
-            self._sweep_files([kept[version] for version in sorted(wanted)], live)
+            self._sweep_files([kept[version] for version in sorted(wanted)], live, nobody_reads)
         return sorted(set(kept) - wanted)
 
-    def _sweep_files(self, manifests: list[Manifest], live: Collection[str]) -> None:
+    def _sweep_files(
+        self, manifests: list[Manifest], live: Collection[str], nobody_reads: Callable[[], bool]
+    ) -> None:
         payloads = {info.name for each in manifests for info in each.payload.values()}
         for name in self._directory.names():
             unnamed = PAYLOAD_NAME.fullmatch(name) and name not in payloads
@@ -206,10 +214,17 @@ class History:
                 self._directory.unlink(name)
             elif TABLE_NAME.fullmatch(name) and self._directory.is_directory(name):
                 infos = [each.tables[name] for each in manifests if name in each.tables]
-                if self._sweep_table(name, infos, live) and not infos:
+                swept = self._sweep_table(name, infos, live, nobody_reads)
+                if swept and not infos:
                     self._directory.remove_directory(name)
 
-    def _sweep_table(self, name: str, infos: list[TableInfo], live: Collection[str]) -> bool:
+    def _sweep_table(
+        self,
+        name: str,
+        infos: list[TableInfo],
+        live: Collection[str],
+        nobody_reads: Callable[[], bool],
+    ) -> bool:
         """Sweep the generations of a table; return whether there were any."""
         with self._directory.directory(name) as table:
             generations = list(filter(GENERATION_NAME.fullmatch, table.names()))
@@ -217,7 +232,8 @@ class History:
                 here = [info for info in infos if info.generation == generation]
                 named = {delta.name for info in here for delta in info.deltas}
                 named.update(*(info.keys.files for info in here if info.keys), live)
-                sweep_generation(table, generation, named, used=bool(here))
+                if here or nobody_reads():
+                    sweep_generation(table, generation, named, used=bool(here))
         return bool(generations)
 
 

@@ -6,12 +6,13 @@ import contextlib
 import os
 import socket
 import time
+from types import TracebackType
 
 from tierstore import io
 from tierstore.errors import LockedError, StoreFullError, StoreIOError
 from tierstore.store.history import FOLD, LOCK
 
-__all__ = ["become_writer", "keep_folds_away"]
+__all__ = ["Unread", "become_writer", "keep_folds_away"]
 
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -66,3 +67,41 @@ def keep_folds_away(directory: io.Directory) -> io.File | None:
             raise LockedError(f"{directory.path} has been folding for a minute; try again later")
         time.sleep(_POLL_SECONDS)
     return file
+
+
+class Unread:
+    """Answers, for as long as it is entered, whether nobody has the store open for reading.
+
+    The question is asked only where something would be removed that a reader still opens by name.
+    Where the answer is yes, readers that come wait until the body is done.
+    """
+
+    def __init__(self, directory: io.Directory, *, held: bool) -> None:
+        """Ask about the store in `directory`; with `held` the caller has the lock, so it is so."""
+        self._directory = directory
+        self._answer = True if held else None
+        self._file: io.File | None = None
+
+    def __call__(self) -> bool:
+        """Return the answer, which stays the same."""
+        if self._answer is None:
+            try:
+                self._file = self._directory.open_file(FOLD, write=True)
+                self._answer = self._file.lock(exclusive=True)
+            except FileNotFoundError:
+                self._answer = True
+        return self._answer
+
+    def __enter__(self) -> Unread:
+        """Return the question."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let readers in."""
+        if self._file is not None:
+            self._file.close()

@@ -31,7 +31,8 @@ from tierstore.spec import Field
 from tierstore.store import lifetime, reshaping
 from tierstore.store.folding import fold_tables, wants_fold
 from tierstore.store.history import FOLD, STORE, History
-from tierstore.store.locking import become_writer, keep_folds_away
+from tierstore.store.locking import Unread, become_writer, keep_folds_away
+from tierstore.store.payload import Payload
 from tierstore.store.pointer import check_pointer, make_pointer
 from tierstore.table import Table
 from tierstore.table.prefetch import Prefetcher
@@ -63,6 +64,7 @@ class Session:
         self.guard = Guard(str(path), writable=writable)
         self.prefetcher = Prefetcher()
         self.tables: dict[str, Table] = {}
+        self._held: dict[str, Payload] = {}
         self._keep = keep
         self.locks: list[io.File] = []
         self._forget: Callable[[], object] | None = None
@@ -117,10 +119,15 @@ class Session:
         )
         self.history.discard(older.seq, self.manifest.seq)
 
-    def sweep(self, keep: int) -> None:
-        """Remove what neither a kept version nor a table that is open needs."""
+    def sweep(self, keep: int, *, unread: bool = False) -> None:
+        """Remove what neither a kept version nor a table that is open needs.
+
+        `unread` says that the lock of folds is held already.
+        """
         live = [table.disk.live for table in self.tables.values()]
-        self.history.sweep(keep, {delta.name for delta in live if delta is not None})
+        names = {delta.name for delta in live if delta is not None}
+        with Unread(self.directory, held=unread) as nobody_reads:
+            self.history.sweep(keep, names, nobody_reads)
 
     def _open_all(self, *, follow: bool) -> dict[str, tuple[Generation, Tiers]]:
         """Open every table of the manifest, or none.
@@ -133,6 +140,7 @@ class Session:
             try:
                 for name, info in self.manifest.tables.items():
                     opened[name] = self._open_tiers(name, info)
+                self._hold_payload()
                 return opened
             except BaseException as error:
                 for generation, tiers in opened.values():
@@ -144,6 +152,21 @@ class Session:
                 if newest.seq == self.manifest.seq:
                     raise
                 self.manifest = newest
+
+    def _hold_payload(self) -> None:
+        """Open, for a reader, the payload of the manifest, which a writer may sweep away."""
+        if not self.guard.writable:
+            self._held = {
+                name: Payload(self.directory, info, hold=True)
+                for name, info in self.manifest.payload.items()
+            }
+
+    @property
+    def payload(self) -> dict[str, Payload]:
+        """The values that were committed with the version that is open, by name."""
+        if not self.guard.writable:
+            return dict(self._held)
+        return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
 
     def _attach(self, opened: Mapping[str, tuple[Generation, Tiers]]) -> None:
         """Let the tables use what was opened, in place of what they used."""
@@ -261,10 +284,10 @@ class Session:
             if not lock.lock(exclusive=True):
                 return False
             self.publish(floor=upto, confirmed=upto if newest else self.manifest.confirmed)
-            self.sweep(keep)
+            self.sweep(keep, unread=True)
             infos = fold_tables(self.tables.values(), upto)
             self.publish(tables=infos)
-            self.sweep(keep)
+            self.sweep(keep, unread=True)
         return True
 
     def pointer(self) -> dict[str, Any]:
@@ -334,6 +357,8 @@ class Session:
         except BaseException:
             self.manifest = before
             raise
+        for name in set(self.tables) - set(opened):  # a writer went back to before there were any
+            self.tables.pop(name).close()
         self._attach(opened)
         return True
 
@@ -382,6 +407,8 @@ class Session:
         self.guard.close()
         for table in self.tables.values():
             table.close()
+        for value in self._held.values():
+            value.close()
         for lock in self.locks:
             lock.close()
         self.directory.close()

@@ -219,12 +219,7 @@ class Store:
     @property
     def payload(self) -> Mapping[str, Payload]:
         """The values that were committed with this version, by name."""
-        return MappingProxyType(
-            {
-                name: Payload(self._session.directory, info)
-                for name, info in self._session.manifest.payload.items()
-            }
-        )
+        return MappingProxyType(self._session.payload)
 
     @property
     def closed(self) -> bool:
@@ -397,6 +392,11 @@ class Store:
             save_store(self.tables, self.payload, self._session.manifest, path, progress)
             return
         with Store(self.path, version=wanted, budget=Budget(host=0, gpu=0)) as source:
+            if source.uuid != self.uuid:
+                raise StoreIOError(
+                    f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
+                    "open it again"
+                )
             save_store(source.tables, source.payload, source._session.manifest, path, progress)
 
     def verify(
@@ -409,6 +409,7 @@ class Store:
         with self._guard.use(interruptible=True):
             return verify_store(
                 self._session.tables.values(),
+                self._session.payload,
                 self._session.manifest,
                 self._session.history,
                 self._session.directory,

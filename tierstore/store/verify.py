@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,7 @@ class VerifyReport:
 
 def verify_store(
     tables: Iterable[Table],
+    payload: Mapping[str, Payload],
     manifest: Manifest,
     history: History,
     directory: io.Directory,
@@ -71,13 +72,15 @@ def verify_store(
             bad.update(row for delta in table.disk.deltas for row in delta.damaged())
         report.bad_rows[table.name] = sorted(bad)
         report.bad_files += table.generation.damaged_files()
-    report.bad_files += _damaged_payloads(manifest, directory, set())
+    report.bad_files += _damaged_payloads(manifest, payload, set())
     report.bad_files += history.damaged()
     if sample is None:
         seen = _files(manifest)
         for older in history.versions().values():
-            report.bad_files += _damaged_in_version(older, directory, floor, seen)
+            found = _damaged_in_version(older, directory, floor, seen)
             seen |= _files(older)
+            if found and older.version in history.versions():  # else a writer swept it meanwhile
+                report.bad_files += found
     return report
 
 
@@ -108,12 +111,14 @@ def _damaged_base(tier: DiskTier, rows: Rows, folding: Rows) -> list[int]:
     return tier.damaged(rows[~np.isin(rows, folding)] if folding.size else rows)
 
 
-def _damaged_payloads(manifest: Manifest, directory: io.Directory, seen: set[str]) -> list[str]:
+def _damaged_payloads(
+    manifest: Manifest, payload: Mapping[str, Payload], seen: set[str]
+) -> list[str]:
     bad = []
     for name, info in manifest.payload.items():
         if info.name not in seen:
             try:
-                Payload(directory, info).verify()
+                payload[name].verify()
             except TierStoreError:
                 bad.append(f"payload {name} of version {manifest.version}: {info.name}")
     return bad
@@ -132,7 +137,8 @@ def _damaged_in_version(
     manifest: Manifest, directory: io.Directory, floor: int, seen: set[str]
 ) -> list[str]:
     """Return what is wrong with the files of a version that were not checked before."""
-    bad = _damaged_payloads(manifest, directory, seen)
+    payload = {name: Payload(directory, info) for name, info in manifest.payload.items()}
+    bad = _damaged_payloads(manifest, payload, seen)
     for name, info in manifest.tables.items():
         where = f"table {name} of version {manifest.version}"
         try:

@@ -1,0 +1,128 @@
+"""Readers that stay: what they opened is there as long as they are, whatever a writer sweeps up.
+
+Rows 22 and 72 of the list of faults.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore.budget import Budget
+from tierstore.errors import StoreIOError
+
+NONE = Budget(host=0)
+WORDS = [f"word {row}" for row in range(40)]
+
+
+def values(seed: int, rows: int = 40) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
+
+
+@pytest.fixture(params=["memmap", "zarr", "zstd"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    backend = "memmap" if request.param == "memmap" else "zarr"
+    packed = {"compression": "zstd", "chunk_rows": 8} if request.param == "zstd" else {}
+    law = tierstore.from_array(values(1))
+    spec = tierstore.TableSpec(40, 4, init=law, backend=backend, **packed)
+    with tierstore.create(tmp_path / "s", {"t": spec}, keep=1, budget=NONE) as store:
+        store["t"].set_keys(WORDS)
+        store.commit(payload={"model": b"first", "tree": {"w": values(2)}})
+    return tmp_path / "s"
+
+
+def leave_behind(path: Path) -> None:
+    """Commit until nothing of the version before is named any more."""
+    with tierstore.open(path, "r+", keep=1, budget=NONE) as writer:
+        writer["t"].set_keys([f"other {row}" for row in range(40)])
+        law = tierstore.from_array(values(3))
+        writer.replace_table("t", tierstore.TableSpec(40, 4, init=law))
+        for step in range(3):
+            writer["t"].write([step], values(step, 1))
+            writer.commit(payload={"model": b"later", "tree": {"w": values(4)}})
+
+
+def test_a_reader_keeps_rows_keys_and_payload(path: Path) -> None:
+    with tierstore.open(path, budget=NONE) as reader:
+        leave_behind(path)
+        assert np.array_equal(reader["t"].read(np.arange(40)), values(1))
+        assert list(reader["t"].keys[:]) == WORDS
+        assert reader.payload["model"].read() == b"first"
+        assert np.array_equal(reader.payload["tree"].tree()["w"], values(2))
+        assert reader.verify().ok
+        reader.refresh()
+        assert reader.payload["model"].read() == b"later"
+        assert reader["t"].keys[7] == "other 7"
+
+
+def test_what_readers_used_goes_with_them(path: Path) -> None:
+    def generations() -> int:
+        return len(list((path / "t").glob("g*")))
+
+    with tierstore.open(path, budget=NONE):
+        leave_behind(path)
+    with tierstore.open(path, "r+", keep=1, budget=NONE) as writer:
+        assert generations() == 1
+        writer.commit()
+        assert writer.verify().ok
+
+
+def test_a_reader_follows_a_writer_that_goes_back(path: Path) -> None:
+    with tierstore.open(path, "r+", keep=3, budget=NONE) as writer:
+        writer.create_table("later", tierstore.TableSpec(3, 4))
+    with tierstore.open(path, budget=NONE) as reader:
+        before = reader.version - 1
+        with tierstore.open(path, "r+", version=before, discard_newer=True, budget=NONE):
+            pass
+        assert reader.refresh()
+        assert (reader.version, list(reader.tables)) == (before, ["t"])
+
+
+def test_a_reader_copies_its_version(path: Path, tmp_path: Path) -> None:
+    with tierstore.open(path, budget=NONE) as reader:
+        leave_behind(path)
+        reader.save(tmp_path / "copy")
+    with tierstore.open(tmp_path / "copy") as copy:
+        assert np.array_equal(copy["t"].read(np.arange(40)), values(1))
+        assert list(copy["t"].keys[:]) == WORDS
+        assert copy.payload["model"].read() == b"first"
+
+
+def test_saving_notices_another_store_under_the_path(path: Path, tmp_path: Path) -> None:
+    with tierstore.open(path, "r+", budget=NONE) as writer:
+        path.rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", path)
+        writer.save(tmp_path / "same")  # a copy by other means is the same store
+        shutil.rmtree(path)
+        tierstore.create(path, {"t": tierstore.TableSpec(3, 4)}).close()
+        with pytest.raises(StoreIOError, match="is another store by now"):
+            writer.save(tmp_path / "copy", version=1)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_verifying_beside_a_writer_finds_nothing(path: Path) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        step = 0
+        while not done.is_set():
+            writer["t"].write([step % 40], values(step, 1))
+            writer.commit(payload={"model": b"x" * step})
+            step += 1
+
+    with tierstore.open(path, "r+", keep=2, budget=NONE) as writer:
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(20):
+                with tierstore.open(path, budget=NONE) as reader:
+                    report = reader.verify()
+                    assert report.ok, report
+        finally:
+            done.set()
+            thread.join()
