@@ -167,7 +167,7 @@ class CachedSlots:
 
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
-        return self.slot_of[rows]
+        return self.slot_of.take(rows, mode="clip")  # rows are valid; a second check takes time
 
     def use(self, rows: Rows) -> None:
         """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
@@ -234,7 +234,7 @@ class CachedSlots:
 
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Let each row lie in its slot, in the current batch."""
-        self.row_of[slots] = rows
+        self.row_of[slots.astype(np.intp)] = rows
         self.slot_of[rows] = slots
         self.touch(slots)
 
@@ -242,12 +242,13 @@ class CachedSlots:
         """Make slots free, whatever was in them."""
         if not slots.size:
             return
-        given: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
-        slots, rows = given, self.row_of[given]
+        slots = slots.astype(np.int32, copy=False)
+        at = slots.astype(np.intp)
+        rows = self.row_of[at]
         self.slot_of[rows.compress(rows >= 0)] = -1
-        self.row_of[slots] = -1
-        self.dirty[slots] = 0
-        self.policy.forget(given)
+        self.row_of[at] = -1
+        self.dirty[at] = 0
+        self.policy.forget(slots)
         self._released.append(slots)
 
 
