@@ -181,7 +181,7 @@ def test_optimizers_that_need_the_whole_table_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [np.int32, np.uint16, list, torch.int64, torch.int32, "read-only", "strided", "scalar"],
+    [np.int32, ">i8", np.uint16, list, torch.int64, torch.int32, "read-only", "strided", "scalar"],
 )
 def test_ids_of_every_kind(place: Place, rng: np.random.Generator, kind: Any) -> None:
     rows = place.model(torch.nn.Embedding(1, DIM))
@@ -206,6 +206,18 @@ def test_ids_of_every_kind(place: Place, rng: np.random.Generator, kind: Any) ->
         rows.beforeForwardPass(given, np.array([[5], [6]]))
     expected = rows.getNumpyVersion()[[*ids.reshape(-1), 5, 6]]
     np.testing.assert_array_equal(rows.model_variable.weight.detach().numpy(), expected)
+
+
+def test_ids_may_change_before_the_backward_pass(place: Place) -> None:
+    """As where batches are drawn into one array."""
+    module = torch.nn.Embedding(1, DIM)
+    rows = place.model(module)
+    rows.zerosInit()
+    ids = np.array([1, 1, 2])
+    rows.beforeForwardPass(ids)
+    ids[:] = [3, 4, 5]
+    module.weight.sum().backward()
+    assert module.weight.grad[:, 0].tolist() == [2, 2, 1]
 
 
 def test_bad_ids_are_refused(place: Place) -> None:

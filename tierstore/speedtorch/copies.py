@@ -34,14 +34,14 @@ class Copies:
     def __init__(self, table: Table, ids: Tensor, policy: str) -> None:
         """Remember whose rows they are; `policy` is "sum" or "mean"."""
         self._table = table
-        self._ids = ids
+        self._ids = ids.clone()  # whoever gave them may go on to the next batch
         self._mean = policy == "mean"
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """Return the gradient with that of each row summed, or averaged, over its copies."""
         with self._table.lease(self._ids) as lease:
             bound = lease.bound
-            owners = torch.as_tensor(lease.positions).to(gradient.device)
+            owners = torch.as_tensor(lease.positions).to(gradient.device, torch.int64)
         if not gradient.is_sparse:
             total = self._total(gradient, owners, bound)
             return torch.nn.functional.embedding(owners.clamp(min=0), total)

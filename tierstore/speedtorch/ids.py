@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,12 +21,14 @@ def flat_ids(*parts: Any) -> Tensor:
     is no row id is left for the table to refuse.
     """
     tensors = [to_tensor(part).reshape(-1) for part in parts if part is not None]
+    if len(tensors) == 1:
+        return tensors[0]
     device = next((each.device for each in tensors if each.is_cuda), None)
     return torch.cat([each if device is None else each.to(device) for each in tensors])
 
 
 def to_tensor(values: Any) -> Tensor:
-    """Return values as a tensor; whole numbers as int64."""
+    """Return values as a tensor, without a copy where that can be; whole numbers as int64."""
     if not isinstance(values, Tensor):
         if is_cupy(values):
             values = torch.as_tensor(values)
@@ -33,6 +36,12 @@ def to_tensor(values: Any) -> Tensor:
             array = np.asarray(values)
             if not array.size:
                 return torch.empty(array.shape, dtype=torch.int64)
-            values = torch.from_numpy(np.array(array))  # a copy: torch warns of read-only arrays
+            plain = array.flags.writeable and array.dtype.isnative and _goes_up(array)
+            native = array.dtype.newbyteorder("=")
+            values = torch.from_numpy(array if plain else np.array(array, native))
     whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
     return values.to(torch.int64) if whole else values
+
+
+def _goes_up(array: npt.NDArray[Any]) -> bool:
+    return all(stride >= 0 for stride in array.strides)
