@@ -79,6 +79,7 @@ class RecordFiles:
         stop = min(start + span, self.rows)
         pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size
         if pages > _DENSE_PAGES * (stop - start) * self.record_bytes / mmap.PAGESIZE:
+            paging.announce(self.records, np.arange(first, last + 1))
             block = self.records[first : last + 1].copy()
             block[rows - first] = records
             self._put(first, block)
