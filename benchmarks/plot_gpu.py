@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
 import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).with_name("results")
+_LONGEST = 6
+"""Of bars, in lengths of our own."""
 OURS, PEER, LIMIT = "#2a6fdb", "#9aa4b2", "#d0d5dd"
 
 
@@ -23,12 +22,15 @@ def colour(name: str) -> str:
 
 
 def bars(axis: Any, figures: dict[str, float], title: str, unit: str) -> None:
-    """Draw one bar a name, the shortest on top, its figure behind it, on a logarithmic axis."""
+    """Draw one bar a name from zero, the shortest on top; what is far longer is cut off."""
     order = sorted(figures, key=lambda name: figures[name], reverse=True)
-    drawn = axis.barh(order, [figures[n] for n in order], color=[colour(n) for n in order])
-    axis.bar_label(drawn, [f" {figures[n]:.3g}" for n in order], fontsize=8)
-    axis.set_xscale("log")
-    axis.set_xlim(right=axis.get_xlim()[1] * 2)
+    ours = max(figures["tierstore"], 1e-9) if "tierstore" in figures else max(figures.values())
+    end = min(max(figures.values()), _LONGEST * ours) * 1.02
+    shown = [min(figures[name], end) for name in order]
+    drawn = axis.barh(order, shown, color=[colour(name) for name in order])
+    labels = [f" {figures[n]:.3g}" + (" →" if figures[n] > end else "") for n in order]
+    axis.bar_label(drawn, labels, fontsize=8)
+    axis.set_xlim(0, end * 1.2)
     axis.set_title(title, fontsize=9, loc="left")
     axis.set_xlabel(unit, fontsize=8)
     axis.tick_params(labelsize=8)
@@ -60,14 +62,16 @@ def transfer(answer: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
 
 def syncs(answer: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
     """Return title, unit and bars of the one picture."""
-    figures = {row["batch"]: max(row["waits"], 0.01) for row in answer["rows"]}
-    return [("waits of the host in a batch (0.01 stands for none)", "waits", figures)]
+    figures = {row["batch"]: row["waits"] for row in answer["rows"]}
+    return [("waits of the host in a batch", "waits", figures)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    plt.switch_backend("svg")
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tierstore"})
     for name, pictures in (
         ("gpu_read", read),
         ("gpu_transfer", transfer),
@@ -85,7 +89,7 @@ def main() -> None:
         for axis, (title, unit, figures) in zip(axes.flat, drawn, strict=True):
             bars(axis, figures, title, unit)
         figure.tight_layout()
-        figure.savefig(path.with_suffix(".svg"))
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         print(path.with_suffix(".svg"))
 
 

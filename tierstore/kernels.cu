@@ -31,6 +31,7 @@ static const u32 EVERY_LANE = 0xffffffffu;
 static const u64 NO_POSITION = ~0ull;
 
 static const u32 READ = 0, WRITE = 1, LEASE = 2, PREFETCH = 3;  // Batch.mode
+static const u32 CERTAIN = 1, LACKING = 2;  // *Batch.verdict
 
 static const u32 THREADS = 256;   // a block, everywhere
 static const u32 MOST_ITEMS = 16, MOST_MISSES = 8;  // that a warp copies before it turns to others
@@ -53,6 +54,7 @@ struct Counters {
     u32 absent, evicted;          // this chunk: rows to read from, and write to, the host tier
     u32 filled;                   // slots that are not empty
     u32 done;                     // number of the last prefetch whose rows have arrived
+    u32 lacking;                  // this prefetch: positions whose row will have no slot
     u32 gate;                     // grid_barrier
     u32 moves[WINDOW];            // slots that each recent prefetch took
     u32 histogram[PASSES][BINS];
@@ -90,9 +92,10 @@ struct Batch {
     i64 *leaving;                 // prefetch: dirty row that the slot must first give up, or -1
     // A lease: its distinct records in some order.
     u64 *records;                 // address of each record
-    i32 *held;                    // its slot, or -1
+    i32 *held;                    // its slot, or -1; of a prefetch: slots it keeps for its batch
     i32 *positions;               // [n]: index of each id's record
-    u32 *count;                   // their number; of a prefetch: slots to fill
+    u32 *count;                   // their number; of a prefetch: slots to fill, slots it keeps
+    u32 *verdict;                 // a prefetch that keeps slots tells the host: CERTAIN or LACKING
     // Staging, in pinned host memory, `limit` entries each; null where the host tier is direct.
     u8 *staged, *evicted;
     i64 *staged_rows, *evicted_rows;
@@ -263,9 +266,10 @@ __device__ void touch(const Tier &t, i32 slot, u32 stamp, u32 now, u32 keeping) 
     if (stamp != stamped) t.stamp[slot] = stamped;
 }
 
-// Touch and hold; true for exactly one of all that do so in a batch.
-__device__ bool touch_first(const Tier &t, i32 slot, u32 stamp, u32 now) {
-    return (stamp & NUMBER) != now && (atomicExch(t.stamp + slot, now | HELD) & NUMBER) != now;
+// Touch and hold, `keeping` some bits; true for exactly one of all that do so in a batch.
+__device__ bool touch_first(const Tier &t, i32 slot, u32 stamp, u32 now, u32 keeping) {
+    const u32 stamped = now | HELD | (stamp & keeping);
+    return (stamp & NUMBER) != now && (atomicExch(t.stamp + slot, stamped) & NUMBER) != now;
 }
 
 // Writers of one record: the last position wins.
@@ -273,14 +277,20 @@ __device__ void compete(u32 *contest, u32 position) {
     if (*(volatile u32 *)contest < position + 1) atomicMax(contest, position + 1);
 }
 
+// Pin the slot of a record until the batch is released; returns the record's index.
+__device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
+    const u32 k = append(&t.counters->distinct, mine);
+    if (mine) b.held[k] = slot;
+    if (mine && slot >= 0) ++t.pins[slot];
+    return k;
+}
+
 // Take up a record in the lease and pin its slot; *mark becomes its index + 1.
 __device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 address, u32 *mark) {
-    const u32 k = append(&t.counters->distinct, mine);
+    const u32 k = hold(t, b, mine, slot);
     if (!mine) return;
-    b.held[k] = slot;
     b.records[k] = address;
     *mark = k + 1;
-    if (slot >= 0) ++t.pins[slot];
 }
 
 // ------------------------------------------------------------------------------------------- probe
@@ -296,18 +306,21 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     const i64 row = mine ? b.ids[position] : 0;
     const bool outside = (u64)row >= (u64)t.rows;
     i32 slot = ABSENT;
-    bool waits = false, claims = false, enrols = false, kept = false;
+    bool waits = false, claims = false, holds = false, kept = false, lacks = false;
     if (outside) {
         if (!c->bad) atomicMin(&c->bad_position, (u64)position);
     } else if (mine) {
         slot = t.slot_of[row];
         const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
         if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
-            if (b.mode == LEASE) enrols = touch_first(t, slot, stamp, b.now);
-            else touch(t, slot, stamp, b.now, b.mode == PREFETCH ? HELD | AHEAD : HELD);
+            const u32 keeping = b.mode == PREFETCH ? AHEAD : 0;
+            if (b.held) holds = touch_first(t, slot, stamp, b.now, keeping);
+            else touch(t, slot, stamp, b.now, HELD | keeping);
             if (b.mode == WRITE) compete(t.mark + slot, (u32)position);
         } else if (b.mode == PREFETCH) {
-            claims = slot == ABSENT && host_slot(t, row) >= 0 &&
+            const bool near = slot != ABSENT || host_slot(t, row) >= 0;
+            lacks = !near || slot == KEPT;
+            claims = slot == ABSENT && near &&
                      atomicCAS(t.slot_of + row, ABSENT, CLAIMED) == ABSENT;
         } else {
             waits = true;
@@ -324,7 +337,9 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
         if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
     }
     if (b.mode == READ && mine) b.entry[position] = outside ? OUTSIDE : waits ? DEFERRED : slot;
-    if (b.mode == LEASE) enrol(t, b, enrols, slot, slot_address(t, slot), t.mark + slot);
+    if (b.mode == LEASE) enrol(t, b, holds, slot, slot_address(t, slot), t.mark + slot);
+    else if (b.held) hold(t, b, holds, slot);
+    if (b.mode == PREFETCH) append(&c->lacking, lacks);
 }
 
 // Copy the rows of a READ that were there.
@@ -523,7 +538,9 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
 }
 
 // Plan the moves of a prefetch: maps and pins now, the copies by `move` on another stream. Rows for
-// which there is no room, or whose victim only the host could take in, are let go.
+// which there is no room, or whose victim only the host could take in, are let go. Over a host tier
+// that is a cache the prefetch may hold what it has: if it lacks nothing, its batch will find every
+// row in a slot, and the host need not be asked.
 __device__ void plan_moves(const Tier &t, const Batch &b) {
     const Team team = everyone();
     const u32 victims = t.counters->victims, missed = t.counters->missed;
@@ -540,13 +557,15 @@ __device__ void plan_moves(const Tier &t, const Batch &b) {
             if (old >= 0) t.slot_of[old] = ABSENT;
             t.row_of[slot] = row;
             t.arrival[slot] = b.arrival;
-            t.stamp[slot] = b.now | AHEAD;
+            t.stamp[slot] = b.now | AHEAD | (b.held ? HELD : 0);
         }
         if (mine) {
             t.slot_of[row] = slot >= 0 ? slot : ABSENT;
             b.place[m] = slot;
             b.leaving[m] = dirty ? old : -1;
         }
+        if (b.held) hold(t, b, slot >= 0, slot);
+        append(&t.counters->lacking, mine && slot < 0);
         append(&t.counters->filled, slot >= 0 && old < 0);
         tally(&t.counters->evicted_rows, slot >= 0 && old >= 0);
         tally(&t.counters->written_rows, slot >= 0 && dirty);
@@ -599,7 +618,7 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
             const i64 row = b.ids[position];
             entry = t.slot_of[row];
             if (b.mode == LEASE) {
-                enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now);
+                enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now, 0);
             } else {
                 u32 *contest;
                 if (entry >= 0) touch(t, entry, t.stamp[entry], b.now, HELD);
@@ -732,7 +751,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
         serve_hits(t, b, everyone());
     }
     if (b.mode == PREFETCH) {
-        if (thread() == 0) *b.count = c->moves[b.arrival % WINDOW] = c->victims;
+        if (thread() == 0) {
+            b.count[0] = c->moves[b.arrival % WINDOW] = c->victims;
+            b.count[1] = c->distinct;
+            if (b.verdict) *b.verdict = c->lacking ? LACKING : CERTAIN;
+            c->lacking = 0;
+        }
         tidy(t, b);
     } else if (b.alone) {
         finish(t, b);
@@ -840,7 +864,7 @@ extern "C" __global__ void tierstore_fence(const Tier t, const Batch b) {
 
 // ------------------------------------------------------------------------------------------- leases
 
-// Unpin the records of a lease.
+// Unpin the records of a lease, or of a prefetch.
 extern "C" __global__ void tierstore_release(const Tier t, const Batch b) {
     const u32 count = *b.count;
     for (u64 k = thread(); k < count; k += threads()) {

@@ -64,8 +64,8 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Return the device memory that may still be taken."""
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
-        """Copy a host array to the device, in the order of the current stream."""
+    def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
+        """Copy a host array to the device, in the order of a stream, or the current one."""
 
     def download(self, array: Any) -> npt.NDArray[Any]:
         """Copy a device array to the host, and wait for it."""
@@ -141,6 +141,7 @@ class CudaDevice:
             self.processors: int = device.attributes["MultiProcessorCount"]
             self._source = files("tierstore").joinpath("kernels.cu").read_text()
             self._modules: dict[tuple[str, ...], Any] = {}
+            self._kernels: dict[tuple[str, ...], tuple[Kernel, int]] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
         self.beside: int = self._beside.ptr
 
@@ -159,6 +160,8 @@ class CudaDevice:
         symbol = f"tierstore_{name}"
         get_device = self._runtime.getDevice
         options = ("--std=c++17", *(f"-D{macro}={value}" for macro, value in macros.items()))
+        if (source, name, *options) in self._kernels:
+            return self._kernels[source, name, *options]
         with self._cupy.cuda.Device(self.index):
             module = self._modules.get((source, *options))
             if module is None:
@@ -179,7 +182,8 @@ class CudaDevice:
                 with on_device:
                     start(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, arguments, *extra)
 
-        return launch, blocks * self.processors
+        self._kernels[source, name, *options] = launch, blocks * self.processors
+        return self._kernels[source, name, *options]
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Push an NVTX range for the length of a context."""
@@ -232,10 +236,13 @@ class CudaDevice:
         with self.current():
             return int(self._runtime.memGetInfo()[0])
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
-        """Copy a host array to the device, in the order of CuPy's current stream."""
+    def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
+        """Copy a host array to the device, in the order of a stream, or CuPy's current one."""
         with self.current():
-            return self._cupy.asarray(array)
+            if stream is None:
+                return self._cupy.asarray(array)
+            with self._cupy.cuda.ExternalStream(stream, self.index):
+                return self._cupy.asarray(array)
 
     def download(self, array: Any) -> npt.NDArray[Any]:
         """Copy a CuPy array to the host, and wait for it."""

@@ -107,7 +107,7 @@ class EmulatedDevice:
     def free_bytes(self) -> int:
         return 1 << 30
 
-    def upload(self, array: Any) -> Any:
+    def upload(self, array: Any, stream: int | None = None) -> Any:
         return np.ascontiguousarray(array)
 
     def download(self, array: Any) -> Any:

@@ -61,6 +61,12 @@ class Twin:
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
         self.leases: list[tuple[GpuLease, np.ndarray]] = []
+        self.announced: list[np.ndarray] = []
+
+    def put(self, ids: np.ndarray) -> Any:
+        """The ids on the device: those of a prefetch where they are the same."""
+        rows = self.tier.foreseen(ids)
+        return self.place.put(ids) if rows is None else rows
 
     def close(self) -> None:
         self.tier.close()
@@ -76,7 +82,7 @@ class Twin:
         self, ids: np.ndarray, lo: int = 0, hi: int | None = None, *, admit: bool = True
     ) -> None:
         out = self.place.noise(ids.size, self.truth[:1, lo:hi].shape[1])
-        self.tier.read(self.place.put(ids), out, lo, hi, admit=admit)
+        self.tier.read(self.put(ids), out, lo, hi, admit=admit)
         np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
 
     def write(
@@ -84,12 +90,12 @@ class Twin:
     ) -> None:
         shape = (ids.size, self.truth[:1, lo:hi].shape[1])
         data = self.rng.integers(0, 256, shape, np.uint8)
-        self.tier.write(self.place.put(ids), self.place.put(data), lo, hi, admit=admit)
+        self.tier.write(self.put(ids), self.place.put(data), lo, hi, admit=admit)
         for row, record in zip(ids, data, strict=True):
             self.truth[row, lo:hi] = record
 
     def lease(self, ids: np.ndarray) -> GpuLease:
-        lease = self.tier.lease(self.place.put(ids))
+        lease = self.tier.lease(self.put(ids))
         self.leases.append((lease, ids))
         return lease
 
@@ -119,6 +125,8 @@ class Twin:
         """Compare everything, and look at what must hold between batches."""
         while self.leases:
             self.release()
+        fetches = self.tier._fetches
+        fetches.end(fetches.newest, self.place.device.current_stream())
         self.read(np.arange(len(self.truth)))
         arrays = {name: self.place.get(array) for name, array in self.tier.memory._arrays.items()}
         slot_of, row_of = arrays["slot_of"], arrays["row_of"]
@@ -156,12 +164,19 @@ class Twin:
         names = ["read", "write", "lease", "release", "fetch", "flush"]
         for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.2, 0.02]):
             ids = self.ids(int(self.rng.choice(sizes)))
+            if name != "fetch" and self.announced and self.rng.random() < 0.7:
+                ids = self.announced.pop(0)
             if name == "read":
                 self.read(ids, *self.span(), admit=bool(self.rng.random() < 0.8))
             elif name == "write":
                 self.write(ids, *self.span(), admit=bool(self.rng.random() < 0.8))
             elif name == "fetch":
-                self.tier.fetch(self.place.put(ids), int(self.rng.integers(1, 6)))
+                window = int(self.rng.integers(1, 6))
+                if self.rng.random() < 0.5:
+                    self.tier.foresee(ids, window)
+                    self.announced.append(ids)
+                else:
+                    self.tier.fetch(self.place.put(ids), window)
             elif name == "flush":
                 self.tier.flush()
             elif name == "release" and self.leases:

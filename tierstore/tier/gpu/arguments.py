@@ -89,6 +89,12 @@ class BatchArgument(ctypes.Structure):
         ("expired", _U32),
     )
 
+    def describe(self, data: int, lo: int, hi: int) -> None:
+        """Let it copy bytes `lo:hi` of records from or to `data`, as wide as addresses allow."""
+        self.data, self.lo, self.bytes = data, lo, hi - lo
+        odd = data | lo | hi | 16
+        self.width = odd & -odd
+
 
 class Rows(ctypes.Structure):
     """`struct Rows`: the distinct records of a batch, for kernels that are not the tier's own."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.tier.gpu.arguments import Arguments, BatchArgument
+from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Rows
+from tierstore.tier.gpu.mailbox import Letter
+from tierstore.transfer import Kernel
 
 if TYPE_CHECKING:
     from tierstore.tier.gpu import GpuTier
@@ -25,7 +29,7 @@ class GpuLease:
     Attributes:
         positions: int32 `(n,)`, for each id the index of its record; -1 for ids outside the table.
         count: uint32 `(1,)`, the number of distinct records. Reading it waits; kernels need not.
-        bound: most that `count` can be.
+        bound: most that `count` can be; see `trim`.
         records: uint64 `(bound,)`, the address of each record; the first `count` are filled.
         slots: int32 `(bound,)`, its slot, or -1.
         base: address of slot 0; a record with a slot is at `base + slot * record_bytes`.
@@ -54,6 +58,8 @@ class GpuLease:
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._letter: Letter | None = None
+        self._trimmed = False
         self._written: list[tuple[int, int]] = []
         self._seen = tier.changes
         self._open = True
@@ -107,6 +113,58 @@ class GpuLease:
         self._note(lo, self._tier.record_bytes if hi is None else hi)
         self._copy("lease_scatter", None, 0, None, stream)
 
+    def run(
+        self,
+        kernel: tuple[Kernel, int],
+        work: ctypes.Structure,
+        items: int,
+        *,
+        writes: Sequence[tuple[int, int]] = (),
+        positions: tuple[int, int] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Launch a kernel of the caller's own, of two arguments: `Rows` and the structure `work`.
+
+        Args:
+            kernel: from `Device.load`.
+            work: copied by the launch.
+            items: how much there is to do: a block works through 32 items or more.
+            writes: the byte ranges of the records that it writes.
+            positions: address and number of positions other than those of the lease's ids.
+            stream: where to run it.
+        """
+        batch = self._batch
+        rows = Rows(batch.records, batch.count, *(positions or (batch.positions, batch.n)))
+        arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
+        for lo, hi in writes:
+            self._note(lo, hi)
+        self._tier.run(kernel, ctypes.addressof(arguments), items, stream)
+        if writes:
+            self._copy("lease_scatter", None, 0, None, stream)
+
+    def trim(self, *, wait: bool, stream: int | None = None) -> bool:
+        """Lower `bound` to the number of distinct records if that is known, or wait for it.
+
+        The first call asks the device for the number. Returns whether `bound` is the number now.
+        """
+        if self._trimmed or not self._batch.n:
+            return True
+        device = self._tier.device
+        stream = device.current_stream() if stream is None else stream
+        if self._letter is None:
+            self._letter = self._tier.mailbox.post(self._batch.count, stream)
+        if self._letter is None:
+            if not wait:
+                return False
+            device.synchronize(stream)
+            self.bound = int(device.download(self.count)[0])
+        elif wait or self._letter.arrived:
+            self.bound = self._letter.read()
+        else:
+            return False
+        self._trimmed = True
+        return True
+
     def _note(self, lo: int, hi: int) -> None:
         """Remember what bytes of the records this lease has written."""
         fresh = self._seen == self._tier.changes
@@ -124,10 +182,12 @@ class GpuLease:
     def release(self, *, stream: int | None = None) -> None:
         """Let the records go, writing copies of changed ones back. Harmless when repeated."""
         if self._open:
-            if self._written and self.spilled.size and self._tier.holds(self):
+            if self._written and self.spilled.size and self in self._tier.leases:
                 self._write_spilled(stream)
             self._open = False
-            self._tier.end_lease(self, stream)
+            if self._letter is not None and not self._trimmed:
+                self._letter.drop()
+            self._tier.leases.end(self, stream)
 
     def _write_spilled(self, stream: int | None) -> None:
         """Write what was changed in the copies of rows without a slot, wherever they are by now.

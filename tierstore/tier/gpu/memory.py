@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tierstore.errors import CapacityError
 from tierstore.tier.gpu.arguments import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore.tier.host import HostTier
 from tierstore.transfer import Device
 
 __all__ = ["GpuMemory", "Workspace"]
@@ -46,6 +47,15 @@ class GpuMemory:
         )
         device.fill(self.argument.poison, 0xFF, record_bytes, 0)
         self.reset(0)
+
+    def reach(self, host: HostTier) -> None:
+        """Tell the kernels where the host tier's records, map and marks are."""
+        self.argument.direct = host.direct
+        views = {"host": host.records, "host_dirty": host.map.dirty}
+        if not host.direct:
+            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
+        for name, view in views.items():
+            setattr(self.argument, name, self._device.host_pointer(host.arena, view))
 
     @classmethod
     def bytes_for(cls, rows: int, record_bytes: int, slots: int) -> int:
@@ -119,7 +129,7 @@ class Workspace:
         ("place", "i4"),
         ("contest", "u4"),
     )
-    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"))
+    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"), ("held", "i4"))
     BYTES = 20
 
     def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
@@ -129,7 +139,7 @@ class Workspace:
         lists = self._PREFETCH_LISTS if prefetch else self._LISTS
         self._arrays = {name: device.allocate(size, dtype) for name, dtype in lists}
         if prefetch:
-            self._arrays["count"] = device.allocate(1, "u4")
+            self._arrays["count"] = device.allocate(2, "u4")
         self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
         if not prefetch:
             # No batch needs both.

@@ -31,13 +31,13 @@ class Staging:
         complete: every row has its slot on the device, so that the host is not needed any more.
     """
 
-    def __init__(self, device: Device, host: HostTier, memory: GpuMemory, limit: int) -> None:
-        """Reserve the memory."""
-        self.limit = limit
+    def __init__(self, device: Device, host: HostTier, memory: GpuMemory) -> None:
+        """Reserve the memory, for so many records that copies are long and it is small."""
+        record = host.record_bytes
+        self.limit = limit = max(1, min(host.slots, _STAGING_BYTES // record))
         self._host = host
         self._memory = memory
         self._device = device
-        record = host.record_bytes
         self._arena = device.stage(limit * (2 * record + 24))
         block = self._arena.array
         self._staged = block[: limit * record].reshape(limit, record)
@@ -58,11 +58,6 @@ class Staging:
             "evicted_rows": self._evicted_rows,
             "staged_place": self._staged_place,
         }
-
-    @staticmethod
-    def limit_for(record_bytes: int, slots: int) -> int:
-        """A number of records that makes copies long and the memory small."""
-        return max(1, min(slots, _STAGING_BYTES // record_bytes))
 
     def bind(self, arguments: Arguments) -> None:
         """Let a batch use this staging."""

@@ -18,11 +18,13 @@ from tierstore.stats import TierStats
 from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Mode
 from tierstore.tier.gpu.counts import Counts
 from tierstore.tier.gpu.fetches import Fetches
+from tierstore.tier.gpu.holding import Holding
 from tierstore.tier.gpu.lease import GpuLease
+from tierstore.tier.gpu.mailbox import Mailbox
 from tierstore.tier.gpu.memory import GpuMemory, Workspace
 from tierstore.tier.gpu.staging import Staging
 from tierstore.tier.host import HostTier
-from tierstore.transfer import BLOCK, Device
+from tierstore.transfer import BLOCK, Device, Kernel
 
 __all__ = ["GpuTier"]
 
@@ -55,10 +57,12 @@ class GpuTier:
         self.record_bytes = host.record_bytes
         self.slots = min(slots, self.rows)
         self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots)
-        self._reach_host()
+        self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = Arguments(self.memory.argument, self._batch)
-        self._staging = self._make_staging()
+        self._staging = None if host.direct else Staging(device, host, self.memory)
+        if self._staging is not None:
+            self._staging.bind(self._arguments)
         self._kernels = {name: device.kernel(name) for name in _KERNELS}
         self._probe = self._kernels["probe"][0]
         self._promote, self._promote_blocks = self._kernels["promote"]
@@ -70,30 +74,12 @@ class GpuTier:
         self._last = device.event()
         self._stream = device.current_stream()
         device.record(self._last, self._stream)
-        self._fetches = Fetches(device)
-        self._leases: set[GpuLease] = set()
-        self._ended: list[GpuLease] = []
+        self._fetches = Fetches(device, self.memory.argument)
+        self.mailbox = Mailbox(device)
+        self.leases = Holding(self.launch)
         self._counts = Counts(self.memory)
         self.changes = 0
         """How often records were written, for leases that keep copies."""
-
-    def _reach_host(self) -> None:
-        """Tell the kernels where the host tier's records, map and marks are."""
-        host, argument = self.host, self.memory.argument
-        argument.direct = host.direct
-        views = {"host": host.records, "host_dirty": host.map.dirty}
-        if not host.direct:
-            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
-        for name, view in views.items():
-            setattr(argument, name, self.device.host_pointer(host.arena, view))
-
-    def _make_staging(self) -> Staging | None:
-        if self.host.direct:
-            return None
-        limit = Staging.limit_for(self.record_bytes, self.host.slots)
-        staging = Staging(self.device, self.host, self.memory, limit)
-        staging.bind(self._arguments)
-        return staging
 
     @property
     def nbytes(self) -> int:
@@ -163,7 +149,7 @@ class GpuTier:
         lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
-        self._leases.add(lease)
+        self.leases.add(lease)
         known = self._counts.known
         known.requested += rows.shape[0]
         known.unique_of += rows.shape[0]
@@ -177,9 +163,27 @@ class GpuTier:
         At most half the slots are kept so, and only what the host tier holds is fetched: the rest
         is left to be promoted when it is used.
         """
-        if not rows.shape[0]:
-            return
-        stream = self._enter(stream)
+        if rows.shape[0]:
+            self._fetch(rows, window, None, self._enter(stream))
+
+    def foresee(
+        self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
+    ) -> None:
+        """Do as `fetch` for ids that are on the host, by which `foreseen` will know their batch.
+
+        Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
+        """
+        if ids.size:
+            stream = self._enter(stream)  # the memory of earlier ids may be in use until then
+            self._fetch(self.device.upload(ids, stream), window, ids, stream)
+
+    def foreseen(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Return the device's own copy of `ids`, if slots are held for their batch; else None."""
+        return self._fetches.find(ids)
+
+    def _fetch(
+        self, rows: Any, window: int, ids: npt.NDArray[np.int64] | None, stream: int
+    ) -> None:
         workspace = self._fetches.begin(rows.shape[0], window, stream)
         batch = BatchArgument()
         workspace.bind(batch)
@@ -187,11 +191,17 @@ class GpuTier:
         with self.device.range("tierstore.fetch"):
             self._begin(Mode.PREFETCH, rows, stream, batch)
             batch.arrival += 1
+            if batch.alone or self._fetches.held + rows.shape[0] > self.slots // 2:
+                ids = None
+            if ids is None:
+                batch.held = 0
+            else:
+                self._fetches.hold(batch)
             self._probe(_blocks(rows.shape[0]), arguments.address, stream)
             self._promote(self._promote_beside, arguments.address, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
             self.device.record(self._last, stream)
-            self._fetches.copy(arguments, workspace, rows, self._last)
+            self._fetches.copy(arguments, workspace, rows, ids, self._last)
 
     def await_fetches(self) -> None:
         """Wait on the host until no prefetch reads the host tier's memory any more."""
@@ -227,19 +237,20 @@ class GpuTier:
         batch.mode = mode
         batch.now = self._now
         batch.load = batch.last = batch.admit = 1
-        batch.alone = int(self._staging is None or self._staging.complete)
+        batch.alone = int(
+            self._staging is None
+            or self._staging.complete
+            or (mode != Mode.PREFETCH and self._fetches.reach(rows, self._stream))
+        )
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
         batch.expired = self._fetches.expired
 
     def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
-        """Describe the data of a batch, and how wide its copies can be."""
-        hi = self.record_bytes if hi is None else hi
+        """Describe the data of a batch."""
         pointer = 0 if data is None else self.device.pointer(data)
-        batch.data, batch.lo, batch.bytes = pointer, lo, hi - lo
-        odd = pointer | lo | hi | 16
-        batch.width = odd & -odd
+        batch.describe(pointer, lo, self.record_bytes if hi is None else hi)
 
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
@@ -257,7 +268,7 @@ class GpuTier:
 
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
-        if self._staging is None or self._staging.complete:
+        if self._staging is None or arguments.batch.alone:
             return _NO_ROWS
 
         def spill(records: int) -> int:
@@ -301,38 +312,21 @@ class GpuTier:
 
     def launch(self, kernel: str, arguments: Arguments, items: int, stream: int | None) -> None:
         """Launch a kernel that works through a number of items, behind everything before."""
+        self.run(self._kernels[kernel], arguments.address, items, stream)
+
+    def run(
+        self, kernel: tuple[Kernel, int], arguments: int, items: int, stream: int | None
+    ) -> None:
+        """Launch a kernel that need not be the tier's own; see `Device.load`."""
         stream = self._enter(stream)
-        function, most = self._kernels[kernel]
-        function(min(most, -(-items // 32)), arguments.address, stream)
+        function, most = kernel
+        function(min(most, -(-items // 32)), arguments, stream)
         self.device.record(self._last, stream)
 
     def _has_room(self, rows: int) -> bool:
         """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
-        pinned = sum(lease.bound for lease in self._leases)
-        if self._fetches.newest > self._fetches.expired:
-            pinned += self.slots // 2
-        return pinned + rows <= self.slots
-
-    def holds(self, lease: GpuLease) -> bool:
-        """Tell whether a lease still holds records; a `discard` ends them all."""
-        return lease in self._leases
-
-    def end_lease(self, lease: GpuLease, stream: int | None) -> None:
-        """Unpin the records of a lease, for its `release`.
-
-        Rows that leases keep in direct host memory may be promoted again when the last one ends:
-        until then another lease may hold the same.
-        """
-        if not self.holds(lease):
-            return
-        self._leases.remove(lease)
-        self.launch("release", lease.arguments, lease.bound, stream)
-        if lease.kept_rows:
-            self._ended.append(lease)
-        if not self._leases:
-            for ended in self._ended:
-                self.launch("forget", ended.arguments, ended.bound, stream)
-            self._ended.clear()
+        ahead = self.slots // 2 if self._fetches.newest > self._fetches.expired else 0
+        return self.leases.bound + ahead + rows <= self.slots
 
     # -- what waits
 
@@ -372,8 +366,7 @@ class GpuTier:
         self.memory.reset(stream)
         if self._staging is not None:
             self._staging.forget()
-        self._leases.clear()
-        self._ended.clear()
+        self.leases.clear()
         self._fetches.clear()
         self._now = 0
         self._filled = False
@@ -391,12 +384,12 @@ class GpuTier:
     def close(self) -> None:
         """Wait for everything under way and give the memory back; changed records are lost."""
         self._drain()
-        self._leases.clear()
-        self._ended.clear()
-        self._fetches.clear()
+        self.leases.clear()
+        self._fetches.close()
         self._workspace = Workspace(self.device, 0)
         if self._staging is not None:
             self._staging.close()
+        self.mailbox.close()
         self.memory.close()
 
 
