@@ -60,8 +60,10 @@ class Place:
     """Makes factories whose rows are in one kind of place, and closes them."""
 
     def __init__(self, kind: str, path: Path) -> None:
-        self.kind = kind
-        self.device: Any = EmulatedDevice() if kind in ("pinned", "resident") else "cpu"
+        self.kind = kind.removeprefix("cuda ")
+        emulated = kind in ("pinned", "resident")
+        self.on_gpu = kind != self.kind
+        self.device: Any = "cuda:0" if self.on_gpu else EmulatedDevice() if emulated else "cpu"
         self._path = path
         self._made: list[Any] = []
 
@@ -91,9 +93,13 @@ class Place:
             each.close()
 
 
-@pytest.fixture(params=["cpu", "pinned", "resident", "disk"])
+PLACES = ["cpu", "pinned", "resident", "disk"]
+ON_GPU = [pytest.param(f"cuda {kind}", marks=pytest.mark.gpu) for kind in PLACES[1:]]
+
+
+@pytest.fixture(params=[*PLACES, *ON_GPU])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Each kind of place for rows; those on a GPU are on an emulated one."""
+    """Each kind of place for rows; those on a GPU are on an emulated one and on a real one."""
     if request.param in ("pinned", "resident") and shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
     here = Place(request.param, tmp_path)
@@ -108,6 +114,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not about a GPU does the same where there is one."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(autouse=True)

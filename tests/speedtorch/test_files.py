@@ -11,6 +11,7 @@ import pytest
 import tierstore.speedtorch as ours
 from tests.speedtorch.conftest import DIM, ROWS, Model
 from tierstore.errors import FormatError, InvalidInputError
+from tierstore.speedtorch.held import as_numpy
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +43,7 @@ def same(found: Any, expected: Any) -> None:
         for one, other in zip(found, expected, strict=True):
             same(one, other)
     else:
-        np.testing.assert_array_equal(np.asarray(found), expected)
+        np.testing.assert_array_equal(as_numpy(found), expected)
 
 
 @every_family

@@ -39,6 +39,10 @@ def step(swapped: list[Any], ids: Any, optimizer: Any, loss: Any) -> None:
         each.afterOptimizerStep(ids)
 
 
+def looked_up(module: Any, count: int) -> Any:
+    return module(torch.arange(count, device=module.weight.device))
+
+
 # -- the memory-mapped classes
 
 
@@ -223,14 +227,14 @@ def test_no_update_of_a_row_is_lost(place: Place, policy: str, moved: float, spa
     rows = place.model(module, duplicates=policy)
     rows.zerosInit()
     optimizer = torch.optim.SGD(module.parameters(), 1.0)
-    weights = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    weights = torch.tensor([1.0, 2.0, 3.0, 5.0])[:, None]
     with pytest.warns(UserWarning, match=r"50\.0% of the 4 rows") as caught:
         for _ in range(2):
             step(
                 [rows],
                 [8, 8, 8, 1],
                 optimizer,
-                lambda: (module(torch.arange(4)) * weights[:, None]).sum(),
+                lambda: (looked_up(module, 4) * weights.to(module.weight.device)).sum(),
             )
     assert len([each for each in caught if "copies" in str(each.message)]) == 1
     found = rows.getNumpyVersion()
@@ -269,7 +273,7 @@ def test_a_batch_of_another_size_while_the_last_loss_is_alive(place: Place) -> N
     identity, kept = id(module.weight), []
     for count in (16, 8, 8, 30):
         rows.beforeForwardPass(range(count))
-        loss = module(torch.arange(count)).sum()
+        loss = looked_up(module, count).sum()
         kept.append(loss)
         optimizer.zero_grad()
         loss.backward()

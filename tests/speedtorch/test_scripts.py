@@ -16,6 +16,12 @@ ORIGINAL, CHANGED = "import SpeedTorch\n", "import tierstore.speedtorch as Speed
 pytestmark = pytest.mark.filterwarnings("ignore:.*are copies of others", "ignore:.*Sparse inv")
 
 
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> str:
+    """Scripts train on the GPU where they find one."""
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -47,8 +53,9 @@ def plain_losses(names: dict[str, Any], model: Any, optimizer: Any, steps: Any) 
     ("name", "rows", "model", "optimizer"),
     [("lit2vec2", "books", "Books", "Adagrad"), ("research2vec2", "papers", "Papers", "SGD")],
 )
-def test_the_notebooks_loops(name: str, rows: str, model: str, optimizer: str) -> None:
+def test_the_notebooks_loops(where: str, name: str, rows: str, model: str, optimizer: str) -> None:
     names = run(name)
+    assert names["device"] == where
     whole = names[model](names[rows]).to(names["device"])
     for key, values in names["start"].items():
         getattr(whole, key).weight.data.copy_(torch.tensor(values))
@@ -58,11 +65,12 @@ def test_the_notebooks_loops(name: str, rows: str, model: str, optimizer: str) -
     assert np.mean(expected[-5:]) < 0.9 * np.mean(expected[:5])
 
 
-def test_word2vec_with_adamax(rng: np.random.Generator) -> None:
+def test_word2vec_with_adamax(where: str, rng: np.random.Generator) -> None:
     """Words come from hidden topics that change slowly, so that neighbours tell of each other."""
     topics = np.repeat(rng.integers(0, 20, 2000), 10)
     np.save("corpus.npy", topics * 5 + rng.integers(0, 5, topics.size))
     names = run("word2vec")
+    assert names["device"] == where
     words = np.load("u_embeddings.npy")
     assert words.shape == (100, 16)
     whole = names["SkipGram"](100).to(names["device"])
