@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ _FOOTER = struct.Struct("<8s16sQQQI")
 _FOOTER_BYTES = 64
 _CHECKED_BYTES = 4 << 20
 _ALLOCATION = (1 << 20, 64 << 20)
+_NEAR_BYTES = 16 << 10
+_PIECE_BYTES = 4 << 20
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that are unlikely to change again before the commit."""
 
@@ -67,6 +70,14 @@ def _read(
             rows=bad,
             file=name,
         )
+
+
+def _pieces(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
+    """Split ascending positions where the gap is wide or a piece would get long."""
+    blocks = positions // max(1, _PIECE_BYTES // record_bytes)
+    wide = np.diff(positions) > 1 + _NEAR_BYTES // record_bytes
+    edges = [0, *(1 + np.flatnonzero(wide | (np.diff(blocks) != 0))).tolist(), positions.size]
+    return [slice(first, stop) for first, stop in pairwise(edges) if first < stop]
 
 
 class Delta:
@@ -170,14 +181,13 @@ class LiveDelta:
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
+        if (positions[1:] < positions[:-1]).any():
+            order = np.argsort(positions, kind="stable")
+            positions, rows, records = positions[order], rows[order], records[order]
         sums = checksum.row_checksums(rows, records)
-        order = np.argsort(positions, kind="stable")
-        runs = np.flatnonzero(np.diff(positions[order], prepend=-2) != 1).tolist()
-        in_order = bool((np.diff(order) == 1).all())
         try:
-            for begin, end in zip(runs, [*runs[1:], order.size], strict=True):
-                part = slice(begin, end) if in_order else order[begin:end]
-                self._write(int(positions[order[begin]]), records[part])
+            for part in _pieces(positions, self.record_bytes):
+                self._write(positions[part], records[part])
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
@@ -187,9 +197,18 @@ class LiveDelta:
         self._sums[positions] = sums
         self.count = count
 
-    def _write(self, position: int, records: npt.NDArray[np.uint8]) -> None:
-        """Write consecutive records; many of them are on their way to the disk at once."""
-        offset = position * self.record_bytes
+    def _write(self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write records at positions near each other, in one piece.
+
+        What lies between them is written again as it is: that takes less than more system calls.
+        """
+        first, last = int(positions[0]), int(positions[-1])
+        offset = first * self.record_bytes
+        if last - first >= positions.size:
+            piece = self._records[first : last + 1].copy()
+            piece[positions - first] = records
+            self._file.write(piece, offset)
+            return
         self._file.write(np.ascontiguousarray(records), offset)
         if records.nbytes >= _SENT_AT_ONCE:
             self._file.start_writing(offset, records.nbytes)
@@ -217,6 +236,8 @@ class LiveDelta:
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        if self._torn.size:
+            self._refuse(np.intersect1d(positions, self._torn))
         _read(self.name, self._records, self._ids, self._sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
@@ -229,11 +250,7 @@ class LiveDelta:
         Where the version is not published after all, records may be put again and the delta be
         sealed again. Raises StoreIOError where records were damaged by a write that failed.
         """
-        if self._torn.size:
-            raise StoreIOError(
-                f"{self._torn.size} rows in {self._file.path} were damaged when a write failed; "
-                "write them again, or roll back"
-            )
+        self._refuse(self._torn)
         tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
         footer = _footer(store, version, self.count, self.record_bytes, checksum.crc32c(tail))
         body = self.count * self.record_bytes
@@ -244,6 +261,13 @@ class LiveDelta:
         self._map(body)
         self._file.sync()
         return DeltaInfo(self.name, size, self.count, version, _checksum(footer))
+
+    def _refuse(self, torn: npt.NDArray[np.int64]) -> None:
+        if torn.size:
+            raise StoreIOError(
+                f"{torn.size} rows in {self._file.path} were damaged when a write failed; "
+                "write them again, or roll back"
+            )
 
     def close(self) -> None:
         """Close the file; a mapping of it lives as long as it is read."""

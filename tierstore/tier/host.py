@@ -376,7 +376,7 @@ class HostTier:
     def flush(self) -> None:
         """Hand every changed record to the tier below, by ascending row, and flush that."""
         dirty = np.flatnonzero(self.map.dirty)
-        self._write_back(dirty[np.argsort(self.map.rows(dirty), kind="stable")])
+        self._write_back(dirty[np.argsort(self.map.rows(dirty))])
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:
