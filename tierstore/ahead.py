@@ -16,8 +16,8 @@ Batch = TypeVar("Batch")
 class Prefetching(Protocol):
     """A table, or a layer over one."""
 
-    def prefetch(self, ids: Any) -> None:
-        """Start bringing rows nearer."""
+    def prefetch(self, ids: Any, window: int) -> None:
+        """Start bringing rows nearer, to stay until used or `window` newer batches came."""
 
 
 class Lookahead(Generic[Batch]):
@@ -37,9 +37,10 @@ class Lookahead(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch once `depth` more were drawn and their rows asked for."""
         waiting: deque[Batch] = deque()
+        window = max(1, 2 * self._depth)
         for batch in self._loader:
             for table, ids in self._tables:
-                table.prefetch(ids(batch))
+                table.prefetch(ids(batch), window)
             waiting.append(batch)
             if len(waiting) > self._depth:
                 yield waiting.popleft()

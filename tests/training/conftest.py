@@ -83,6 +83,14 @@ def weights() -> Tensor:
     return torch.randn(ROWS, DIM)
 
 
+def same(found: Tensor, expected: Tensor, place: Place) -> bool:
+    """Compare to the bit where the same operations in the same order made both, else closely."""
+    if place.device == "cpu":
+        return torch.equal(found, expected)
+    torch.testing.assert_close(found, expected)
+    return True
+
+
 def rows_of(table: Any, field: str | None = None) -> Tensor:
     """Return all rows of a table, on the CPU."""
     rows: Tensor = table.read(torch.arange(table.rows), field)

@@ -23,7 +23,8 @@ class Recorder:
         self.log = log
         self.name = name
 
-    def prefetch(self, ids: Any) -> None:
+    def prefetch(self, ids: Any, window: int) -> None:
+        self.window = window
         self.log.append((self.name, ids))
 
 

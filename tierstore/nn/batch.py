@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tierstore.nn.gradient import sum_by_row, summed
 from tierstore.table import Table
 from tierstore.table.access import Lease
 
-__all__ = ["Batch", "Gradient", "merged", "sum_by_row"]
+__all__ = ["Batch", "Gradient", "merged"]
 
 
 class Batch:
@@ -33,9 +34,9 @@ class Batch:
         self.ids = ids.reshape(-1)
         self.lease = table.lease(self.ids)
         self._released = False
-        self.bound = self.lease.bound
         self.positions = torch.as_tensor(self.lease.positions)
         self.counted = None if padding_idx is None else self.ids != padding_idx
+        self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
         weakref.finalize(self, abandoned.append, self.lease).atexit = False
 
     def rows(self, field: str) -> Tensor:
@@ -55,11 +56,17 @@ class Batch:
 
     def gradient(self, of_each: Tensor) -> Gradient:
         """Sum the gradients `(ids, dim)` of the ids by row."""
-        if self.counted is None:
-            return Gradient(self, sum_by_row(of_each, self.positions, self.bound))
-        positions = torch.where(self.counted, self.positions, -1)
-        trained = sum_by_row(of_each.new_ones(len(self.ids), 1), positions, self.bound) != 0
-        return Gradient(self, sum_by_row(of_each, positions, self.bound), trained)
+        positions, trained = self.positions, None
+        if not self._released:
+            self.lease.trim(wait=False)
+        if self.counted is not None:
+            positions = torch.where(self.counted.to(positions.device), positions, -1)
+            trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
+            trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
+            trained = trained[:-1, None]
+        if self._released:  # a graph that is run backward again after the step
+            return Gradient(self, sum_by_row(of_each, positions, self.lease.bound), trained)
+        return Gradient(self, summed(of_each, self.lease, positions), trained)
 
 
 @dataclass
@@ -68,21 +75,20 @@ class Gradient:
 
     Attributes:
         batch: what it is the gradient of, and whose lease holds the rows.
-        values: `(bound, dim)`, one row for each distinct row; zero behind them.
-        trained: bool `(bound, 1)`, the rows that a step may change; None means all.
+        values: `(rows, dim)`, at least one row for each distinct row; undefined behind them.
+        trained: bool `(rows, 1)`, the rows that a step may change; None means all.
     """
 
     batch: Batch
     values: Tensor
     trained: Tensor | None = None
 
-
-def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
-    """Add row i of `values` `(n, dim)` to row `positions[i]` of `(bound, dim)`, unless negative.
-
-    In the order of i, with the operator that `torch.nn.Embedding` sums its gradient with.
-    """
-    return torch.ops.aten.embedding_dense_backward(values, positions, bound, -1, False)
+    def trim(self) -> None:
+        """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
+        self.batch.lease.trim(wait=True)
+        bound = self.batch.lease.bound
+        self.values = self.values[:bound]
+        self.trained = None if self.trained is None else self.trained[:bound]
 
 
 def merged(table: Table, gradients: Sequence[Gradient], abandoned: deque[Lease]) -> Gradient:
@@ -90,18 +96,19 @@ def merged(table: Table, gradients: Sequence[Gradient], abandoned: deque[Lease])
     batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
     places, found = [], batch.positions.split([len(each.batch.ids) for each in gradients])
     for each, there in zip(gradients, found, strict=True):
-        here = each.batch.positions
-        place = here.new_full((each.batch.bound + 1,), -1)
-        place[torch.where(here < 0, each.batch.bound, here)] = there
+        here, rows = each.batch.positions, len(each.values)
+        place = here.new_full((rows + 1,), -1)
+        place[torch.where(here < 0, rows, here)] = there
         places.append(place[:-1])
     where = torch.cat(places)
-    values = sum_by_row(torch.cat([each.values for each in gradients]), where, batch.bound)
-    if all(each.trained is None for each in gradients):
-        return Gradient(batch, values)
-    counts = torch.cat(
-        [
-            values.new_ones(each.batch.bound, 1) if each.trained is None else each.trained
-            for each in gradients
+    total = summed(torch.cat([each.values for each in gradients]), batch.lease, where)
+    merged = Gradient(batch, total)
+    if any(each.trained is not None for each in gradients):
+        marks = [
+            torch.ones_like(place, dtype=torch.bool) if each.trained is None else each.trained[:, 0]
+            for each, place in zip(gradients, places, strict=True)
         ]
-    )
-    return Gradient(batch, values, sum_by_row(counts.to(values), where, batch.bound) != 0)
+        trained = where.new_zeros(batch.lease.bound + 1, dtype=torch.bool)
+        trained.index_fill_(0, torch.where(torch.cat(marks), where, -1).long(), True)
+        merged.trained = trained[:-1, None]
+    return merged

@@ -96,9 +96,9 @@ class TieredEmbedding(torch.nn.Module):
             rows = ops.read(ids, self.anchor, self._number)
         return rows
 
-    def prefetch(self, ids: Any) -> None:
+    def prefetch(self, ids: Any, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        self.table.prefetch(ids)
+        self.table.prefetch(ids, window)
 
     # -- what the operators call
 

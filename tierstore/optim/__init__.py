@@ -9,5 +9,6 @@ and writes them back; all other rows stay as they are. Results do not depend on 
 from __future__ import annotations
 
 from tierstore.optim.optimizer import TieredOptimizer
+from tierstore.optim.row_wise import RowWiseAdagrad
 
-__all__ = ["TieredOptimizer"]
+__all__ = ["RowWiseAdagrad", "TieredOptimizer"]

@@ -11,9 +11,10 @@ import torch
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.guard import interrupts_deferred
 from tierstore.nn import TieredEmbedding
+from tierstore.optim.in_slot import InSlot
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.rows import Compact, TrainedField
-from tierstore.optim.state import State, StoredState
+from tierstore.optim.state import StoredState
 
 __all__ = ["TieredOptimizer"]
 
@@ -41,6 +42,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
         *,
         progress: Callable[[int, int], None] | None = None,
+        in_slot: bool = True,
         **options: Any,
     ) -> None:
         """Put an optimizer over embeddings.
@@ -51,6 +53,10 @@ class TieredOptimizer(torch.optim.Optimizer):
             embeddings: layers, or dicts `{"params": [layers], "lr": …}` with options of their own.
                 Layers over the same field of the same table are trained as one.
             progress: called with rows done and in all while fields are added.
+            in_slot: on a GPU, update rows where they lie, with a kernel of tierstore, where there
+                is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
+                bfloat16 and float16, unless options ask for `foreach=False` or `capturable`. The
+                results are those of torch's `foreach=True`; False has torch compute them.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
         Raises InvalidInputError for a class that cannot train rows, naming the reason, and where
@@ -60,6 +66,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._class = optimizer_class
         self._options = options
         self._progress = progress
+        self._in_slot = in_slot
         self._fields: list[list[TrainedField]] = []
         self._inner = optimizer_class([_stand_in(groups[0])], **options)
         self._inner.param_groups.clear()
@@ -105,7 +112,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         missing = state.missing_fields()
         if missing:
             table.add_fields(missing, progress=self._progress)
-        return TrainedField(table, layer.field, state)
+        in_slot = InSlot(self._class, table, layer.field, state) if self._in_slot else None
+        return TrainedField(table, layer.field, state, in_slot)
 
     def _every(self) -> Iterator[TrainedField]:
         for fields in self._fields:
@@ -117,19 +125,21 @@ class TieredOptimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:
         """Groups of options, each with its parameters that have a gradient now as `"params"`."""
         for field in self._every():
-            if field.gather() and field.compact is not None:
-                field.compact.refresh()
-        return self._listed()
+            field.gather()
+        return self._listed(
+            [field.compact for field in fields if field.compact is not None]
+            for fields in self._fields
+        )
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         """Ignore the list that the base class starts with: the groups are the torch optimizer's."""
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _listed(self, compacts: Iterable[list[Compact]]) -> list[dict[str, Any]]:
+        """Let the groups of the torch optimizer have these parameters."""
         groups: list[dict[str, Any]] = self._inner.param_groups
-        for group, fields in zip(groups, self._fields, strict=False):
-            compacts = [field.compact for field in fields if field.compact is not None]
-            group["params"] = [compact.parameter for compact in compacts]
+        for group, listed in zip(groups, compacts, strict=False):
+            group["params"] = [compact.parameter for compact in listed]
         return groups
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -141,7 +151,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Give up the gradients that have come; nothing is kept to be set to zero."""
         for field in self._every():
             field.clear()
-        self._listed()
+        for group in self._inner.param_groups:
+            group["params"] = []
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -156,24 +167,44 @@ class TieredOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for field in self._every():
             field.gather()
-        self._listed()
         with interrupts_deferred():
             self._update()
         self.zero_grad()
         return loss
 
     def _update(self) -> None:
-        """Run the torch optimizer on the rows."""
-        compacts = [field.compact for field in self._every() if field.compact is not None]
-        compacts = [compact for compact in compacts if compact.parameter.grad is not None]
+        """Update the rows, in their slots where that can be done."""
+        try:
+            self._update_copies(
+                [
+                    [
+                        field.compact
+                        for field in fields
+                        if field.compact is not None
+                        and field.compact.gradient is not None
+                        and not field.compact.step(group)
+                    ]
+                    for group, fields in zip(self._inner.param_groups, self._fields, strict=True)
+                ]
+            )
+        except Exception as error:
+            error.add_note("this step may be written in part; store.rollback() drops it")
+            raise
+
+    def _update_copies(self, compacts: list[list[Compact]]) -> None:
+        """Run the torch optimizer on copies of rows, and write them back."""
+        every = [compact for listed in compacts for compact in listed]
+        if not every:
+            return
+        self._listed(compacts)
         state = self._inner.state
-        for compact in compacts:
-            parameter = compact.parameter
-            state[parameter] = compact.load()
-            parameter.grad = as_gradient(self._inner, parameter.grad)
+        for compact in every:
+            state[compact.parameter] = compact.load()
+            compact.parameter.grad = as_gradient(self._inner, compact.parameter.grad)
         try:
             self._inner.step()
-            _store({compact: state[compact.parameter] for compact in compacts})
+            for compact in every:
+                compact.store(state[compact.parameter])
         finally:
             state.clear()
 
@@ -223,16 +254,6 @@ def _grouped(
                     "not rows of a table go into an optimizer of their own"
                 )
     return groups
-
-
-def _store(states: Mapping[Compact, State]) -> None:
-    """Write what a step has changed."""
-    try:
-        for compact, state in states.items():
-            compact.store(state)
-    except Exception as error:
-        error.add_note("this step was written in part; store.rollback() drops it")
-        raise
 
 
 def _stand_in(group: Mapping[str, Any]) -> torch.nn.Parameter:

@@ -56,10 +56,17 @@ class RowState:
 
 @dataclass(frozen=True)
 class StatePlan:
-    """The state of an optimizer for a parameter of rows: by row, and what the rows share."""
+    """The state of an optimizer for a parameter of rows: by row, and what the rows share.
+
+    Attributes:
+        rows: states that have values for each row.
+        shared: what the others start from.
+        counts: those of them that count the steps.
+    """
 
     rows: Mapping[str, RowState]
     shared: Mapping[str, Any]
+    counts: frozenset[str]
 
 
 class _Watched(dict[str, Any]):
@@ -156,7 +163,8 @@ def probe(
     weights = trials[0].parameter.detach().clone()
     for trial in trials:
         trial.step(draw())
-    rows, shared = {}, {}
+    rows, shared, counts = {}, {}, set()
+    trials[1].step(draw())
     for key, value in trials[0].state.items():
         first = trials[0].state.first[key]
         if trials[0].has_rows(value):
@@ -164,10 +172,12 @@ def probe(
             rows[key] = _row_state(name, key, first, again, weights)
         elif _is_number(value):
             shared[key] = first
+            if _counts(first, [value, trials[1].state[key]]):
+                counts.add(key)
         else:
             raise _refusal(name, f"its state {key!r} is {_kind(value)}, not values for each row")
     _check_rows(optimizer_class, options, dim, dtype, device)
-    return StatePlan(rows, shared)
+    return StatePlan(rows, shared, frozenset(counts))
 
 
 def _row_state(name: str, key: str, first: Tensor, again: Tensor, weights: Tensor) -> RowState:
@@ -227,6 +237,13 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return bool(value.numel() == 1)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _counts(first: Any, after: Sequence[Any]) -> bool:
+    """Tell whether a number is one more after each step."""
+    if first is None or isinstance(first, bool | str):
+        return False
+    return [float(value) for value in after] == [float(first) + 1, float(first) + 2]
 
 
 def _kind(value: Any) -> str:

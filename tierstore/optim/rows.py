@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from tierstore.nn.batch import Gradient, merged
+from tierstore.optim.in_slot import InSlot
 from tierstore.optim.state import State, StoredState
 from tierstore.table import Table
 from tierstore.table.access import Lease
@@ -21,15 +25,19 @@ class TrainedField:
         table: the table.
         field: the name of the field.
         state: where the optimizer's state for it lies.
+        in_slot: takes steps without copying rows, where it can; None where that is not wanted.
         gradients: what backward passes left since the last `gather`, in their order.
         compact: the rows that got a gradient, between a backward pass and a step.
     """
 
-    def __init__(self, table: Table, field: str, state: StoredState) -> None:
+    def __init__(
+        self, table: Table, field: str, state: StoredState, in_slot: InSlot | None
+    ) -> None:
         """Start without a gradient."""
         self.table = table
         self.field = field
         self.state = state
+        self.in_slot = in_slot
         self.gradients: list[Gradient] = []
         self.compact: Compact | None = None
         self._abandoned: deque[Lease] = deque()
@@ -43,7 +51,8 @@ class TrainedField:
         """Merge the gradients that have come into `compact`; return whether it is another one."""
         if not self.gradients and (self.compact is None or self.compact.usable):
             return False
-        parts = [*(self.compact.gradients() if self.compact else ()), *self.gradients]
+        before = None if self.compact is None else self.compact.gradient
+        parts = [*(() if before is None else (before,)), *self.gradients]
         self.gradients.clear()
         whole = parts[0]
         if len(parts) > 1 or not whole.batch.usable:
@@ -66,43 +75,64 @@ class TrainedField:
 
 
 class Compact:
-    """Distinct rows as a parameter of their own, `(bound, dim)`, with their gradient."""
+    """Distinct rows with their gradient, as a parameter of their own where somebody wants one."""
 
     def __init__(self, of: TrainedField, gradient: Gradient) -> None:
-        """Make the parameter; its values are undefined before `refresh` or `load`."""
+        """Take the gradient of a batch; nothing is read yet."""
         self._of = of
-        self._batch = gradient.batch
-        self._trained = gradient.trained
-        self.parameter = torch.nn.Parameter(torch.empty_like(gradient.values))
-        self.parameter.grad = gradient.values
+        self._gradient = gradient
+        self._parameter: torch.nn.Parameter | None = None
+
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        """The rows, `(distinct rows, dim)`, with their gradient; on a GPU this may wait once."""
+        if self._parameter is None:
+            self._gradient.trim()
+            self._parameter = torch.nn.Parameter(self._read())
+            self._parameter.grad = self._gradient.values
+        return self._parameter
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """The gradient as clipping and the like have left it, None if it was taken away."""
+        if self._parameter is None:
+            return self._gradient
+        grad = self._parameter.grad
+        return None if grad is None else replace(self._gradient, values=grad)
 
     @property
     def usable(self) -> bool:
         """Whether its rows can be read and written, or it has no gradient for them."""
-        return self.parameter.grad is None or self._batch.usable
+        return self.gradient is None or self._gradient.batch.usable
 
-    def gradients(self) -> list[Gradient]:
-        """Return the gradient as clipping and the like have left it, none if it was taken away."""
-        grad = self.parameter.grad
-        return [] if grad is None else [Gradient(self._batch, grad, self._trained)]
-
-    def refresh(self) -> None:
-        """Let the parameter have the values that its rows have now."""
-        self.parameter.data = self._batch.lease.read(self._of.field)
+    def step(self, options: Mapping[str, Any]) -> bool:
+        """Take a step of the optimizer in the slots, if that can be done; see `InSlot.step`."""
+        gradient, in_slot = self.gradient, self._of.in_slot
+        if gradient is None or in_slot is None:
+            return False
+        return in_slot.step(gradient.batch.lease, gradient.values, gradient.trained, options)
 
     def load(self) -> State:
-        """Refresh, and return the optimizer's state for these rows."""
-        self.refresh()
-        return self._of.state.load(self._batch.lease)
+        """Let the parameter be what its rows are now; return the optimizer's state for them."""
+        if self._parameter is None:
+            self._parameter = self.parameter
+        else:
+            self._parameter.data = self._read()
+        return self._of.state.load(self._gradient.batch.lease)
+
+    def _read(self) -> torch.Tensor:
+        rows: torch.Tensor = self._gradient.batch.lease.read(self._of.field)
+        return rows
 
     def store(self, state: State) -> None:
         """Write the parameter and its state over the rows, but for those not to be trained."""
-        lease, weights = self._batch.lease, self.parameter.detach()
-        if self._trained is not None:
-            weights = torch.where(self._trained, weights, lease.read(self._of.field))
-        self._of.state.store(lease, state, self._trained)
+        lease, trained = self._gradient.batch.lease, self._gradient.trained
+        weights = self.parameter.detach()
+        if trained is not None:
+            weights = torch.where(trained, weights, lease.read(self._of.field))
+        self._of.state.store(lease, state, trained)
         lease.write(self._of.field, weights)
 
     def release(self) -> None:
         """Let the rows go."""
-        self._batch.release()
+        self._gradient.batch.release()

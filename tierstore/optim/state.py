@@ -34,6 +34,8 @@ class StoredState:
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._count = f"{self._prefix}step"
+        self.fields = {key: self._prefix + key for key in plan.rows}
+        """The field of each state that has values for each row."""
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -42,7 +44,7 @@ class StoredState:
         """
         missing = {}
         for key, state in self._plan.rows.items():
-            name = self._prefix + key
+            name = self.fields[key]
             found = self._table.fields.get(name)
             if found is None:
                 dtype = str(state.dtype).removeprefix("torch.")
@@ -59,11 +61,11 @@ class StoredState:
 
         A state that the optimizer makes of the first gradient is left out before the first step.
         """
-        begun = self._count in self._table.scalars
+        begun = self.steps > 0
         state: State = {key: self._shared(key, value) for key, value in self._plan.shared.items()}
         for key, kept in self._plan.rows.items():
             if begun or not kept.late:
-                values = lease.read(self._prefix + key).to(kept.dtype)
+                values = lease.read(self.fields[key]).to(kept.dtype)
                 state[key] = values.reshape(lease.bound, *kept.shape)
         return state
 
@@ -76,14 +78,29 @@ class StoredState:
     def store(self, lease: Lease, state: State, trained: Tensor | None) -> None:
         """Write the state of the rows of a lease, of those `trained` if given; count the step."""
         for key, kept in self._plan.rows.items():
-            name = self._prefix + key
+            name = self.fields[key]
             dtype = getattr(torch, self._table.spec.layout.field(name).dtype)
             values = state[key].reshape(lease.bound, kept.dim).to(dtype)
             if trained is not None:
                 values = torch.where(trained, values, lease.read(name))
             lease.write(name, values)
-        scalars = self._table.scalars
-        scalars[self._count] = scalars.get(self._count, 0) + 1
-        for key in self._plan.shared:
+        self.count_step()
+        for key in self._plan.shared.keys() - self._plan.counts:
             value = state[key]
-            scalars[self._prefix + key] = value.item() if isinstance(value, Tensor) else value
+            number = value.item() if isinstance(value, Tensor) else value
+            self._table.scalars[self._prefix + key] = number
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return int(self._table.scalars.get(self._count, 0))
+
+    def count_step(self) -> None:
+        """Note that a step was taken, also in the optimizer's own counts: nothing need be read."""
+        counts = {
+            self._count: 0,
+            **{self._prefix + key: self._plan.shared[key] for key in self._plan.counts},
+        }
+        scalars = self._table.scalars
+        for name, initial in counts.items():
+            scalars[name] = int(scalars.get(name, initial)) + 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tierstore.errors import InvalidInputError
-from tierstore.nn.batch import sum_by_row
+from tierstore.nn.gradient import sum_by_row
 from tierstore.table import Table
 
 __all__ = ["POLICIES", "Copies", "check_policy", "warn_of_copies"]

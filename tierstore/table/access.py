@@ -21,7 +21,7 @@ from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.base import Tier
 from tierstore.tier.host import HostTier
 
-__all__ = ["Access", "HostAccess", "HostLease", "Lease"]
+__all__ = ["Access", "HostAccess", "HostLease", "Lease", "check_lease"]
 
 Piece = tuple[int, int, Any]
 """A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
@@ -36,8 +36,8 @@ class Lease(Protocol):
 
     Attributes:
         positions: for each id of the batch, in its shape, the index of its row in compact arrays.
-        bound: the rows of a compact array; on a GPU more than the distinct rows, which nobody waits
-            to count: those behind them are undefined, and are not written.
+        bound: the rows of a compact array; on a GPU more than the distinct rows before `trim`:
+            those behind them are undefined, and are not written.
     """
 
     positions: Any
@@ -46,6 +46,12 @@ class Lease(Protocol):
     @property
     def fresh(self) -> bool:
         """Whether it holds what the rows are now, and no copies older than another's writes."""
+
+    def trim(self, *, wait: bool) -> bool:
+        """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
+
+        The first call asks a GPU to tell. Returns whether `bound` is the number.
+        """
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -67,7 +73,13 @@ class Lease(Protocol):
 
 
 class Access(Protocol):
-    """The seam between a table and the side its nearest tier is on."""
+    """The seam between a table and the side its nearest tier is on.
+
+    Attributes:
+        closed: whether the table has other tiers by now.
+    """
+
+    closed: bool
 
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to this side."""
@@ -90,8 +102,25 @@ class Access(Protocol):
     def lease(self, ids: Ids) -> Lease:
         """Pin the distinct rows of a batch."""
 
-    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
-        """Start bringing rows nearer, to stay until used or `window` newer batches came."""
+    def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
+        """Check ids, and start bringing their rows nearer.
+
+        They stay until they are used, or `window` newer batches came.
+        """
+
+    def close(self) -> None:
+        """End every lease: the table has other tiers from now on."""
+
+
+def check_lease(is_open: bool, access: Access) -> None:
+    """Raise ClosedError for a lease that was released, or whose table has other tiers by now."""
+    if not is_open:
+        raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+    if access.closed:
+        raise ClosedError(
+            "the table got other fields or rows since this lease began, which ended it; take a new "
+            "one with table.lease(ids), or run the forward pass again"
+        )
 
 
 class HostAccess:
@@ -105,6 +134,11 @@ class HostAccess:
         self._host = host
         self._layout = layout
         self._guard = guard
+        self.closed = False
+
+    def close(self) -> None:
+        """End every lease; see `Access`."""
+        self.closed = True
 
     def ids(self, ids: object) -> Ids:
         """Check ids against the table; see `host_ids`."""
@@ -144,17 +178,18 @@ class HostAccess:
         """Pin the distinct rows of a batch."""
         return HostLease(self, self._layout, self._host, ids, self._guard)
 
-    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
+    def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
+        rows = self.ids(ids).rows
 
         def fetch() -> None:
             with self._guard.use():
-                announce = self._top.prefetch(ids.rows)
+                announce = self._top.prefetch(rows)
             if announce is not None:  # without the lock: it waits for the disk
                 announce()
             with self._guard.use():
                 if self._host is not None:
-                    self._host.fetch(ids.rows, window)
+                    self._host.fetch(rows, window)
 
         prefetcher.submit(fetch)
 
@@ -190,7 +225,11 @@ class HostLease:
 
     @property
     def fresh(self) -> bool:
-        """Always True: rows are read where they are."""
+        """True until the table has other tiers: rows are read where they are."""
+        return not self._access.closed
+
+    def trim(self, *, wait: bool) -> bool:
+        """Return True: `bound` is the number of distinct rows."""
         return True
 
     def read(self, field: str) -> Any:
@@ -233,13 +272,13 @@ class HostLease:
         """End the lease; harmless when repeated."""
         if self._open:
             self._open = False
-            if self._host is not None and self._slots is not None and not self._guard.closed:
+            gone = self._guard.closed or self._access.closed
+            if self._host is not None and self._slots is not None and not gone:
                 with self._guard.use():
                     self._host.give_back(self._slots)
 
     def _check(self) -> None:
-        if not self._open:
-            raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+        check_lease(self._open, self._access)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

@@ -7,17 +7,18 @@ when a call returns.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore.errors import (
     CapacityError,
-    ClosedError,
     DeviceError,
     DeviceLostError,
     InvalidInputError,
@@ -25,12 +26,13 @@ from tierstore.errors import (
 )
 from tierstore.guard import Guard, Use
 from tierstore.spec import Field, RecordLayout
-from tierstore.table.access import Piece
+from tierstore.table.access import Piece, check_lease
 from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu.lease import GpuLease
+from tierstore.transfer import Device, Kernel
 
 __all__ = ["DeviceAccess", "DeviceLease", "device_errors"]
 
@@ -117,6 +119,11 @@ class DeviceAccess:
         self.name = name
         self._device = gpu.device
         self.sync_checks = sync_checks
+        self.closed = False
+
+    def close(self) -> None:
+        """End every lease; see `Access`."""
+        self.closed = True
 
     def ids(self, ids: object) -> Ids:
         """Bring ids to the device as flat int64; host ids are checked against the table here."""
@@ -125,7 +132,10 @@ class DeviceAccess:
         if is_cupy(ids):
             return self._cupy_ids(ids)
         checked = host_ids(ids, self.gpu.rows)
-        return Ids(self._device.upload(checked.rows), checked.shape, "numpy")
+        rows = self.gpu.foreseen(checked.rows)
+        return Ids(
+            self._device.upload(checked.rows) if rows is None else rows, checked.shape, "numpy"
+        )
 
     def _torch_ids(self, ids: Any) -> Ids:
         import torch
@@ -137,8 +147,11 @@ class DeviceAccess:
             raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
         if ids.device != here:
             if ids.device.type == "cpu":
-                rows = torch.from_numpy(host_ids(ids, self.gpu.rows).rows)
-                return Ids(rows.to(here), shape, "torch")
+                checked = host_ids(ids, self.gpu.rows).rows
+                rows = self.gpu.foreseen(checked)
+                if rows is None:
+                    rows = torch.from_numpy(checked).to(here)
+                return Ids(rows, shape, "torch")
             raise DeviceError(
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
@@ -252,31 +265,37 @@ class DeviceAccess:
         """Pin the distinct rows of a batch."""
         return DeviceLease(self, ids)
 
-    def prefetch(self, ids: Ids, window: int, prefetcher: Prefetcher) -> None:
+    def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Start promoting rows to the device; see `GpuTier.fetch`.
 
         Where the host tier is a cache itself, rows it lacks come from the disk first, on the
-        prefetcher's thread.
+        prefetcher's thread, and ids that are on the device are waited for.
         """
         if self.gpu.host.direct:
+            given = self.ids(ids)
             with self.using():
-                self.gpu.fetch(ids.rows, window, stream=self.stream(ids.kind))
+                self.gpu.fetch(given.rows, window, stream=self.stream(given.kind))
             return
-        rows = on_host(ids.rows)
+        here = is_torch(ids) and getattr(ids, "device", None) == self._torch_device
+        on_device = is_cupy(ids) or here
+        if on_device:
+            rows = on_host(self.ids(ids).rows)
+            rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
+        else:
+            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the caller may go on to change his
         prefetcher.submit(self._fetch_through(rows, window))
 
-    def _fetch_through(self, rows: Any, window: int) -> Callable[[], None]:
-        rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
-
+    def _fetch_through(self, rows: npt.NDArray[np.int64], window: int) -> Callable[[], None]:
         def fetch() -> None:
             with self.guard.use():
                 announce = self.gpu.host.prefetch(rows)
             if announce is not None:  # without the lock: it waits for the disk
                 announce()
+            self.gpu.await_fetches()
             with self.using():
-                self.gpu.await_fetches()
+                self.gpu.await_fetches()  # those of another thread, begun meanwhile
                 self.gpu.host.fetch(rows, window)
-                self.gpu.fetch(self._device.upload(rows), window, stream=self._device.beside)
+                self.gpu.foresee(rows, window, stream=self._device.beside)
 
         return fetch
 
@@ -305,7 +324,39 @@ class DeviceLease:
     @property
     def fresh(self) -> bool:
         """Whether it holds what the rows are now; see `GpuLease.fresh`."""
-        return self.gpu.fresh
+        return self.gpu.fresh and not self._access.closed
+
+    @property
+    def device(self) -> Device:
+        """Where it is, which compiles kernels for `run`."""
+        return self._access.gpu.device
+
+    def trim(self, *, wait: bool) -> bool:
+        """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
+        self._check()
+        trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
+        self.bound = self.gpu.bound
+        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        return trimmed
+
+    def run(
+        self,
+        kernel: tuple[Kernel, int],
+        work: ctypes.Structure,
+        items: int,
+        *,
+        writes: Iterable[str] = (),
+        positions: tuple[int, int] | None = None,
+    ) -> None:
+        """Launch a kernel on the records, which `writes` the fields of these names.
+
+        See `GpuLease.run`.
+        """
+        self._check()
+        spans = [self._access.layout.span(field) for field in writes]
+        stream = self._access.stream(self._kind)
+        with self._access.using(write=bool(spans)):
+            self.gpu.run(kernel, work, items, writes=spans, positions=positions, stream=stream)
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -342,13 +393,12 @@ class DeviceLease:
         """End the lease; harmless when repeated."""
         if self._open:
             self._open = False
-            if not self._access.guard.closed:
+            if not self._access.guard.closed and not self._access.closed:
                 with self._access.using():
                     self.gpu.release(stream=self._access.stream(self._kind))
 
     def _check(self) -> None:
-        if not self._open:
-            raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+        check_lease(self._open, self._access)
 
     def __enter__(self) -> DeviceLease:
         """Return the lease itself."""

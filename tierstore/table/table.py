@@ -31,7 +31,6 @@ from tierstore.tier.base import Tier
 __all__ = ["Table"]
 
 _SCAN_BYTES = 8 << 20
-_WINDOW = 16
 
 
 class Owner(Protocol):
@@ -275,14 +274,14 @@ class Table:
         with self._owner.guard.use():
             return warm(self.host, ids, counts, progress)
 
-    def prefetch(self, ids: object) -> None:
+    def prefetch(self, ids: object, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
 
-        They stay until they are used, or until 16 newer batches were prefetched. Never changes a
-        result, and may be dropped where too many are waiting.
+        They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
+        most 62. Never changes a result, and may be dropped where too many are waiting.
         """
         self._owner.guard.check()
-        self._access.prefetch(self._access.ids(ids), _WINDOW, self._owner.prefetcher)
+        self._access.prefetch(ids, window, self._owner.prefetcher)
 
     def scan(
         self,
@@ -444,6 +443,7 @@ class Table:
         self.scalars = dict(self.generation.info.scalars)
 
     def close(self) -> None:
-        """Give back memory and files; the next writer sweeps up what was not committed."""
+        """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
+        self._access.close()
         self.tiers.close()
         self.generation.close()

@@ -1,0 +1,223 @@
+"""Steps of an optimizer as one kernel on the records of a batch, where they lie.
+
+The results are those of torch's optimizer over lists of tensors, to the bit; what is saved is to
+copy weights and state out of the records and back, and a pass over them for every operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore.optim.row_wise import RowWiseAdagrad
+from tierstore.optim.state import StoredState
+from tierstore.table import Table
+from tierstore.table.device_access import DeviceLease
+
+__all__ = ["InSlot"]
+
+Group = Mapping[str, Any]
+"""The options of an optimizer."""
+
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An optimizer that step.cu knows.
+
+    Attributes:
+        name: what step.cu calls it.
+        states: the names of its states, in the kernel's order.
+        flags: macros.
+        numbers: what a step needs, from the options and the number of the step, counted from 1.
+    """
+
+    name: str
+    states: Callable[[Group], tuple[str, ...]]
+    flags: Callable[[Group], dict[str, bool]]
+    numbers: Callable[[Group, float], tuple[float, ...]]
+
+
+class InSlot:
+    """The kernel for a field of a table, for as long as the options of the optimizer allow it."""
+
+    def __init__(self, optimizer_class: type, table: Table, field: str, state: StoredState) -> None:
+        """Compile nothing yet."""
+        self._rule = _RULES.get(optimizer_class)
+        self._layout = table.spec.layout
+        self._field = field
+        self._state = state
+
+    def step(self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group) -> bool:
+        """Update the distinct rows of a lease, of those `trained` if given; count the step.
+
+        Returns False, having done nothing, where this is left to torch's optimizer: off the GPU,
+        for another class, float64, and options that ask for a way of its own.
+        """
+        rule = self._rule
+        if rule is None or not isinstance(lease, DeviceLease) or not _usual(group):
+            return False
+        states = rule.states(group)
+        if set(states) != set(self._state.fields):
+            return False
+        names = (self._field, *(self._state.fields[state] for state in states))
+        if any(self._layout.field(name).dtype not in _TYPES for name in names):
+            return False
+        gradient = gradient.contiguous()
+        work = self._work(names, gradient, trained)
+        numbers = rule.numbers(group, self._state.steps + 1)
+        work.number[: len(numbers)] = numbers
+        flags = {flag: int(value) for flag, value in rule.flags(group).items()}
+        macros = {"OPTIMIZER": rule.name, **self._types(names, work), **_FLAGS, **flags}
+        lease.run(lease.device.load(_source(), "step", macros), work, lease.bound, writes=names)
+        self._state.count_step()
+        return True
+
+    def _work(self, names: tuple[str, ...], gradient: Tensor, trained: Tensor | None) -> _Step:
+        starts = [self._layout.span(name)[0] for name in names]
+        dim = self._layout.field(self._field).dim
+        work = _Step(gradient.data_ptr(), 0 if trained is None else trained.data_ptr(), dim)
+        work.weight, work.share = starts[0], 1 / dim
+        work.state[: len(names) - 1] = starts[1:]
+        return work
+
+    def _types(self, names: tuple[str, ...], work: _Step) -> dict[str, object]:
+        """Return the types of the fields, and how many elements of them can be moved at a time."""
+        fields = [self._layout.field(name) for name in names]
+        kinds = [_TYPES[field.dtype] for field in fields] + ["None"] * 3
+        starts = [self._layout.span(name)[0] for name in names]
+        apart = [
+            start // field.storage.itemsize for start, field in zip(starts, fields, strict=True)
+        ]
+        packed = work.gradient % 16 == 0 and math.gcd(work.dim, *apart) % 4 == 0
+        types = dict(zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False))
+        return {**types, "VECTOR": 4 if packed else 1}
+
+
+def _usual(group: Group) -> bool:
+    """Tell whether options ask for the results of the usual way, and are known on the host."""
+    own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
+    numbers = [group["lr"], *group.get("betas", ())]
+    return not own and not any(isinstance(number, Tensor) for number in numbers)
+
+
+class _Step(ctypes.Structure):
+    """`struct Step`."""
+
+    _fields_ = (
+        ("gradient", ctypes.c_uint64),
+        ("trained", ctypes.c_uint64),
+        ("dim", ctypes.c_uint32),
+        ("weight", ctypes.c_uint32),
+        ("state", ctypes.c_uint32 * 3),
+        ("number", ctypes.c_float * 8),
+        ("share", ctypes.c_float),
+    )
+
+
+@functools.cache
+def _source() -> str:
+    return files("tierstore.optim").joinpath("step.cu").read_text()
+
+
+_FLAGS = dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0)
+
+
+def _sgd(group: Group, step: float) -> tuple[float, ...]:
+    undamped = 1 - group["dampening"]
+    return group["weight_decay"], -group["lr"], group["momentum"], undamped, float(step == 1)
+
+
+def _adam(group: Group, step: float) -> tuple[float, ...]:
+    beta1, beta2 = group["betas"]
+    lr, decay = group["lr"], group["weight_decay"]
+    return (
+        0.0 if group["decoupled_weight_decay"] else decay,
+        -(lr / (1 - beta1**step)),
+        1 - beta1,
+        beta2,
+        1 - beta2,
+        (1 - beta2**step) ** 0.5,
+        group["eps"],
+        1 - lr * decay,
+    )
+
+
+def _adagrad(group: Group, step: float) -> tuple[float, ...]:
+    rate = -group["lr"] / (1 + (step - 1) * group["lr_decay"])
+    return group["weight_decay"], rate, group["eps"]
+
+
+def _rmsprop(group: Group, step: float) -> tuple[float, ...]:
+    alpha = group["alpha"]
+    return (
+        group["weight_decay"],
+        -group["lr"],
+        alpha,
+        1 - alpha,
+        group["eps"],
+        group["momentum"],
+    )
+
+
+def _rmsprop_states(group: Group) -> tuple[str, ...]:
+    centered = ("grad_avg",) if group["centered"] else ()
+    momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
+    return ("square_avg", *centered, *momentum)
+
+
+_SGD = _Rule(
+    "SGD",
+    lambda group: ("momentum_buffer",) if group["momentum"] != 0 else (),
+    lambda group: {
+        "MAXIMIZE": group["maximize"],
+        "MOMENTUM": group["momentum"] != 0,
+        "NESTEROV": group["nesterov"],
+    },
+    _sgd,
+)
+_ADAM = _Rule(
+    "ADAM",
+    lambda group: (
+        "exp_avg",
+        "exp_avg_sq",
+        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
+    ),
+    lambda group: {
+        "MAXIMIZE": group["maximize"],
+        "DECOUPLED": group["decoupled_weight_decay"],
+        "AMSGRAD": group["amsgrad"],
+    },
+    _adam,
+)
+_ADAGRAD = _Rule(
+    "ADAGRAD", lambda _: ("sum",), lambda group: {"MAXIMIZE": group["maximize"]}, _adagrad
+)
+_RMSPROP = _Rule(
+    "RMSPROP",
+    _rmsprop_states,
+    lambda group: {
+        "MAXIMIZE": group["maximize"],
+        "CENTERED": group["centered"],
+        "MOMENTUM": group["momentum"] > 0,
+    },
+    _rmsprop,
+)
+_RULES: dict[type, _Rule] = {
+    torch.optim.SGD: _SGD,
+    torch.optim.Adam: _ADAM,
+    torch.optim.AdamW: _ADAM,
+    torch.optim.Adagrad: _ADAGRAD,
+    torch.optim.RMSprop: _RMSPROP,
+    RowWiseAdagrad: dataclasses.replace(_ADAGRAD, name="ROWWISE"),
+}

@@ -1,0 +1,237 @@
+// A step of an optimizer on the records of a batch, where they lie.
+//
+// Every operation is that of torch's optimizers over lists of tensors, in their order and rounded as
+// theirs are: fused where nvcc fuses them there, and to the type of the weights wherever they store.
+// Compiled for each optimizer and the types of its fields, which are macros:
+//   OPTIMIZER              SGD, ADAM, ADAGRAD, ROWWISE or RMSPROP
+//   WEIGHT                 type of the weight and the gradient: F32, BF16 or F16
+//   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
+//   VECTOR                 elements that a thread moves in one access: 4 or 1
+//   MAXIMIZE, DECOUPLED, AMSGRAD, NESTEROV, MOMENTUM, CENTERED      0 or 1 each
+//
+// Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define SGD 1
+#define ADAM 2
+#define ADAGRAD 3
+#define ROWWISE 4
+#define RMSPROP 5
+
+// The distinct rows of a batch, as their lease describes them.
+struct Rows {
+    const u64 *records;      // address of each record
+    const u32 *count;        // how many there are
+    const i32 *positions;    // [n]: index of each id's record, negative for none
+    i64 n;
+};
+
+struct Step {
+    const u8 *gradient;      // of each record, [count][dim]
+    const u8 *trained;       // [count], or null where all are
+    u32 dim;
+    u32 weight, state[3];    // first byte of each field within a record
+    float number[8];         // what the host has worked out for all rows
+    float share;             // 1 / dim
+};
+
+__device__ u64 thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ u64 threads() { return (u64)gridDim.x * blockDim.x; }
+
+// ------------------------------------------------------------------------------- types of a field
+
+struct F32 { u32 bits; };
+struct BF16 { u16 bits; };
+struct F16 { u16 bits; };
+struct None {};
+
+__device__ float value(None) { return 0; }
+__device__ void set(None &, float) {}
+
+__device__ float value(F32 x) { return __uint_as_float(x.bits); }
+__device__ float value(BF16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ void set(F32 &x, float to) { x.bits = __float_as_uint(to); }
+
+// To nearest, ties to even; a NaN stays one.
+__device__ void set(BF16 &x, float to) {
+    const u32 bits = __float_as_uint(to);
+    x.bits = to != to ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#ifdef __CUDA_ARCH__
+__device__ float value(F16 x) {
+    float found;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"(x.bits));
+    return found;
+}
+__device__ void set(F16 &x, float to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(to)); }
+#else
+__device__ float value(F16 x) { return half_to_float(x.bits); }
+__device__ void set(F16 &x, float to) { x.bits = float_to_half(to); }
+#endif
+
+// Neighbouring elements, moved in one access.
+template <class Type>
+struct alignas(sizeof(Type) * VECTOR) Pack {
+    Type at[VECTOR];
+};
+
+template <class Type>
+__device__ void load(Pack<Type> &into, const u8 *field, u64 pack) {
+    into = ((const Pack<Type> *)field)[pack];
+}
+template <class Type>
+__device__ void store(const Pack<Type> &from, u8 *field, u64 pack) {
+    ((Pack<Type> *)field)[pack] = from;
+}
+__device__ void load(Pack<None> &, const u8 *, u64) {}
+__device__ void store(const Pack<None> &, u8 *, u64) {}
+
+// -------------------------------------------------------------- torch's operations on an element
+
+// What is left of a result that torch stores before it goes on.
+__device__ float stored(float result) {
+    WEIGHT field;
+    set(field, result);
+    return value(field);
+}
+
+__device__ float mul(float a, float by) { return stored(__fmul_rn(a, by)); }
+__device__ float add(float a, float b, float times) { return stored(__fmaf_rn(times, b, a)); }
+__device__ float add(float a, float b) { return stored(__fadd_rn(a, b)); }
+__device__ float div(float a, float by) { return stored(__fdiv_rn(a, by)); }
+__device__ float root(float a) { return stored(__fsqrt_rn(a)); }
+
+__device__ float addcmul(float a, float b, float c, float times) {
+    return stored(__fmaf_rn(times, __fmul_rn(b, c), a));
+}
+
+__device__ float addcdiv(float a, float b, float c, float times) {
+    return stored(__fmaf_rn(times, __fdiv_rn(b, c), a));
+}
+
+__device__ float lerp(float from, float to, float part) {
+    const float way = __fsub_rn(to, from);
+    return stored(part < 0.5f ? __fmaf_rn(part, way, from)
+                              : __fmaf_rn(-way, __fsub_rn(1, part), to));
+}
+
+// ------------------------------------------------------------------------------------ optimizers
+
+// Every optimizer's beginning, for gradient g and weight p.
+__device__ float prepared(float g, float p, float decay) {
+    if (MAXIMIZE) g = -g;
+    return decay != 0 ? add(g, p, decay) : g;
+}
+
+// Element p of the weight with gradient g and states a, b and c.
+__device__ void update(const float *number, float &p, float g, float &a, float &b, float &c) {
+#if OPTIMIZER == SGD
+    const float minus_lr = number[1], momentum = number[2], undamped = number[3];
+    const bool first = number[4] != 0;
+    g = prepared(g, p, number[0]);
+    if (MOMENTUM) {
+        a = first ? g : add(mul(a, momentum), g, undamped);
+        g = NESTEROV ? add(g, a, momentum) : a;
+    }
+    p = add(p, g, minus_lr);
+#elif OPTIMIZER == ADAM
+    const float minus_step = number[1], toward = number[2], beta = number[3], other = number[4];
+    const float correction = number[5], eps = number[6], kept = number[7];
+    if (DECOUPLED && kept != 1) p = mul(p, kept);
+    g = prepared(g, p, number[0]);
+    a = lerp(a, g, toward);
+    b = addcmul(mul(b, beta), g, g, other);
+    if (AMSGRAD) c = c != c || b != b ? c + b : c > b ? c : b;
+    p = addcdiv(p, a, add(div(root(AMSGRAD ? c : b), correction), eps), minus_step);
+#elif OPTIMIZER == ADAGRAD
+    g = prepared(g, p, number[0]);
+    a = addcmul(a, g, g, 1);
+    p = addcdiv(p, mul(g, number[1]), add(root(a), number[2]), 1);
+#elif OPTIMIZER == RMSPROP
+    const float minus_lr = number[1], alpha = number[2], other = number[3], eps = number[4];
+    const float momentum = number[5];
+    g = prepared(g, p, number[0]);
+    a = addcmul(mul(a, alpha), g, g, other);
+    if (CENTERED) b = lerp(b, g, other);
+    const float average = add(root(CENTERED ? addcmul(a, b, b, -1) : a), eps);
+    float &buffer = CENTERED ? c : b;
+    if (MOMENTUM) buffer = addcdiv(mul(buffer, momentum), g, average, 1);
+    p = MOMENTUM ? add(p, buffer, minus_lr) : addcdiv(p, g, average, minus_lr);
+#endif
+}
+
+#if OPTIMIZER == ROWWISE
+
+// A warp a row. The state is one number: over the steps, the mean square of the gradient, summed as
+// RowWiseAdagrad does: by columns 32 apart in order, then halves.
+extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
+    const u32 lane = threadIdx.x & 31;
+    for (u64 row = thread() >> 5; row < *rows.count; row += threads() >> 5) {
+        if (step.trained && !step.trained[row]) continue;
+        u8 *const record = (u8 *)rows.records[row];
+        WEIGHT *const weight = (WEIGHT *)(record + step.weight);
+        const WEIGHT *const gradient = (const WEIGHT *)step.gradient + row * step.dim;
+        float squares = 0;
+        for (u32 k = lane; k < step.dim; k += 32) {
+            const float g = prepared(value(gradient[k]), value(weight[k]), step.number[0]);
+            squares = k < 32 ? mul(g, g) : add(squares, mul(g, g));
+        }
+        for (u32 d = 16; d; d >>= 1)
+            squares = add(squares, __shfl_xor_sync(0xffffffffu, squares, d));
+        FIRST &state = *(FIRST *)(record + step.state[0]);
+        const float sum = add(stored(value(state)), mul(squares, step.share));
+        const float deviation = add(root(sum), step.number[2]);
+        __syncwarp();
+        if (lane == 0) set(state, sum);
+        for (u32 k = lane; k < step.dim; k += 32) {
+            const float p = value(weight[k]);
+            const float g = prepared(value(gradient[k]), p, step.number[0]);
+            set(weight[k], addcdiv(p, mul(g, step.number[1]), deviation, 1));
+        }
+    }
+}
+
+#else
+
+// A thread a pack of elements.
+extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
+    const u32 packs = step.dim / VECTOR;
+    const u64 all = (u64)*rows.count * packs;
+    for (u64 i = thread(); i < all; i += threads()) {
+        const u64 row = all >> 32 ? i / packs : (u32)i / packs;
+        const u32 pack = (u32)(i - row * packs);
+        if (step.trained && !step.trained[row]) continue;
+        u8 *const record = (u8 *)rows.records[row];
+        Pack<WEIGHT> g, p;
+        Pack<FIRST> a;
+        Pack<SECOND> b;
+        Pack<THIRD> c;
+        load(g, step.gradient, i);
+        load(p, record + step.weight, pack);
+        load(a, record + step.state[0], pack);
+        load(b, record + step.state[1], pack);
+        load(c, record + step.state[2], pack);
+        for (u32 k = 0; k < VECTOR; ++k) {
+            float x = value(p.at[k]);
+            float y[] = {stored(value(a.at[k])), stored(value(b.at[k])), stored(value(c.at[k]))};
+            update(step.number, x, value(g.at[k]), y[0], y[1], y[2]);
+            set(p.at[k], x);
+            set(a.at[k], y[0]);
+            set(b.at[k], y[1]);
+            set(c.at[k], y[2]);
+        }
+        store(p, record + step.weight, pack);
+        store(a, record + step.state[0], pack);
+        store(b, record + step.state[1], pack);
+        store(c, record + step.state[2], pack);
+    }
+}
+
+#endif
