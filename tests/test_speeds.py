@@ -1,7 +1,7 @@
 import pytest
 
 from tierstore import speeds
-from tierstore.disk import tuning, uring
+from tierstore.disk import inflight, tuning
 from tierstore.errors import InvalidInputError, StoreIOError
 
 
@@ -10,10 +10,10 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("ring", [True, False], ids=["io_uring", "threads"])
-def test_everything_is_measured_and_kept(tmp_path, monkeypatch, ring):
-    if not ring:
-        monkeypatch.setattr(uring, "available", lambda: False)
+@pytest.mark.parametrize("many", [True, False], ids=["in flight", "threads"])
+def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
+    if not many:
+        monkeypatch.setattr(inflight, "available", lambda: False)
     where = tmp_path / "disk"
     where.mkdir()
     assert speeds.known(where) is None
@@ -47,3 +47,21 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         speeds.measure(tmp_path, file_bytes=100)
     with pytest.raises(StoreIOError):
         speeds.measure(tmp_path / "nowhere", file_bytes=1 << 20, seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kept", "gap"),
+    [
+        ({"sequential_bytes": 2e9, "random_reads": 1e5}, 20_000),
+        ({"sequential_bytes": 2e9, "random_reads": 100}, 256 << 10),
+        ({"sequential_bytes": 1e8, "random_reads": 1e6}, 4 << 10),
+        ({"sequential_bytes": 2e9, "random_reads": 0}, 12 << 10),
+        ({"sequential_bytes": "much", "random_reads": 1e5}, 12 << 10),
+        ({"sequential_bytes": float("nan"), "random_reads": 1e5}, 12 << 10),
+        ([], 12 << 10),
+    ],
+)
+def test_pages_are_merged_across_what_was_measured(tmp_path, kept, gap):
+    assert tuning.merge_gap(tmp_path) == 12 << 10
+    tuning.write_cache(tuning.SPEEDS, {tuning.disk_of(tmp_path): kept})
+    assert tuning.merge_gap(tmp_path) == gap

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tierstore.disk import paging
+from tierstore.disk import paging, tuning
 from tierstore.io import filesystem
 
 __all__ = ["Cuda", "Machine", "Storage", "cuda_advice", "examine", "examine_storage"]
@@ -86,6 +86,8 @@ class Machine:
         memory_bytes, available_bytes: RAM, and what is free of it, both within the memory cgroup.
         lock_limit_bytes: how much memory may be locked (`ulimit -l`); None for no limit.
         page_reads: the system call by which pages of scattered rows are fetched.
+        merge_gap_bytes: pages at most this far apart are fetched in one piece, as `tierstore bench`
+            found it best, or as is usual.
     """
 
     python: str
@@ -95,6 +97,7 @@ class Machine:
     available_bytes: int
     lock_limit_bytes: int | None
     page_reads: str
+    merge_gap_bytes: int
     packages: dict[str, str | None]
     cuda: Cuda
     storage: Storage
@@ -127,6 +130,7 @@ def examine(path: str | Path = ".") -> Machine:
         available_bytes=available,
         lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         page_reads=paging.method(),
+        merge_gap_bytes=tuning.merge_gap(path),
         packages={name: _version(name) for name in PACKAGES},
         cuda=_cuda(),
         storage=examine_storage(path),

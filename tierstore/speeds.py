@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import rowcopy
-from tierstore.disk import tuning, uring
+from tierstore.disk import inflight, tuning
 from tierstore.errors import InvalidInputError, StoreIOError
 
 __all__ = ["Speeds", "known", "measure"]
@@ -32,7 +31,6 @@ ROW_BYTES = 512
 
 _BLOCK = 4096
 _THREADS = 64
-_FILE = "speeds.json"
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def measure(
 
 def known(directory: str | Path = ".") -> Speeds | None:
     """Return what was measured last on the disk under `directory`, or None."""
-    entry = tuning.read_cache(_FILE).get(tuning.disk_of(directory), {})
+    entry = tuning.read_cache(tuning.SPEEDS).get(tuning.disk_of(directory), {})
     with contextlib.suppress(TypeError, ValueError):
         values = {field.name: entry[field.name] for field in fields(Speeds) if field.name in entry}
         found = Speeds(**values)
@@ -117,8 +115,8 @@ def known(directory: str | Path = ".") -> Speeds | None:
 
 
 def _keep(directory: str | Path, found: Speeds) -> None:
-    entry = tuning.read_cache(_FILE) | {tuning.disk_of(directory): found.to_dict()}
-    tuning.write_cache(_FILE, entry)
+    entry = tuning.read_cache(tuning.SPEEDS) | {tuning.disk_of(directory): found.to_dict()}
+    tuning.write_cache(tuning.SPEEDS, entry)
 
 
 @contextlib.contextmanager
@@ -204,21 +202,14 @@ def _random(path: str, seconds: float) -> float:
         def offsets() -> npt.NDArray[np.int64]:
             return rng.integers(0, size // _BLOCK, count) * _BLOCK
 
-        if uring.available():
-            ring = uring.Ring()
-            buffer = np.frombuffer(mmap.mmap(-1, uring.DEPTH * _BLOCK), np.uint8)
-            # What is read is not looked at, so reads may share their memory.
-            places = buffer.ctypes.data + np.arange(count) % uring.DEPTH * _BLOCK
-            try:
-                return _rate(lambda: _by_ring(ring, fd, offsets(), places), seconds)
-            finally:
-                ring.close()
+        if inflight.available():
+            return _rate(lambda: _in_flight(fd, offsets()), seconds)
         with ThreadPoolExecutor(_THREADS) as pool:
             return _rate(lambda: _by_threads(pool, fd, offsets()), seconds)
 
 
-def _by_ring(ring: uring.Ring, fd: int, offsets: npt.NDArray[np.int64], places: Any) -> float:
-    ring.read(fd, offsets, np.full(offsets.size, _BLOCK), places)
+def _in_flight(fd: int, offsets: npt.NDArray[np.int64]) -> float:
+    inflight.read(fd, offsets, _BLOCK)
     return offsets.size
 
 

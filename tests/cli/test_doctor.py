@@ -12,6 +12,7 @@ KEYS = {
     "available_bytes",
     "lock_limit_bytes",
     "page_reads",
+    "merge_gap_bytes",
     "packages",
     "cuda",
     "storage",

@@ -29,19 +29,20 @@ def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast)
     assert np.array_equal(records[rows], expected[rows])
 
 
-def test_the_ranges_cover_every_row_and_little_more(mapped):
+@pytest.mark.parametrize("gap", [0, paging.USUAL_GAP, 100_000])
+def test_the_ranges_cover_every_row_and_little_more(mapped, gap):
     records, _ = mapped
     rows = np.random.default_rng(3).integers(0, 5000, 300)
-    ranges = paging._page_ranges(records, rows)
+    ranges = paging._page_ranges(records, rows, gap)
     base = records.ctypes.data
     begin, nbytes = ranges[:, 0].astype(np.int64), ranges[:, 1].astype(np.int64)
     assert (begin % mmap.PAGESIZE == 0).all()
     assert (nbytes % mmap.PAGESIZE == 0).all()
-    assert (begin[1:] > begin[:-1] + nbytes[:-1] + paging.MERGE_GAP).all()
+    assert (begin[1:] > begin[:-1] + nbytes[:-1] + gap).all()
     for row in rows.tolist():
         first = base + 520 * row
         assert ((begin <= first) & (first + 520 <= begin + nbytes)).any()
-    assert nbytes.sum() <= 300 * (2 * mmap.PAGESIZE + paging.MERGE_GAP)
+    assert nbytes.sum() <= 300 * (2 * mmap.PAGESIZE + gap)
 
 
 def test_rows_in_memory_are_seen_to_be(mapped):

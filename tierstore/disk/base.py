@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import checksum, io
-from tierstore.disk import memmap, paging, zarr
+from tierstore.disk import memmap, tuning, zarr
 from tierstore.disk.paging import Place
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptRowError, CorruptStoreError, InvalidInputError
@@ -52,13 +52,14 @@ class Records(Protocol):
 class Base:
     """Records and their checksums. Only creation and folding write to it."""
 
-    def __init__(self, records: Records, checksums: RecordFiles, *, sparse: bool) -> None:
-        """Take over open records and checksums."""
+    def __init__(self, records: Records, checksums: RecordFiles, *, sparse: bool, gap: int) -> None:
+        """Take over open files; pages at most `gap` bytes apart are fetched in one piece."""
         self._records = records
         self._checksums = checksums
         self._sparse = sparse
         self.rows = records.rows
         self.record_bytes = records.record_bytes
+        self.gap = gap
 
     @classmethod
     def create(
@@ -77,7 +78,8 @@ class Base:
         records: Records = _BACKENDS[spec.backend].create(directory, spec)
         sums = directory.create(CHECKSUMS)
         sums.truncate(4 * spec.rows) if spec.sparse else sums.allocate(0, 4 * spec.rows)
-        base = cls(records, _checksum_file(sums, spec), sparse=spec.sparse)
+        gap = tuning.merge_gap(directory.path)
+        base = cls(records, _checksum_file(sums, spec), sparse=spec.sparse, gap=gap)
         try:
             done = 0
             for block in blocks:
@@ -117,7 +119,8 @@ class Base:
                 f"{sums.path} has {sums.size} bytes, {4 * spec.rows} are expected; "
                 "restore it from a copy"
             )
-        return cls(records, _checksum_file(sums, spec), sparse=spec.sparse)
+        gap = tuning.merge_gap(directory.path)
+        return cls(records, _checksum_file(sums, spec), sparse=spec.sparse, gap=gap)
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and check each.
@@ -166,7 +169,7 @@ class Base:
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the disk read the pages of `rows`."""
         for place in self.places(rows):
-            paging.announce(place.records, place.rows)
+            place.announce(self.gap)
 
     def write(
         self,

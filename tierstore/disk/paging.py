@@ -20,8 +20,8 @@ import numpy.typing as npt
 __all__ = ["Place", "announce", "looks_resident", "method"]
 
 PAGE = mmap.PAGESIZE
-MERGE_GAP = 12 << 10
-"""Neighbouring ranges are merged across this many bytes: bandwidth ÷ requests a second."""
+USUAL_GAP = 12 << 10
+"""Bytes that most disks read in the time of one more request; `tuning.merge_gap` knows better."""
 
 _RANGES_PER_CALL = 512
 _SAMPLES = 64
@@ -78,15 +78,22 @@ class Place:
     records: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
 
+    def announce(self, gap: int = USUAL_GAP) -> None:
+        """Have the disk read the pages of these rows; see `announce`."""
+        announce(self.records, self.rows, gap)
 
-def announce(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> None:
+
+def announce(
+    records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int = USUAL_GAP
+) -> None:
     """Have the disk read the pages that hold `rows` of mapped `records`.
 
+    Pages at most `gap` bytes apart are read in one piece.
     Waits for none of them, but for as long as the disk has more requests than it takes at a time.
     Costs nothing but a sample of the page table where the pages are in memory already.
     """
     if rows.size > _FEW and not looks_resident(records, rows):
-        _willneed(_page_ranges(records, rows))
+        _willneed(_page_ranges(records, rows, gap))
 
 
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
@@ -107,7 +114,7 @@ def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) 
 
 
 def _page_ranges(
-    records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
+    records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int
 ) -> npt.NDArray[np.uint64]:
     """Return (address, bytes) of the pages of `rows`, merged across small gaps, ascending."""
     width = records.shape[1]
@@ -115,7 +122,7 @@ def _page_ranges(
     first = starts // PAGE * PAGE
     last = -(-(starts + width) // PAGE) * PAGE
     opens = np.ones(first.size, bool)
-    opens[1:] = first[1:] > last[:-1] + MERGE_GAP
+    opens[1:] = first[1:] > last[:-1] + gap
     closes = np.append(opens[1:], True)
     begin = first[opens]
     return np.stack([begin, last[closes] - begin], axis=1).astype(np.uint64)

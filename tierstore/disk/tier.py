@@ -176,7 +176,7 @@ class DiskTier:
     def _announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the disk read the pages of `rows`."""
         for place in self._places(rows):
-            paging.announce(place.records, place.rows)
+            place.announce(self._base.gap)
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
         """Return where the newest images of `rows` are mapped, and their checksums."""
@@ -223,7 +223,7 @@ class DiskTier:
 
         def announce() -> None:
             for place in places:
-                paging.announce(place.records, place.rows)
+                place.announce(self._base.gap)
 
         return announce
 
@@ -313,7 +313,7 @@ class DiskTier:
                 if which.size:
                     delta = self._deltas[number]
                     for place in delta.places(at[which] - first):
-                        paging.announce(place.records, place.rows)
+                        place.announce(self._base.gap)
                     images = np.empty((which.size, self.record_bytes), np.uint8)
                     delta.read(at[which] - first, images)
                     records[which] = images

@@ -1,7 +1,8 @@
 """How cold pages are best fetched from a disk: measured once, and kept in the user's cache.
 
-The file is `$XDG_CACHE_HOME/tierstore/disks.json` (`~/.cache` without that variable), an entry a
-disk. It holds nothing that cannot be measured again; one that cannot be read or written is ignored.
+The file is `$XDG_CACHE_HOME/tierstore/speeds.json` (`~/.cache` without that variable), an entry a
+disk, written by `tierstore bench`. It holds nothing that cannot be measured again; one that cannot
+be read or written is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_path", "disk_of", "read_cache", "write_cache"]
+__all__ = ["SPEEDS", "cache_path", "disk_of", "merge_gap", "read_cache", "write_cache"]
+
+SPEEDS = "speeds.json"
+_USUAL_GAP = 12 << 10
+_GAPS = (4 << 10, 256 << 10)
 
 
 def cache_path(name: str) -> Path:
@@ -28,6 +33,19 @@ def disk_of(path: str | Path) -> str:
         there = there.parent
     device = os.stat(there).st_dev
     return f"{os.major(device)}:{os.minor(device)}"
+
+
+def merge_gap(path: str | Path) -> int:
+    """Return the bytes that the disk under `path` reads in the time of one more request.
+
+    Pages that lie less than this apart are best read in one piece: bandwidth ÷ requests a second,
+    as measured last, or what is usual.
+    """
+    entry: Any = read_cache(SPEEDS).get(disk_of(path))
+    with contextlib.suppress(TypeError, KeyError, ValueError, ZeroDivisionError, OverflowError):
+        gap = int(entry["sequential_bytes"] / entry["random_reads"])
+        return min(max(gap, _GAPS[0]), _GAPS[1])
+    return _USUAL_GAP
 
 
 def read_cache(name: str) -> dict[str, Any]:
