@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-from common import Answer, arguments
+from common import Answer, arguments, workspace
 from gpu import DIM, filled, needed_device, power_law
 from peers import Fbgemm, TorchCache, have
 
 import tierstore
 from tierstore import Budget, TableSpec
-from tierstore.scratch import Scratch
 
 QUESTION = "Waits of the host for the GPU in a batch, as the driver is asked for them"
 BATCHES = 20
+AHEAD = 4
+MODEL_SECONDS = 0.03
+"""What a model takes for a step, at least: meanwhile the disk is read for a batch to come."""
 WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
 
 
@@ -55,17 +59,28 @@ def main() -> None:
     parser = arguments(QUESTION, rows=1_000_000, batch=8192)
     options = parser.parse_args()
     device = needed_device()
+    stack = ExitStack()
+    directory = stack.enter_context(workspace(options))
     rows, slots = options.rows, options.rows // 10
     values = torch.rand(rows, DIM, device="cuda")
     table = filled(rows, slots, device, values).table
     spec = TableSpec(rows=rows, dim=DIM, init=tierstore.uniform(-1, 1, seed=3))
-    small = Scratch(spec, budget=Budget(host_rows=rows // 2, gpu_rows=slots), device=device).table
+    tierstore.create(directory / "small.tier", {"small": spec}).close()
+    budget = Budget(host_rows=rows // 2, gpu_rows=slots)
+    opened = tierstore.open(directory / "small.tier", "r+", budget=budget, device=device)
+    small = stack.enter_context(opened)["small"]
     batches = power_law(rows, options.batch, 1.05, BATCHES)
+    on_host = [ids.cpu() for ids in batches]  # as they come from a loader
     same = [batches[0]] * BATCHES
 
     def ahead(number: int) -> None:
         table.prefetch(batches[(number + 2) % BATCHES])
         step(table)(batches[number])
+
+    def ahead_of_disk(number: int) -> None:
+        small.prefetch(on_host[(number + AHEAD) % BATCHES])
+        step(small)(on_host[number])
+        time.sleep(MODEL_SECONDS)
 
     cases: dict[str, Callable[[int], object]] = {
         "tierstore: read, all hits": lambda i: table.read(same[i]),
@@ -74,6 +89,7 @@ def main() -> None:
         "tierstore: training step": lambda i: step(table)(batches[i]),
         "tierstore: training step, looked ahead": ahead,
         "tierstore: read, host tier a cache over the disk": lambda i: small.read(batches[i]),
+        "tierstore: training step, looked ahead, host tier a cache over the disk": ahead_of_disk,
         "F.embedding": lambda i: torch.nn.functional.embedding(batches[i], values),
     }
     if have("fbgemm_gpu"):
@@ -85,15 +101,16 @@ def main() -> None:
         "gpu_step_syncs",
         QUESTION,
         "nothing: a wait moves no bytes, it keeps the host from issuing the next batch",
-        "0 where the host tier holds every row; at most 1 where it is a cache itself",
+        "0 where the host tier holds every row, or looked ahead; at most 1 where it is a cache",
         met=True,
     )
     for name, run in cases.items():
         found = waits(run)
         answer.rows.append({"batch": name, "waits": found})
         if name.startswith("tierstore"):
-            answer.met &= found <= (1 if "cache" in name else 0)
+            answer.met &= found <= (1 if "cache" in name and "ahead" not in name else 0)
     answer.give(options)
+    stack.close()
 
 
 if __name__ == "__main__":

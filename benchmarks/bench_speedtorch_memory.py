@@ -28,7 +28,7 @@ PUBLISHED = {
 GB = 10**9
 MAP = 4
 """Bytes a row that the GPU may hold besides its budget."""
-STEPS = 60
+STEPS = 24
 
 
 def available() -> int:
