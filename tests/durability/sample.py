@@ -15,7 +15,7 @@ from tests.durability.crash import scratch, seeded, small_deltas
 from tests.durability.twin import State, observe
 from tierstore.budget import Budget
 
-__all__ = ["Sample", "sample"]
+__all__ = ["Sample", "make_sample", "sample"]
 
 _NONE = Budget(host=0)
 
@@ -38,7 +38,9 @@ class Sample:
         return [path for path in found if path.name not in ("LOCK", "FOLD")]
 
 
-def _make(path: Path, seed: int) -> None:
+def make_sample(path: Path, seed: int) -> None:
+    """Write a store that has a file of every kind and three versions."""
+
     def values(rows: int, dim: int, number: int) -> np.ndarray:
         rng = np.random.default_rng([seed, number])
         return rng.standard_normal((rows, dim)).astype(np.float32)
@@ -81,7 +83,7 @@ def sample(seed: int = 5) -> Iterator[Sample]:
     """Make the store, and read each of its versions."""
     with scratch() as root, seeded(seed), small_deltas(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _make(root / "s", seed)
+        make_sample(root / "s", seed)
         versions = {}
         with tierstore.open(root / "s", budget=_NONE) as reader:
             numbers = [version.version for version in reader.versions()]

@@ -1,0 +1,48 @@
+"""Stores of every format there was, each opened by this version (row 42)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tierstore
+from tests.durability.crash import change
+from tests.durability.stores import STORES, described
+from tierstore.budget import Budget
+from tierstore.manifest import FORMAT
+
+NONE = Budget(host=0)
+KEPT = sorted(path.with_suffix("") for path in STORES.glob("*/*.json"))
+
+
+def test_this_format_has_stores() -> None:
+    assert {path.name for path in KEPT if path.parent.name == str(FORMAT)} == {"whole", "folding"}
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_version_reads_as_it_was_written(kept: Path) -> None:
+    contents = json.loads(kept.with_suffix(".json").read_text())
+    with tierstore.open(kept, budget=NONE) as reader:
+        assert [str(each.version) for each in reader.versions()] == list(contents)
+        assert reader.verify().ok
+    for version, content in contents.items():
+        with tierstore.open(kept, version=int(version), budget=NONE) as reader:
+            assert described(reader) == content
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_writer_goes_on(kept: Path, tmp_path: Path) -> None:
+    newest = list(json.loads(kept.with_suffix(".json").read_text()).values())[-1]
+    shutil.copytree(kept, tmp_path / "s")
+    with tierstore.open(tmp_path / "s", "r+", budget=NONE) as writer:
+        assert described(writer) == newest
+        writer.fold()
+        assert described(writer) == newest
+        change(writer)
+        assert writer.commit() == newest["version"] + 1
+        assert writer.verify().ok
+    with tierstore.open(tmp_path / "s") as reader:
+        assert described(reader) != newest
