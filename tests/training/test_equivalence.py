@@ -1,4 +1,4 @@
-"""Training with tiers equals training without them, to the bit."""
+"""Training with tiers equals training without them, to the bit: on the CPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tierstore.optim import TieredOptimizer
 
 ROWS, DIM, STEPS = 61, 6, 5
 BUDGETS = {"none": 0, "one slot": 1, "10 %": 6, "all": ROWS}
+GPU_BUDGETS = {"one slot": (3, 1), "10 %": (20, 6), "direct": (ROWS, 6), "all": (ROWS, ROWS)}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.1}),
     "sgd decay": ("SGD", {"lr": 0.1, "weight_decay": 0.1, "maximize": True}),
@@ -38,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse adam": ("SparseAdam", {"lr": 0.01}),
 }
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
+IN_SLOT = FUSED | {"RMSprop"}
 OPTIONS: dict[str, list[Any]] = {
     "variant": list(VARIANTS),
     "way": ["plain", "foreach", "fused"],
@@ -49,8 +51,13 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
+GPU_OPTIONS = {**OPTIONS, "way": ["plain", "foreach", "in slot"], "budget": list(GPU_BUDGETS)}
+
+
 def allowed(case: Case) -> bool:
     name = VARIANTS[case["variant"]][0]
+    if case["way"] == "in slot":
+        return name in IN_SLOT and case["dtype"] != "float64"
     if case["way"] == "fused":
         # torch's own fused SGD is not reproducible for half types on the CPU (2.13).
         return name in FUSED and case["dtype"] in ("float32", "float64")
@@ -80,22 +87,28 @@ def drawn(case: Case) -> tuple[Tensor, list[Step]]:
 
 def options_of(case: Case) -> tuple[Any, dict[str, Any]]:
     name, options = VARIANTS[case["variant"]]
-    flag = {"foreach": {"foreach": True}, "fused": {"fused": True}}
+    flag = {way: {"foreach": True} for way in ("foreach", "in slot")} | {"fused": {"fused": True}}
     plain = {} if name == "SparseAdam" else {"foreach": False}
     return getattr(torch.optim, name), {**options, **flag.get(case["way"], plain)}
 
 
-def trained(case: Case, path: Path, weights: Tensor, steps: list[Step]) -> dict[str, Tensor]:
+def trained(
+    case: Case, path: Path, weights: Tensor, steps: list[Step], device: str
+) -> dict[str, Tensor]:
     """Train through a store; return its fields and scalars."""
     spec = tierstore.TableSpec(ROWS, DIM, case["dtype"], backend=case["backend"])
-    budget = tierstore.Budget(host_rows=BUDGETS[case["budget"]])
+    if device == "cpu":
+        budget = tierstore.Budget(host_rows=BUDGETS[case["budget"]])
+    else:
+        host, gpu = GPU_BUDGETS[case["budget"]]
+        budget = tierstore.Budget(host_rows=host, gpu_rows=gpu)
     optimizer, options = options_of(case)
-    with tierstore.create(path, {"item": spec}, budget=budget) as store:
+    with tierstore.create(path, {"item": spec}, budget=budget, device=device) as store:
         table = store["item"]
         table.write(torch.arange(ROWS), weights)
         store.commit()
         emb = TieredEmbedding(table)
-        opt = TieredOptimizer(optimizer, [emb], **options)
+        opt = TieredOptimizer(optimizer, [emb], in_slot=case["way"] == "in slot", **options)
         batches: Any = steps
         if case["depth"] is not None:
             batches = tierstore.lookahead(steps, {emb: lambda step: step.ids}, depth=case["depth"])
@@ -105,20 +118,21 @@ def trained(case: Case, path: Path, weights: Tensor, steps: list[Step]) -> dict[
         every = table.read(torch.arange(ROWS), fields=list(table.fields))
         scalars = {key: torch.tensor(value) for key, value in table.scalars.items()}
         store.rollback()
-        return {**every, **scalars}
+        return {**{name: rows.cpu() for name, rows in every.items()}, **scalars}
 
 
-def check(case: Case, path: Path) -> None:
+def check(case: Case, path: Path, device: str = "cpu") -> None:
     weights, steps = drawn(case)
-    plain = Plain(weights, *options_of(case))
+    steps = [Step(step.ids.to(device), step.gradients.to(device)) for step in steps]
+    plain = Plain(weights.to(device), *options_of(case))
     for step in steps:
         plain.step(step.ids, step.gradients)
-    found = trained(case, path / "table.tier", weights, steps)
+    found = trained(case, path / "table.tier", weights, steps, device)
     expected = {"weight": plain.weights, **plain.rows, **plain.shared}
     assert found.keys() - {"step"} == expected.keys() - {"step"}
     assert found["step"] == STEPS
     for name in expected.keys() - {"step"}:
-        assert torch.equal(found[name], torch.as_tensor(expected[name])), name
+        assert torch.equal(found[name], torch.as_tensor(expected[name]).cpu()), name
 
 
 def label(case: Case) -> str:
@@ -128,6 +142,16 @@ def label(case: Case) -> str:
 @pytest.mark.parametrize("case", pairwise(OPTIONS, allowed), ids=label)
 def test_any_two_options_together(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", pairwise(GPU_OPTIONS, allowed), ids=label)
+def test_any_two_options_together_on_a_gpu(case: Case, tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(case, tmp_path, "cuda:0")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.torture
