@@ -121,7 +121,14 @@ class ManagedArena:
             )
         self._pid = os.getpid()
         self._nbytes = nbytes
-        self.device_pointer: int | None = runtime.mallocManaged(nbytes, _ATTACH_GLOBAL)
+        self.device_pointer: int | None
+        try:
+            self.device_pointer = runtime.mallocManaged(nbytes, _ATTACH_GLOBAL)
+        except runtime.CUDARuntimeError as error:
+            raise CapacityError(
+                f"cannot take {nbytes} bytes of managed memory ({error}); "
+                "give a smaller host budget"
+            ) from None
         ManagedArena.reserved += nbytes
         device = runtime.getDevice()
         runtime.memAdvise(self.device_pointer, nbytes, runtime.cudaMemAdviseSetAccessedBy, device)

@@ -82,6 +82,9 @@ class Device(Protocol):
     def current_stream(self) -> int:
         """Return the caller's current stream."""
 
+    def capturing(self, stream: int) -> bool:
+        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
+
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes on the device, in the order of the stream."""
 
@@ -275,6 +278,10 @@ class CudaDevice:
     def current_stream(self) -> int:
         """Return CuPy's current stream."""
         return int(self._cupy.cuda.get_current_stream(self.index).ptr)
+
+    def capturing(self, stream: int) -> bool:
+        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
+        return bool(self._runtime.streamIsCapturing(stream))
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes on the device, in the order of the stream."""

@@ -129,6 +129,9 @@ class EmulatedDevice:
     def current_stream(self) -> int:
         return 0
 
+    def capturing(self, stream: int) -> bool:
+        return False
+
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         ctypes.memset(pointer, value, nbytes)
 

@@ -190,10 +190,21 @@ class DeviceAccess:
         return Ids(cupy.ascontiguousarray(ids.ravel(), cupy.int64), ids.shape, "cupy")
 
     def stream(self, kind: str) -> int:
-        """Return the caller's current stream, torch's or CuPy's."""
+        """Return the caller's current stream, torch's or CuPy's.
+
+        Raises DeviceError if a CUDA graph is being captured there.
+        """
         if kind == "torch" and self._torch_device.type == "cuda":
-            return self._torch_stream()
-        return self._device.current_stream()
+            stream = self._torch_stream()
+        else:
+            stream = self._device.current_stream()
+        if self._device.capturing(stream):
+            raise DeviceError(
+                f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
+                "read what lay in the slots now; read the rows before, and let the graph start "
+                "from a copy of them"
+            )
+        return stream
 
     def empty(self, kind: str, count: int, nbytes: int) -> Any:
         """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
@@ -209,8 +220,8 @@ class DeviceAccess:
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
-        out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
         with self.using():
+            out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             self.gpu.read(ids.rows, out, lo, hi, stream=self.stream(ids.kind), admit=admit)
             return self._device.download(out) if ids.kind == "numpy" else out
 
