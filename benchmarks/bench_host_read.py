@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def measure(path: Path, threads: int, ids_per_batch: int, repeat: int) -> dict[s
 
         def draw(_: str) -> None:
             torch.randint(table.rows, ids.shape, generator=generator, out=ids)
+            time.sleep(0.05)  # torch's threads spin for a while after their work
 
         draw("")
         if not torch.equal(table.read(ids), tensor[ids]):
