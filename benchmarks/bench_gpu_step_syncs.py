@@ -53,6 +53,34 @@ def step(table: Any) -> Callable[[Any], None]:
     return run
 
 
+def layers(table: Any, batches: list[Any]) -> dict[str, Callable[[int], object]]:
+    """Return training steps through the layer and its optimizer."""
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    gradient = torch.rand(len(batches[0]), DIM, device="cuda")
+
+    def train(ahead: bool, **options: Any) -> Callable[[int], object]:
+        layer = TieredEmbedding(table)
+        optimizer = TieredOptimizer(torch.optim.SGD, [layer], lr=0.1, **options)
+
+        def run(number: int) -> None:
+            if ahead:
+                layer.prefetch(batches[(number + 2) % BATCHES])
+            layer(batches[number]).backward(gradient)
+            optimizer.step()
+
+        return run
+
+    return {
+        "tierstore: layer and optimizer": train(False),
+        "tierstore: layer and optimizer, looked ahead": train(True),
+        "layer and optimizer of copies, looked ahead": train(True, in_slot=False),
+    }
+
+
 def main() -> None:
     import torch
 
@@ -97,6 +125,7 @@ def main() -> None:
         cases["FBGEMM LRU: read, missing rows"] = lambda i: fbgemm.read(batches[i])
     cache = TorchCache(values.cpu(), slots)
     cases["torch, LFU as ColossalAI: read"] = lambda i: cache.read(batches[i])
+    cases |= layers(table, batches)
     answer = Answer(
         "gpu_step_syncs",
         QUESTION,

@@ -7,10 +7,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tierstore import Budget, TableSpec
+from tierstore import Budget, Field, TableSpec
 from tierstore.errors import DeviceError, MissingExtraError
 from tierstore.scratch import Scratch
 from tierstore.transfer import CudaDevice
@@ -39,15 +39,18 @@ class PinnedDevice(CudaDevice):
         return "pinned"
 
 
-def filled(rows: int, gpu_rows: int, device: CudaDevice, values: Any) -> Scratch:
-    """Return a table of float32 rows in host memory that hold `values` `(rows, DIM)`."""
+def filled(
+    rows: int, gpu_rows: int, device: CudaDevice, values: Any, states: Sequence[str] = ()
+) -> Scratch:
+    """Return a table in host memory of float32 `values` `(rows, DIM)`, and states of zeros."""
     import torch
 
     budget = Budget(host_rows=rows, gpu_rows=gpu_rows)
-    scratch = Scratch(TableSpec(rows=rows, dim=DIM), budget=budget, device=device)
+    fields = {name: Field(DIM) for name in ("weight", *states)}
+    scratch = Scratch(TableSpec(rows=rows, fields=fields), budget=budget, device=device)
     for start in range(0, rows, _BLOCK):
         ids = torch.arange(start, min(start + _BLOCK, rows), device="cuda")
-        scratch.table.write(ids, values[start : start + _BLOCK])
+        scratch.table.write(ids, values[start : start + _BLOCK], field="weight")
     return scratch
 
 

@@ -13,7 +13,9 @@ def have(package: str) -> bool:
 class Fbgemm:
     """FBGEMM's table in managed memory under its 32-way LRU cache, or wholly in device memory."""
 
-    def __init__(self, rows: int, dim: int, load_factor: float | None) -> None:
+    def __init__(
+        self, rows: int, dim: int, load_factor: float | None, optimizer: str = "EXACT_SGD"
+    ) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
             CacheAlgorithm,
@@ -30,8 +32,8 @@ class Fbgemm:
         )
         self._table = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, where, ComputeDevice.CUDA)],
-            optimizer=EmbOptimType.EXACT_SGD,
-            learning_rate=0.1,
+            optimizer=getattr(EmbOptimType, optimizer),
+            learning_rate=1e-3,
             cache_algorithm=CacheAlgorithm.LRU,
             cache_load_factor=load_factor or 0.0,
             pooling_mode=PoolingMode.NONE,
@@ -39,14 +41,30 @@ class Fbgemm:
         self._table.init_embedding_weights_uniform(-1, 1)
         self._offsets: dict[int, Any] = {}
 
-    def read(self, ids: Any) -> Any:
+    def _rows(self, ids: Any) -> Any:
         import torch
 
         n = ids.numel()
         if n not in self._offsets:
             self._offsets[n] = torch.arange(n + 1, device="cuda")
+        return self._table(ids, self._offsets[n])
+
+    def read(self, ids: Any) -> Any:
+        import torch
+
         with torch.no_grad():
-            return self._table(ids, self._offsets[n])
+            return self._rows(ids)
+
+    def step(self, gradient: Any, model: Any = None) -> Any:
+        """Return a training step on ids whose rows get this gradient; `model` runs in between."""
+
+        def run(ids: Any) -> None:
+            rows = self._rows(ids)
+            if model is not None:
+                model()
+            rows.backward(gradient)
+
+        return run
 
 
 class TorchCache:

@@ -57,14 +57,14 @@ class Batch:
     def gradient(self, of_each: Tensor) -> Gradient:
         """Sum the gradients `(ids, dim)` of the ids by row."""
         positions, trained = self.positions, None
-        if not self._released:
+        if self.usable:
             self.lease.trim(wait=False)
         if self.counted is not None:
             positions = torch.where(self.counted.to(positions.device), positions, -1)
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
             trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
             trained = trained[:-1, None]
-        if self._released:  # a graph that is run backward again after the step
+        if not self.usable:  # a graph that is run backward again after the step, for example
             return Gradient(self, sum_by_row(of_each, positions, self.lease.bound), trained)
         return Gradient(self, summed(of_each, self.lease, positions), trained)
 
