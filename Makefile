@@ -44,6 +44,7 @@ docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 
 bench: $(READY)
+	$(BIN)/pip install --quiet -e '.[bench]' -c constraints.txt
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:

@@ -28,6 +28,10 @@ class SlotMap(Protocol):
 
     dirty: npt.NDArray[np.uint8]
 
+    @property
+    def used(self) -> int:
+        """Slots that hold a row, or are about to."""
+
     def lookup(self, rows: Rows) -> Slots:
         """Return the slot of each row, negative where it has none."""
 
@@ -84,6 +88,11 @@ class DirectSlots:
     def bytes_for(rows: int) -> int:
         """Bytes of the marks of a table."""
         return 2 * rows
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a row."""
+        return self.resident.size - self._missing
 
     @property
     def full(self) -> bool:
@@ -159,6 +168,11 @@ class CachedSlots:
         self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a row, or are about to."""
+        return self._unused - sum(slots.size for slots in self._released)
 
     @staticmethod
     def bytes_for(rows: int, slots: int, policy: Choice) -> int:
@@ -242,14 +256,14 @@ class CachedSlots:
         """Make slots free, whatever was in them."""
         if not slots.size:
             return
-        slots = slots.astype(np.int32, copy=False)
-        at = slots.astype(np.intp)
+        numbers: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
+        at = numbers.astype(np.intp)
         rows = self.row_of[at]
         self.slot_of[rows.compress(rows >= 0)] = -1
         self.row_of[at] = -1
         self.dirty[at] = 0
-        self.policy.forget(slots)
-        self._released.append(slots)
+        self.policy.forget(numbers)
+        self._released.append(numbers)
 
 
 class Pins:

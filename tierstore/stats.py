@@ -1,10 +1,25 @@
-"""What each tier did: counters kept next to the work, and the rates they give."""
+"""What each tier did, and how full it is: counters kept next to the work, and their rates."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["TierStats"]
+__all__ = ["Occupancy", "TierStats"]
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How full a tier is.
+
+    Attributes:
+        slots: records it has room for.
+        used: records it holds.
+        dirty: of these, changed since the tier below saw them.
+    """
+
+    slots: int
+    used: int
+    dirty: int
 
 
 @dataclass

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from tierstore import plot, speeds
 from tierstore import policy as policies
-from tierstore import speeds
 from tierstore.budget import format_bytes
 from tierstore.memory import available_bytes
 from tierstore.sizing import Plan, load_stream
@@ -17,7 +17,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import DTYPE, State, StateField
 from tierstore_cli.progress import Progress
-from tierstore_cli.sizing import DEPTH, MEASURED, TRACE, Bytes, percent, stream_options
+from tierstore_cli.sizing import DEPTH, MEASURED, PLOT, TRACE, Bytes, percent, stream_options
 
 COUNT = click.IntRange(min=1)
 WAYS = {
@@ -65,6 +65,7 @@ WAYS = {
     metavar="PATH",
     help="Where the store lies or will lie: its disk's speed counts.",
 )
+@PLOT
 def plan(
     out: Output,
     rows: int,
@@ -83,6 +84,7 @@ def plan(
     depth: int,
     measured: float,
     directory: Path,
+    picture: Path | None,
 ) -> None:
     """Say what a table takes, how many of its rows fit which memory, and what a step will cost.
 
@@ -117,6 +119,8 @@ def plan(
             depth=depth,
             measured=measured,
         )
+    if picture is not None:
+        plot.step_times(found, picture)
     data = found.to_dict() | {"speeds": None if found_speeds is None else found_speeds.to_dict()}
     out.show(data, *_lines(found, trace is not None, found_speeds is not None))
 

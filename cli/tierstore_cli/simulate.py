@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tierstore import policy
+from tierstore import plot, policy
 from tierstore.sizing import Simulation, load_stream
 from tierstore.sizing import simulate as run
 from tierstore.sizing.simulate import SIZES
@@ -16,6 +16,7 @@ from tierstore_cli.progress import Progress
 from tierstore_cli.sizing import (
     DEPTH,
     MEASURED,
+    PLOT,
     TRACE,
     TierSize,
     percent,
@@ -49,6 +50,7 @@ from tierstore_cli.sizing import (
 @click.option("--no-optimum", is_flag=True, help="Leave out what nothing can beat.")
 @DEPTH
 @MEASURED
+@PLOT
 def simulate(
     out: Output,
     trace: Path,
@@ -63,6 +65,7 @@ def simulate(
     no_optimum: bool,
     depth: int,
     measured: float,
+    picture: Path | None,
 ) -> None:
     """Replay the ids of TRACE through policies and sizes: how much of each batch is found.
 
@@ -74,6 +77,7 @@ def simulate(
     Examples:
       tierstore simulate run.trace
       tierstore simulate run.trace --size 200000 --size 1000000 --policy lfu
+      tierstore simulate run.trace --plot curve.svg
       tierstore simulate clicks.parquet --column item --batch 4096 --epochs 4 --shuffle
     """
     with Progress("replaying") as progress:
@@ -90,6 +94,8 @@ def simulate(
             measured=measured,
             progress=progress,
         )
+    if picture is not None:
+        plot.miss_ratios(found, picture)
     lines: list[str | Grid] = [_head(found), _grid(found), "", *_curves(found)]
     out.show(found.to_dict(), *lines)
 

@@ -99,6 +99,13 @@ DEPTH = click.option(
     help="Batches that `lookahead` knows ahead.",
 )
 TRACE = click.Path(path_type=Path)
+PLOT = click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draw it too: .png, .svg or .pdf; needs tierstore[plot].",
+)
 
 
 def sparkline(values: Sequence[float], top: float = 1.0) -> str:

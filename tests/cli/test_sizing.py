@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore import speeds
 from tierstore_cli.sizing import sparkline
 
 
@@ -111,3 +112,15 @@ def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_pat
 def test_a_sparkline_has_a_block_for_each_value():
     assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"
     assert sparkline([5, 10], top=10) == "▄█"
+
+
+def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    run("simulate", trace, "--size", "5%", "--plot", tmp_path / "curve.svg")
+    assert (tmp_path / "curve.svg").read_text(encoding="utf-8").startswith("<?xml")
+    table = ("--rows", 2000, "--dim", 4, "--host", "20kB", "--trace", trace)
+    assert "no times" in run("plan", *table, "--plot", tmp_path / "t.png", code=1).output
+    speeds.measure(".", file_bytes=1 << 20, seconds=0.01)
+    run("plan", *table, "--plot", tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert "named .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output

@@ -18,7 +18,7 @@ from tierstore.guard import Guard
 from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
-from tierstore.stats import TierStats
+from tierstore.stats import Occupancy, TierStats
 from tierstore.table.access import Access, HostAccess, Lease, Piece
 from tierstore.table.device_access import DeviceAccess, device_errors
 from tierstore.table.ids import Ids, on_host
@@ -397,6 +397,11 @@ class Table:
                 "disk": self.disk.stats,
             }
             return {name: dataclasses.replace(stats) for name, stats in found.items()}
+
+    def occupancy(self) -> dict[str, Occupancy]:
+        """Return how full the host tier is, under "host"; empty where there is none."""
+        with self._owner.guard.use():
+            return {} if self.host is None else {"host": self.host.occupancy()}
 
     def information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""

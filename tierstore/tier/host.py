@@ -17,7 +17,7 @@ from tierstore import memory, rowcopy
 from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots, SlotMap
-from tierstore.stats import TierStats
+from tierstore.stats import Occupancy, TierStats
 from tierstore.tier import room
 from tierstore.tier.arena import ALIGNMENT, Arena
 from tierstore.tier.base import Bytes, Rows, Tier, stream
@@ -382,10 +382,13 @@ class HostTier:
     def discard(self, rows: Rows) -> None:
         """Drop every changed record, and `rows` whose bytes below are no longer the same."""
         slots = self.map.lookup(rows)
-        gone = np.concatenate([np.flatnonzero(self.map.dirty), slots[slots >= 0]])
-        self.map.release(np.unique(gone))
+        self.map.release(np.union1d(np.flatnonzero(self.map.dirty), slots[slots >= 0]))
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the tier is."""
+        return Occupancy(self.slots, self.map.used, int(np.count_nonzero(self.map.dirty)))
 
     def dirty(self) -> Rows:
         """Return the rows whose records have changed and were not handed down."""

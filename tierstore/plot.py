@@ -1,0 +1,155 @@
+"""Pictures of simulations, plans and runs, as PNG, SVG or PDF; needs the extra `plot`.
+
+Each function draws one picture and writes it whole to `path`, whose suffix names the format, over
+what was there. Figures are drawn without a display, and matplotlib's settings are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import io
+from tierstore.errors import InvalidInputError, MissingExtraError
+from tierstore.history import History
+from tierstore.sizing import Plan, Simulation, Stream
+from tierstore.sizing.simulate import OPTIMUM
+
+__all__ = ["heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
+
+FORMATS = (".png", ".svg", ".pdf")
+_WAYS = {
+    "disk_reads": "reading the disk",
+    "disk_writes": "writing back",
+    "host_gather": "gathering in memory",
+    "link": "the link to the GPU",
+}
+
+
+@contextmanager
+def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Iterator[Any]:
+    """Yield axes to draw in; afterwards the picture is written."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise InvalidInputError(f"{path}: a picture is named {', '.join(FORMATS)}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("pictures need matplotlib: pip install 'tierstore[plot]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    yield axes
+    with io.publish(path, force=True) as temporary:
+        figure.savefig(temporary, format=suffix[1:], dpi=150)
+
+
+def miss_ratios(simulation: Simulation, path: str | Path) -> None:
+    """Draw the share of distinct rows that each policy misses, by the size of the tier.
+
+    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, MissingExtraError, and
+    StoreIOError where the picture cannot be written; so do all functions here.
+    """
+    with _picture(path) as axes:
+        for policy in simulation.policies:
+            points = sorted(simulation.curve(policy), key=lambda point: point.slots)
+            axes.plot(
+                [100 * point.share for point in points],
+                [100 * (1 - point.unique_hit_rate) for point in points],
+                marker="o",
+                markersize=3,
+                linestyle="--" if policy == OPTIMUM else "-",
+                color="black" if policy == OPTIMUM else None,
+                label=policy,
+            )
+        axes.set(xlabel="slots, % of the rows", ylabel="distinct rows missed, %", ylim=(0, None))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.legend(frameon=False)
+
+
+def hit_rates(history: History, path: str | Path) -> None:
+    """Draw the hit rate of each tier above the disk over the steps of a run."""
+    with _picture(path) as axes:
+        for tier in history.tiers:
+            points = history.hit_rates(tier)
+            axes.plot([step for step, _ in points], [100 * rate for _, rate in points], label=tier)
+        axes.set(xlabel="step", ylabel="ids found in the tier, %", ylim=(0, 101))
+        axes.legend(frameon=False)
+
+
+def occupancy(history: History, path: str | Path) -> None:
+    """Draw how full each tier is over the steps of a run, and how much of it has changed."""
+    with _picture(path) as axes:
+        steps = [sample.step for sample in history.samples]
+        for tier in history.samples[0].occupancy:
+            full = [sample.occupancy[tier] for sample in history.samples]
+            used = [100 * each.used / each.slots for each in full]
+            dirty = [100 * each.dirty / each.slots for each in full]
+            (line,) = axes.plot(steps, used, label=f"{tier}: used")
+            axes.fill_between(
+                steps, dirty, alpha=0.3, color=line.get_color(), label=f"{tier}: changed"
+            )
+        axes.set(xlabel="step", ylabel="slots, %", ylim=(0, 101))
+        axes.legend(frameon=False)
+
+
+def heat(requests: Stream | npt.ArrayLike, path: str | Path) -> None:
+    """Draw how unevenly rows are asked for: requests by row, most wanted first, and their sum.
+
+    `requests` is a stream, or how often each row was asked for.
+    """
+    counts = np.sort(_requests(requests))[::-1]
+    counts = counts[counts > 0]
+    if not counts.size:
+        raise InvalidInputError("no row was asked for")
+    # A point for each row would make an SVG of millions: even steps of the logarithm are enough.
+    places = np.unique(np.geomspace(1, counts.size, min(counts.size, 500)).astype(np.int64))
+    with _picture(path) as axes:
+        axes.plot(places, counts[places - 1], label="requests of the row")
+        axes.set(xlabel="rows, most wanted first", ylabel="requests", xscale="log", yscale="log")
+        share = axes.twinx()
+        total = np.cumsum(counts, dtype=np.float64)
+        share.plot(places, 100 * total[places - 1] / total[-1], color="black", linestyle="--")
+        share.set(ylabel="of all requests so far, % (dashed)", ylim=(0, 101))
+
+
+def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
+    if isinstance(given, Stream):
+        counts = np.zeros(given.rows)
+        for batch in given.batches:
+            counts[batch.rows] += batch.counts
+        return counts
+    counts = np.asarray(given, np.float64).ravel()
+    if not (counts >= 0).all():
+        raise InvalidInputError("rows are asked for 0 times or more often")
+    return counts
+
+
+def step_times(steps: Plan | Mapping[str, Mapping[str, float]], path: str | Path) -> None:
+    """Draw what a step spends where, a bar each.
+
+    `steps` is a plan with times, or seconds by name of the bar and of its parts.
+    """
+    if isinstance(steps, Plan):
+        seconds = {_WAYS.get(part, part): value for part, value in steps.seconds.items()}
+        steps = {"planned": seconds}
+    if not any(steps.values()):
+        raise InvalidInputError("there are no times: a plan needs a stream, and measured speeds")
+    bars = list(steps)
+    parts = list(dict.fromkeys(part for each in steps.values() for part in each))
+    with _picture(path, height=1.5 + 0.5 * len(bars)) as axes:
+        left = np.zeros(len(bars))
+        for part in parts:
+            values = np.array([1000 * steps[bar].get(part, 0.0) for bar in bars])
+            axes.barh(bars, values, left=left, label=part)
+            left += values
+        axes.set(xlabel="ms a step")
+        axes.invert_yaxis()
+        axes.legend(frameon=False, fontsize="small")
