@@ -83,6 +83,7 @@ def main() -> None:
         "the default memmap; zarr at least 0.9 of memmap, cold and warm",
         notes=[
             "limit: 4 KiB reads at random places, 256 in flight, past the page cache",
+            "those are in no order; tierstore reads a batch in the file's order, which is faster",
             "cold: pages were dropped before each gather, and mincore counted what was left",
             "every reader is opened anew, and what it returns is compared",
             "a page fault of a mapping reads far ahead: one gather brings in the whole table",
