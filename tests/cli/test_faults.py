@@ -47,6 +47,7 @@ def place(single, tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.fault(28, 68)
 def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, number):
     before = files(place)
     done = run_until(number, COMMANDS[name], place)
@@ -59,6 +60,7 @@ def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, n
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.fault(66, 70)
 def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program, name):
     """What a kill leaves behind bears no name that anyone would take for a result."""
     done = run_until(signal.SIGKILL, COMMANDS[name], place)
@@ -71,6 +73,7 @@ def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program,
 
 
 @pytest.mark.parametrize("name", ["export", "save", "init", "load", "load into"])
+@pytest.mark.fault(43, 68)
 def test_a_full_disk(run, tmp_path, name):
     """A file-size limit fails writes as a full disk does."""
     run("init", tmp_path / "single.tier", "--rows", 50_000, "--dim", 16, "--init", "normal(0,1)")
@@ -116,6 +119,7 @@ def test_a_reader_that_goes_away_early(single):
         {"TERM": "dumb"},
     ],
 )
+@pytest.mark.fault(71, 74)
 def test_odd_environments(program, pair, env):
     done = program("inspect", pair, "--stats", "--versions", **env)
     assert done.returncode == 0, done.stderr
@@ -126,6 +130,7 @@ def test_odd_environments(program, pair, env):
     assert done.returncode == 1 and "\x1b" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.fault(51)
 def test_odd_names_of_stores(run, run_json, tmp_path):
     for name in ("with space", "é", "new\nline", "x" * 200, "-dash"):
         path = tmp_path / name
@@ -149,6 +154,7 @@ cli()
 """
 
 
+@pytest.mark.fault(73)
 def test_a_huge_sparse_table(run, tmp_path):
     """10^9 rows: looking at them takes memory for what is looked at, not for what there is."""
     path = tmp_path / "huge.tier"

@@ -96,6 +96,7 @@ def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
     assert files(single) == before
 
 
+@pytest.mark.fault(65)
 def test_what_is_not_a_store_is_refused(run, tmp_path, files):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine")
@@ -111,6 +112,7 @@ def test_what_is_not_a_store_is_refused(run, tmp_path, files):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.fault(65)
 def test_no_permission(run, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
@@ -138,11 +140,13 @@ def test_no_permission(run, tmp_path):
         ["--rows", 4, "--dim", 4, "--sparse", "--init", "normal(0,1)"],
     ],
 )
+@pytest.mark.fault(17, 64)
 def test_bad_values_are_usage_errors_and_make_nothing(run, path, tmp_path, options):
     run("init", path, *options, code=2)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.fault(19)
 def test_a_store_that_is_being_written_is_locked(run, single):
     with tierstore.open(single, "r+"):
         run("init", single, "--rows", 9, "--dim", 4, "--table", "user", code=5)

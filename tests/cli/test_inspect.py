@@ -205,6 +205,7 @@ def test_the_printed_line_opens_the_table(run, tmp_path, backend, kind):
     assert np.array_equal(rows, expected)
 
 
+@pytest.mark.fault(71)
 def test_names_from_files_are_escaped(run, pair):
     with tierstore.open(pair, "r+") as store:
         store["user"].set_keys(["\x1b[31mred\n", *(f"{n}" for n in range(19))])
@@ -213,6 +214,7 @@ def test_names_from_files_are_escaped(run, pair):
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "fold"])
+@pytest.mark.fault(66)
 def test_what_is_not_a_store(run, tmp_path, single, command):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")

@@ -48,6 +48,7 @@ def partial_files(path):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("table", ["item", "user"])
+@pytest.mark.fault(69)
 def test_what_is_exported_and_loaded_again_is_the_same(run_json, pair, tmp_path, suffix, table):
     if suffix in NEEDS:
         pytest.importorskip(NEEDS[suffix])
@@ -70,6 +71,7 @@ def test_what_is_exported_and_loaded_again_is_the_same(run_json, pair, tmp_path,
         assert list(keys[:]) == [f"name_{n}" for n in range(20)] if has_keys else keys is None
 
 
+@pytest.mark.fault(69)
 def test_npy_opens_as_a_map_without_pickle(run, pair, tmp_path):
     run("export", pair, tmp_path / "a.npy", "--table", "item")
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r", allow_pickle=False)
@@ -115,11 +117,13 @@ def test_export_counts_what_overflows(run, run_json, single, tmp_path):
 
 
 @pytest.mark.parametrize("rows", ["290:301", "300:", "1000:2000"])
+@pytest.mark.fault(68)
 def test_export_of_rows_out_of_range(run, pair, tmp_path, rows):
     run("export", pair, tmp_path / "a.npy", "--table", "item", "--rows", rows, code=1)
     assert not (tmp_path / "a.npy").exists()
 
 
+@pytest.mark.fault(68)
 def test_export_refuses_targets_it_must_not_touch(run, pair, tmp_path, files):
     (tmp_path / "dir.npy").mkdir()
     (tmp_path / "mine.npy").write_bytes(b"mine")

@@ -29,6 +29,7 @@ def loaded(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.fault(56)
 def test_import_loads_nothing_heavy():
     assert not loaded("import tierstore").intersection(HEAVY)
 
@@ -38,6 +39,7 @@ def test_help_loads_not_even_numpy():
     assert not loaded(code).intersection({*HEAVY, "numpy", "tierstore"})
 
 
+@pytest.mark.fault(64)
 def test_no_arguments_show_help_and_mean_usage(run):
     result = run(code=2)
     assert "Commands:" in result.output
@@ -56,6 +58,7 @@ def test_no_arguments_show_help_and_mean_usage(run):
         ["doctor", "--frobnicate"],
     ],
 )
+@pytest.mark.fault(64)
 def test_usage_errors_end_with_2_and_make_nothing(run, tmp_path, monkeypatch, args):
     monkeypatch.chdir(tmp_path)
     assert "Usage:" in run(*args, code=2).output
@@ -139,6 +142,7 @@ def test_interrupted_ends_with_130():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.fault(28, 68)
 def test_signals_end_with_130_and_clean_up(number, tmp_path):
     """What a command has half made must go, whichever way one ends it."""
     half = tmp_path / "half made"
@@ -168,6 +172,7 @@ cli(["slow"])
     assert not half.exists()
 
 
+@pytest.mark.fault(68)
 def test_a_closed_pipe_is_quiet(program):
     code = "from tierstore_cli.main import cli; cli(['doctor'])"
     child = subprocess.Popen(
@@ -182,6 +187,7 @@ def test_a_closed_pipe_is_quiet(program):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.fault(68)
 def test_a_full_disk_behind_stdout_is_an_io_error():
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -41,6 +41,7 @@ def test_save_of_a_version(run_json, pair, tmp_path):
     assert not np.array_equal(rows_of(pair, "item", 2), rows_of(pair, "item"))
 
 
+@pytest.mark.fault(70)
 def test_save_refuses(run, pair, tmp_path, files):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
@@ -52,6 +53,7 @@ def test_save_refuses(run, pair, tmp_path, files):
     assert files(tmp_path) == before and not (tmp_path / "new.tier").exists()
 
 
+@pytest.mark.fault(67, 70)
 def test_save_and_verify_while_a_trainer_writes(run_json, pair, tmp_path):
     random = np.random.default_rng(4)
     with tierstore.open(pair, "r+") as trainer:
@@ -85,6 +87,7 @@ def test_verify(run, run_json, pair):
     assert run_json("verify", pair, "--sample", 10)["rows_checked"] == 20
 
 
+@pytest.mark.fault(67)
 def test_verify_lists_all_damage_and_goes_on(run, run_json, pair):
     for row in (0, 17, 299):
         flip(base_of(pair, "item"), 4096 + row * 64 + 5)
@@ -109,6 +112,7 @@ def test_verify_of_a_store_with_a_damaged_manifest(run, pair):
 
 
 @pytest.mark.parametrize("cut", [1, 4096])
+@pytest.mark.fault(35)
 def test_a_truncated_base_is_damage(run, pair, cut):
     base = base_of(pair, "item")
     size = base.stat().st_size
@@ -137,6 +141,7 @@ def test_fold_needs_the_store_for_itself(run, pair):
     run("fold", pair)
 
 
+@pytest.mark.fault(72)
 def test_many_commands_at_once_beside_a_writer(program, pair, tmp_path):
     """Readers of one version neither wait for a writer nor for one another."""
     from concurrent.futures import ThreadPoolExecutor

@@ -140,6 +140,7 @@ def test_the_sample_is_whole(store: Sample) -> None:
     assert len(store.versions) == 3
 
 
+@pytest.mark.fault(36, 37)
 def test_a_flipped_bit_is_noticed(store: Sample) -> None:
     every = bits_of(store)
     few = [(path, bit) for path, bit in every if path.name != "rows.npy" or bit > 8 * 4096]
@@ -186,6 +187,7 @@ CUTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.fault(35, 36, 54)
 def test_a_cut_or_extended_file_is_noticed(store: Sample, cut: str) -> None:
     for path in store.files():
         data = path.read_bytes()
@@ -196,6 +198,7 @@ def test_a_cut_or_extended_file_is_noticed(store: Sample, cut: str) -> None:
             assert path.read_bytes() == CUTS[cut](data), "the damaged file was written to"
 
 
+@pytest.mark.fault(36)
 def test_a_missing_file_is_noticed(store: Sample) -> None:
     """But for manifests: without its own, a version is one that was swept."""
     for path in store.files():
@@ -208,6 +211,7 @@ def test_a_missing_file_is_noticed(store: Sample) -> None:
                 hidden.rename(path)
 
 
+@pytest.mark.fault(36)
 def test_a_swapped_file_is_noticed(store: Sample) -> None:
     """Files of the same kind in each other's place: another version's, another table's."""
     for kind in ("delta-*", "manifest-*", "payload-*", "rows.*", "c.*", "zarr.json", "keys.*"):
@@ -220,6 +224,7 @@ def test_a_swapped_file_is_noticed(store: Sample) -> None:
                         assert is_noticed(store), f"{path.name} replaced by {other.name}"
 
 
+@pytest.mark.fault(36)
 def test_files_of_another_store_are_noticed(store: Sample) -> None:
     with sample(seed=6) as foreign:
         for path, other in zip(store.files(), foreign.files(), strict=True):
@@ -230,6 +235,7 @@ def test_files_of_another_store_are_noticed(store: Sample) -> None:
                     assert is_noticed(store), path.name
 
 
+@pytest.mark.fault(67)
 def test_all_damaged_rows_are_listed(store: Sample) -> None:
     """Verifying goes on after the first one (row 67)."""
     base = next((store.path / "plain").rglob("rows.npy"))

@@ -66,12 +66,14 @@ def recover(seed: int, recording: Recording, times: int) -> int:
 
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
+@pytest.mark.fault(30)
 def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend)
     assert survive(recording, seed, 1) > 150
 
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS[:1] + WORKLOADS[3:4])
+@pytest.mark.fault(30)
 def test_a_power_cut_in_a_recovery_leaves_a_committed_state(
     seed: int, steps: str, backend: str | None
 ) -> None:

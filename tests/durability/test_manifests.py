@@ -112,6 +112,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.fault(38, 39)
 def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
     with (
         damaged(newest_manifest(store.path), DAMAGE[damage]),
@@ -129,6 +130,7 @@ def test_a_bad_manifest_is_refused(store: Sample, damage: str) -> None:
 @pytest.mark.parametrize(
     "old", ["payload-00000000000000000005", "g00000000000000000001", "delta-00000000000000000005"]
 )
+@pytest.mark.fault(40)
 def test_a_bad_name_is_refused(store: Sample, old: str, name: str) -> None:
     """Row 40: names that lead elsewhere, in every place that holds one."""
 
@@ -167,6 +169,7 @@ IDENTITY: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", IDENTITY)
+@pytest.mark.fault(38)
 def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
     with (
         damaged(store.path / "STORE.json", IDENTITY[damage]),
@@ -176,6 +179,7 @@ def test_a_bad_identity_is_refused(store: Sample, damage: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["STORE.json", "manifest"])
+@pytest.mark.fault(42)
 def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
     """Row 42."""
     path = store.path / name if name == "STORE.json" else newest_manifest(store.path)

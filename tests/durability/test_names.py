@@ -114,6 +114,7 @@ def kinds(store: Sample) -> list[Path]:
 @pytest.mark.parametrize(
     "make", [link, relative_link, dangling, loop, pipe, directory, unix_socket, device]
 )
+@pytest.mark.fault(40)
 def test_only_files_and_directories_of_the_store_are_opened(
     store: Sample, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
@@ -138,6 +139,7 @@ def _same_device(one: Path, other: Path) -> bool:
     return one.lstat().st_dev == other.stat().st_dev
 
 
+@pytest.mark.fault(41)
 def test_a_link_put_in_place_of_a_file_is_never_followed(store: Sample, tmp_path: Path) -> None:
     """Row 41: the file is swapped for a link again and again while it is opened."""
     with tierstore.open(store.path) as reader:
@@ -182,6 +184,7 @@ FOREIGN = [
 ]  # fmt: skip
 
 
+@pytest.mark.fault(52)
 def test_foreign_files_are_never_touched(store: Sample) -> None:
     written = {}
     for name in FOREIGN:

@@ -27,6 +27,7 @@ def make(path: Path, rows: int = 10) -> tierstore.Store:
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+@pytest.mark.fault(47)
 def test_a_file_system_without_links_takes_renames(tmp_path: Path, number: int) -> None:
     refused = mock.patch.object(io._os, "link", side_effect=OSError(number, "no links"))
     with refused, make(tmp_path / "s") as store:
@@ -36,6 +37,7 @@ def test_a_file_system_without_links_takes_renames(tmp_path: Path, number: int) 
         assert store["t"].read([1]).tolist() == ONES.tolist()
 
 
+@pytest.mark.fault(49)
 def test_a_store_that_is_moved_stays_the_same(tmp_path: Path) -> None:
     with make(tmp_path / "s") as store:
         os.rename(tmp_path / "s", tmp_path / "moved")
@@ -46,6 +48,7 @@ def test_a_store_that_is_moved_stays_the_same(tmp_path: Path) -> None:
         assert store.version == 2
 
 
+@pytest.mark.fault(49)
 def test_a_store_that_is_removed_is_not_made_again(tmp_path: Path) -> None:
     store = make(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
@@ -56,6 +59,7 @@ def test_a_store_that_is_removed_is_not_made_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault(50)
 def test_a_file_size_limit_is_like_a_full_disk(tmp_path: Path) -> None:
     with make(tmp_path / "s", 4000) as store:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -72,6 +76,7 @@ def test_a_file_size_limit_is_like_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["with space", "ünïcode", "new\nline", "x" * 255, "trailing/", "-rf"]
 )
+@pytest.mark.fault(51)
 def test_any_path_will_do(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with tierstore.create(name, {"t": tierstore.TableSpec(3, 4)}) as store:

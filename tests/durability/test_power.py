@@ -93,6 +93,7 @@ def torture(image: Path, place: Path, seeds: range) -> None:
                 raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.fault(30)
 def test_a_power_cut_leaves_a_committed_state(image: tuple[Path, Path]) -> None:
     torture(*image, range(3))
 

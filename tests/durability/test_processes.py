@@ -76,6 +76,7 @@ def torture(path: Path, seeds: range) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.fault(29)
 def test_a_killed_writer_leaves_a_committed_state(path: Path) -> None:
     torture(path, range(3))
 
@@ -85,6 +86,7 @@ def test_writers_killed_many_times(path: Path) -> None:
     torture(path, range(200))
 
 
+@pytest.mark.fault(19)
 def test_a_second_writer_is_refused(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "link"
     other.symlink_to(path)
@@ -99,12 +101,14 @@ def test_a_second_writer_is_refused(path: Path, tmp_path: Path) -> None:
         assert store.commit() == 2
 
 
+@pytest.mark.fault(20)
 def test_what_a_dead_writer_left_in_the_lock_does_not_count(path: Path) -> None:
     (path / "LOCK").write_text(f"pid {os.getpid()} on elsewhere")
     with tierstore.open(path, "r+") as store:
         assert store.commit() == 2
 
 
+@pytest.mark.fault(19, 24)
 def test_a_forked_child_is_refused_and_harms_nothing(path: Path) -> None:
     store = tierstore.open(path, "r+", budget=NONE)
     store["t"].write(*changes(2))
@@ -138,6 +142,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(path: Path) -> None:
     check(path, 2)
 
 
+@pytest.mark.fault(24, 25)
 def test_an_orphaned_child_does_not_keep_the_lock(path: Path) -> None:
     """The writer dies, a worker it forked lives on."""
     code = (
@@ -188,6 +193,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.fault(25)
 def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
     data = pytest.importorskip("torch.utils.data")
     with tierstore.open(path, "r+") as writer:
@@ -201,6 +207,7 @@ def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
         assert writer.commit() == 3
 
 
+@pytest.mark.fault(22)
 def test_readers_beside_a_writer_see_one_version(path: Path) -> None:
     """Row 22: whole versions, whatever is committed, folded and swept meanwhile."""
     done = threading.Event()
@@ -234,6 +241,34 @@ def test_readers_beside_a_writer_see_one_version(path: Path) -> None:
     assert not problems, problems[:3]
 
 
+@pytest.mark.fault(23)
+def test_a_reader_that_is_stopped_or_killed(path: Path) -> None:
+    """A stopped reader puts a fold off; a killed one does not."""
+    code = (
+        "import sys, tierstore\n"
+        f"reader = tierstore.open({str(path)!r})\n"
+        "print('open', flush=True); sys.stdin.read()\n"
+    )
+    with (
+        tierstore.open(path, "r+", budget=NONE) as store,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as reader,
+    ):
+        assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+        reader.send_signal(signal.SIGSTOP)
+        store["t"].write(*changes(2))
+        store.commit(step=2)
+        with pytest.raises(LockedError, match="open for reading elsewhere"):
+            store.fold()
+        reader.kill()
+        reader.wait()
+        store.fold()
+        assert store.info().folded
+    check(path, 2)
+
+
+@pytest.mark.fault(26)
 def test_threads_share_a_store(path: Path) -> None:
     """Row 26: each thread owns some rows; commits and a close happen in between."""
     store = tierstore.open(path, "r+", budget=Budget(host_rows=37))
@@ -273,6 +308,7 @@ def test_threads_share_a_store(path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.fault(28)
 def test_an_interrupt_leaves_a_committed_state(path: Path, seed: int) -> None:
     """Row 28: Ctrl-C at a random moment of a writer."""
     command = [sys.executable, "-m", "tests.durability.writer", str(path), str(seed)]
@@ -286,6 +322,7 @@ def test_an_interrupt_leaves_a_committed_state(path: Path, seed: int) -> None:
     check(path, max(map(int, (first + rest).split())))
 
 
+@pytest.mark.fault(34)
 def test_no_descriptor_is_lost(path: Path) -> None:
     """Row 34: many deltas take no descriptors, and a thousand rounds lose none."""
     gc.collect()

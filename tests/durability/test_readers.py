@@ -47,6 +47,7 @@ def leave_behind(path: Path) -> None:
             writer.commit(payload={"model": b"later", "tree": {"w": values(4)}})
 
 
+@pytest.mark.fault(22)
 def test_a_reader_keeps_rows_keys_and_payload(path: Path) -> None:
     with tierstore.open(path, budget=NONE) as reader:
         leave_behind(path)
@@ -105,6 +106,7 @@ def test_saving_notices_another_store_under_the_path(path: Path, tmp_path: Path)
     assert not (tmp_path / "copy").exists()
 
 
+@pytest.mark.fault(67, 72)
 def test_verifying_beside_a_writer_finds_nothing(path: Path) -> None:
     done = threading.Event()
 

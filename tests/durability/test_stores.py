@@ -23,6 +23,7 @@ def test_this_format_has_stores() -> None:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.fault(42)
 def test_every_version_reads_as_it_was_written(kept: Path) -> None:
     contents = json.loads(kept.with_suffix(".json").read_text())
     with tierstore.open(kept, budget=NONE) as reader:

@@ -65,6 +65,7 @@ def read_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", ".txt")])
+@pytest.mark.fault(55)
 def test_damaged_files(tmp_path, suffix):
     content = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / f"bad{suffix}"

@@ -91,6 +91,7 @@ def test_numpy_maps_what_is_written(tmp_path, dtype):
         (b"\x93NUMPX\1\0", "magic"),
     ],
 )
+@pytest.mark.fault(55)
 def test_bad_files_are_named_as_such(tmp_path, content, why):
     (tmp_path / "file.npy").write_bytes(content)
     with pytest.raises(FormatError, match=why):

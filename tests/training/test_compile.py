@@ -34,6 +34,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.fault(62)
 def test_a_compiled_model_trains_as_an_eager_one(
     place: Place, weights: Tensor, backend: str
 ) -> None:

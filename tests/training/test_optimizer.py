@@ -129,6 +129,7 @@ def test_a_state_field_may_be_narrower_than_the_state(place: Place, weights: Ten
     assert rows_of(table, "exp_avg_sq").dtype == torch.float32
 
 
+@pytest.mark.fault(16)
 def test_a_field_of_another_width_is_refused(place: Place) -> None:
     fields = {"weight": tierstore.Field(DIM), "exp_avg": tierstore.Field(2)}
     table = place.store({"item": tierstore.TableSpec(ROWS, fields=fields)})["item"]

@@ -44,6 +44,19 @@ def replace(
 
     External keys stay where none are given and the number of rows is the same.
     """
+    with session.alone("change a table"):
+        _replace(session, name, spec, blocks, scalars, keys, progress)
+
+
+def _replace(
+    session: Session,
+    name: str,
+    spec: TableSpec,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None,
+    scalars: Mapping[str, Any],
+    keys: Sequence[Any] | None,
+    progress: Progress | None,
+) -> None:
     session.check_clean("change a table")
     if not session.directory.exists(name):
         session.directory.make_directory(name).close()
@@ -101,13 +114,14 @@ def grow(
 
 def set_keys(session: Session, name: str, keys: Sequence[Any]) -> None:
     """Give a table's rows external keys."""
-    session.check_clean("set keys")
-    table = session.tables[name]
-    generation = table.generation
-    written = write_keys(generation.directory, keys, table.rows)
-    session.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-    table.forget_keys()
-    session.tidy()
+    with session.alone("set keys"):
+        session.check_clean("set keys")
+        table = session.tables[name]
+        generation = table.generation
+        written = write_keys(generation.directory, keys, table.rows)
+        session.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+        table.forget_keys()
+        session.tidy()
 
 
 def _widened(table: Table, spec: TableSpec) -> Blocks:

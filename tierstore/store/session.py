@@ -65,6 +65,7 @@ class Session:
         self.prefetcher = Prefetcher()
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
+        self._doing = ""
         self._keep = keep
         self.locks: list[io.File] = []
         self._forget: Callable[[], object] | None = None
@@ -215,6 +216,23 @@ class Session:
         with self.unbroken():
             self.history.publish(manifest)
             self._settle(manifest)
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Refuse what would publish a version from within a callback of what will publish one.
+
+        That would sweep up files which no version names yet.
+        """
+        if self._doing:
+            raise InvalidInputError(
+                f"cannot {what} from within a call that is about to {self._doing}; "
+                "do it when that is done"
+            )
+        self._doing = what
+        try:
+            yield
+        finally:
+            self._doing = ""
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:

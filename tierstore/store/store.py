@@ -253,7 +253,7 @@ class Store:
                 check_name(name, "payload")
         self._guard.check(write=True)
         self._session.prefetcher.wait()
-        with self._guard.use(write=True):
+        with self._guard.use(write=True), self._session.alone("commit"):
             version = self._session.manifest.version + 1
             tables = {}
             for name, table in self._session.tables.items():
@@ -279,7 +279,7 @@ class Store:
 
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
-        with self._guard.use(write=True):
+        with self._guard.use(write=True), self._session.alone("confirm a version"):
             if version not in self._session.history.versions():
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
             self._session.publish(confirmed=version)
@@ -300,7 +300,7 @@ class Store:
         went. Raises LockedError while readers have the store open, and InvalidInputError if there
         is anything uncommitted.
         """
-        with self._guard.use(write=True, interruptible=True):
+        with self._guard.use(write=True, interruptible=True), self._session.alone("fold"):
             self._session.check_clean("fold")
             before = set(self._session.history.versions())
             if not self._session.fold(self._session.manifest.version):

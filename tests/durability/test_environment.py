@@ -1,0 +1,539 @@
+"""Odd machines and moments: locks that do not hold, clocks that jump, disks that cheat, no memory.
+
+Rows 18, 21, 27, 31, 32, 33, 43, 44, 48, 53, 56, 63 and 74 of docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.durability.crash import scratch
+from tests.durability.test_power import mounted, run
+from tests.durability.writer import DIM, ROWS, changes, content
+from tierstore import io
+from tierstore.budget import Budget
+from tierstore.errors import (
+    CommitFailedError,
+    ConcurrentWriterError,
+    DeviceError,
+    InvalidInputError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
+
+NONE = Budget(host=0)
+EVERY = np.arange(ROWS)
+fault = pytest.mark.fault
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with scratch() as root:
+        tierstore.create(root / "s", {"t": tierstore.TableSpec(ROWS, DIM)}).close()
+        yield root / "s"
+
+
+def commit(store: tierstore.Store) -> int:
+    store["t"].write(*changes(store.version + 1))
+    return store.commit(step=store.version + 1)
+
+
+def check(path: Path, version: int) -> None:
+    with tierstore.open(path, "r+", budget=NONE) as store:
+        assert store.version == version
+        assert np.array_equal(store["t"].read(EVERY), content(version))
+        assert store.verify().ok
+
+
+def script(code: str, *given: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own; `given` are its arguments."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, given)], capture_output=True, text=True, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+@fault(21)
+def test_two_writers_that_got_past_the_lock(path: Path) -> None:
+    with (
+        mock.patch.object(io.File, "lock", lambda self, *, exclusive: True),
+        tierstore.open(path, "r+", budget=NONE) as one,
+        tierstore.open(path, "r+", budget=NONE) as two,
+    ):
+        commit(one)
+        two["t"].write([1], np.ones((1, DIM), np.float32))
+        with pytest.raises(ConcurrentWriterError, match="open it again"):
+            two.commit()
+        assert two.closed
+        commit(one)
+    check(path, 3)
+
+
+@fault(27)
+def test_commits_at_once_are_one_after_another(path: Path) -> None:
+    with tierstore.open(path, "r+", budget=Budget(host_rows=9)) as store:
+        versions: list[int] = []
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                store["t"].write([number], np.full((1, DIM), number, np.float32))
+                versions.append(store.commit())
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(versions) == list(range(2, 62))
+        assert store["t"].read(np.arange(1, 7))[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@fault(27)
+def test_commits_from_within(path: Path) -> None:
+    """From a callback of another call, and from the backward pass of a model."""
+    torch = pytest.importorskip("torch")
+    with tierstore.open(path, "r+", budget=NONE) as store:
+        store.verify(progress=lambda *_: commit(store))
+        assert store.version == 2
+        spec = tierstore.TableSpec(9000, 2, init=tierstore.normal(seed=1))
+        for within in (
+            lambda: store.create_table("new", spec, progress=lambda *_: store.commit()),
+            lambda: store.create_table("new", spec, progress=lambda *_: store.confirm(2)),
+            lambda: store.replace_table("t", spec, progress=lambda *_: store.fold()),
+            lambda: store.create_table("new", spec, progress=lambda *_: store["t"].grow(ROWS + 1)),
+        ):
+            with pytest.raises(InvalidInputError, match="about to change a table"):
+                within()
+        assert (store.version, list(store.tables)) == (2, ["t"])
+        rows = store["t"].read(torch.arange(3)).requires_grad_()
+        before = store.version
+        rows.register_hook(lambda grad: commit(store) and None)
+        rows.sum().backward()
+        assert store.version == before + 1
+    check(path, before + 1)
+
+
+@fault(29)
+def test_killed_before_each_operation(path: Path) -> None:
+    """A child kills itself before the n-th change of the disk, for every n there is."""
+    image = path.with_name("image")
+    shutil.copytree(path, image)
+    number, survived = 0, False
+    while not survived:
+        number += 1
+        shutil.rmtree(path)
+        shutil.copytree(image, path)
+        child = os.fork()
+        if child == 0:
+            _commit_or_die(path, number)
+        survived = os.waitpid(child, 0)[1] == 0
+        with tierstore.open(path, "r+", budget=NONE) as store:
+            assert store.version in (1, 2), number
+            assert np.array_equal(store["t"].read(EVERY), content(store.version)), number
+            assert store.verify().ok
+            assert store.version == 2 or not survived
+    assert number > 20
+
+
+def _commit_or_die(path: Path, number: int) -> None:
+    class Deadly:
+        def __getattr__(self, name: str) -> object:
+            nonlocal number
+            if name in ("open", "pwrite", "posix_fallocate", "ftruncate", "fsync", "link",
+                        "rename", "unlink", "close"):  # fmt: skip
+                number -= 1
+                if number == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return getattr(os, name)
+
+    code = 1
+    try:
+        store = tierstore.open(path, "r+", budget=NONE)
+        with mock.patch.object(io, "_os", Deadly()):
+            commit(store)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+ENDS = {
+    "error in the body": "with tierstore.open(p, 'r+') as s:\n w(s)\n raise ValueError('mine')",
+    "end of the program": "s = tierstore.open(p, 'r+')\nw(s)",
+    "dropped": "s = tierstore.open(p, 'r+')\nw(s)\ndel s\nimport gc; gc.collect()",
+    "exit": "s = tierstore.open(p, 'r+')\nw(s)\nsys.exit(3)",
+}
+
+
+@fault(31, 63)
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_committed_by_leaving(path: Path, end: str) -> None:
+    start = (
+        "import sys, warnings, numpy as np, tierstore\n"
+        "warnings.simplefilter('always')\np = sys.argv[1]\n"
+        f"def w(s): s['t'].write([1, 2], np.ones((2, {DIM}), np.float32))\n"
+    )
+    done = script(start + ENDS[end], path)
+    assert ("ValueError: mine" in done.stderr) == (end == "error in the body")
+    if end == "dropped":
+        assert "ResourceWarning" in done.stderr
+    else:
+        assert "2 uncommitted rows" in done.stderr
+    check(path, 1)
+
+
+@fault(32)
+def test_clocks_may_jump(path: Path) -> None:
+    """Versions, what is kept and what is evicted follow no clock, and no time of a file."""
+    rng = random.Random(1)
+    wall, steady = time.time, time.monotonic
+    jumps = mock.patch.multiple(
+        time,
+        time=lambda: wall() + rng.uniform(-3e8, 3e8),
+        monotonic=lambda: steady() + rng.uniform(0, 1e6),
+    )
+    with jumps, tierstore.open(path, "r+", budget=Budget(host_rows=7), keep=2) as store:
+        for version in range(2, 12):
+            assert commit(store) == version
+            for file in path.rglob("*"):
+                os.utime(file, (rng.uniform(0, 4e9), rng.uniform(0, 4e9)))
+            kept = [each.version for each in store.versions()]
+            assert kept == [version - 1, version]
+            assert np.array_equal(store["t"].read(EVERY), content(version))
+    check(path, 11)
+
+
+@fault(32)
+def test_nothing_that_is_stored_asks_for_the_time() -> None:
+    """The one clock below the store is the patience of a reader that waits for a fold."""
+    root = Path(tierstore.__file__).parent
+    asked = set()
+    for file in [*root.glob("*.py"), *root.glob("store/*.py"), *root.glob("disk/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "")]
+                if {"time", "datetime"} & set(names):
+                    asked.add(file.name)
+    assert asked <= {"locking.py", "pacing.py", "speeds.py", "bench.py", "machine.py"}
+
+
+LITTLE_MEMORY = """
+import resource, sys, numpy as np, tierstore
+from tests.durability.writer import changes, ROWS, DIM
+from tierstore.errors import TierStoreError
+path, spare = sys.argv[1], int(sys.argv[2])
+store = tierstore.open(path, "r+", budget=tierstore.Budget(host_rows=50))
+store["t"].write(*changes(2))
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + spare,) * 2)
+try:
+    store.commit(step=2, payload={"model": {"w": np.ones(1 << 18)}})
+    print("committed")
+except (MemoryError, TierStoreError) as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+"""
+
+
+@fault(33)
+def test_commits_that_run_out_of_memory(path: Path) -> None:
+    """The address space ends after fewer and fewer bytes; a kill for memory is a kill (row 29)."""
+    outcomes = set()
+    image = path.with_name("image")
+    shutil.copytree(path, image)
+    for spare in (0, 100_000, 2 << 20, 4 << 20, 64 << 20):
+        done = script(LITTLE_MEMORY, path, spare)
+        outcome = done.stdout.strip()
+        assert outcome, done.stderr
+        outcomes.add(outcome)
+        with tierstore.open(path, budget=NONE) as reader:
+            version = reader.version
+        assert version == 2 if outcome == "committed" else version in (1, 2)
+        check(path, version)
+        shutil.rmtree(path)
+        shutil.copytree(image, path)
+    assert "committed" in outcomes and len(outcomes) > 1
+
+
+def need_root(*programs: str) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if os.geteuid() != 0 or missing:
+        pytest.skip(f"needs root {' and '.join(missing)}")
+
+
+@contextmanager
+def tmpfs(place: Path, size: str) -> Iterator[Path]:
+    place.mkdir(exist_ok=True)
+    try:
+        run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no mounting here: {error.stderr.decode()[:200]}")
+    try:
+        yield place
+    finally:
+        for _ in range(50):
+            if subprocess.run(["umount", place], capture_output=True).returncode == 0:
+                break
+            time.sleep(0.1)
+
+
+@fault(43)
+@pytest.mark.parametrize("room", range(8, 200, 24))
+def test_a_disk_of_every_size_runs_full(tmp_path: Path, room: int) -> None:
+    need_root("mount")
+    with tmpfs(tmp_path / "m", f"{64 + room}k") as place:
+        try:
+            tierstore.create(place / "s", {"t": tierstore.TableSpec(ROWS, DIM)}).close()
+        except StoreFullError:
+            assert list(place.iterdir()) == []
+            return
+        ballast = place / "ballast"
+        with tierstore.open(place / "s", "r+", budget=NONE) as store:
+            done = store.version
+            with open(ballast, "wb") as file:
+                file.write(bytes(room // 2 << 10))
+            try:
+                for _ in range(40):
+                    done = commit(store)
+            except StoreFullError:
+                store.rollback()
+                assert np.array_equal(store["t"].read(EVERY), content(done))
+            ballast.unlink()
+            run("mount", "-o", "remount,size=4m", place)
+            done = commit(store)
+        check(place / "s", done)
+
+
+@fault(44)
+def test_a_sync_that_fails_once_is_never_believed_again(path: Path) -> None:
+    class Flaky:
+        left = 1
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        def fsync(self, fd: int) -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(28, "No space left on device")
+            os.fsync(fd)
+
+    for number in range(1, 20):
+        store = tierstore.open(path, "r+", budget=NONE)
+        before, flaky = store.version, Flaky()
+        flaky.left = number
+        with mock.patch.object(io, "_os", flaky):
+            store["t"].write(*changes(before + 1))
+            try:
+                store.commit(step=before + 1)
+            except CommitFailedError as error:
+                assert "open the store again" in str(error)
+                assert store.closed
+                with pytest.raises(TierStoreError):
+                    store.commit()
+        store.close()
+        with tierstore.open(path, budget=NONE) as reader:
+            version = reader.version
+        assert version in (before, before + 1)
+        check(path, version)
+        if flaky.left > 0:
+            break
+    assert flaky.left > 0, "not every sync had its turn"
+
+
+@fault(44)
+def test_a_disk_that_promised_more_than_it_has(tmp_path: Path) -> None:
+    """A sparse image on a small file system: promised is more than there is."""
+    need_root("mkfs.ext4", "mount")
+    with tmpfs(tmp_path / "m", "24m") as outer:
+        with open(outer / "image", "wb") as file:
+            file.truncate(128 << 20)
+        place = tmp_path / "place"
+        place.mkdir()
+        run("mkfs.ext4", "-qF", "-E", "nodiscard", outer / "image")
+        with mounted(outer / "image", place):
+            spec = tierstore.TableSpec(20_000, 64)
+            store = tierstore.create(place / "s", {"t": spec}, budget=NONE, keep=5)
+            truth = {}
+            failure: BaseException | None = None
+            for seed in range(20):
+                rows = np.random.default_rng(seed).standard_normal((20_000, 64)).astype("f4")
+                try:
+                    store["t"].write(np.arange(20_000), rows)
+                    truth[store.commit(confirm=False)] = rows[7]
+                except TierStoreError as error:
+                    failure = error
+                    break
+            assert isinstance(failure, CommitFailedError | StoreIOError | StoreFullError)
+            assert store.closed or not isinstance(failure, CommitFailedError)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                store.close()
+            last = max(truth, default=1)
+            with tierstore.open(place / "s", budget=NONE) as reader:
+                assert reader.version in (last, last + 1)
+                if reader.version == last:
+                    assert np.array_equal(reader["t"].read([7])[0], truth[last])
+
+
+READ_ONLY = """
+import os, sys, tierstore
+from tests.durability.writer import content, ROWS
+import numpy as np
+with tierstore.open(sys.argv[1]) as reader:  # so that everything is imported
+    assert reader.verify().ok and content(reader.version).any()
+if sys.argv[2] == "user":
+    os.setgroups([]); os.setregid(65534, 65534); os.setreuid(65534, 65534)
+with tierstore.open(sys.argv[1]) as reader:
+    assert np.array_equal(reader["t"].read(np.arange(ROWS)), content(reader.version))
+    assert reader.verify().ok
+try:
+    tierstore.open(sys.argv[1], "r+")
+except tierstore.errors.TierStoreError as error:
+    print(type(error).__name__)
+"""
+
+
+@fault(48)
+@pytest.mark.parametrize("how", ["bind", "immutable", "user"])
+def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, how: str) -> None:
+    need_root("mount", "chattr")
+    with scratch() as root:
+        os.chmod(root, 0o755)
+        store = root / "s"
+        place = tmp_path if how == "immutable" else root
+        tierstore.create(place / "s", {"t": tierstore.TableSpec(ROWS, DIM)}).close()
+        with tierstore.open(place / "s", "r+", budget=NONE) as writer:
+            commit(writer)
+        store = place / "s"
+        undo: list[str | Path] = ["true"]
+        try:
+            if how == "bind":
+                run("mount", "--bind", store, store)
+                undo = ["umount", store]
+                run("mount", "-o", "remount,ro,bind", store)
+            elif how == "immutable":
+                run("chattr", "-R", "+i", store)
+                undo = ["chattr", "-R", "-i", store]
+        except subprocess.CalledProcessError as error:
+            run(*undo)
+            pytest.skip(f"not possible here: {error.stderr.decode()[:200]}")
+        try:
+            done = script(READ_ONLY, store, how)
+            assert done.stdout.strip() == "StoreIOError", done.stderr
+        finally:
+            run(*undo)
+        check(store, 2)
+
+
+@fault(53)
+def test_files_copied_one_by_one_beside_a_writer(path: Path) -> None:
+    """Such a copy opens as a version that was, or says what is wrong; `save` is never torn."""
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            commit(store)
+
+    with tierstore.open(path, "r+", budget=NONE) as store:
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for number in range(12):
+                _check_copy(path, path.with_name(f"copy{number}"))
+        finally:
+            done.set()
+            thread.join()
+
+
+def _check_copy(path: Path, copy: Path) -> None:
+    subprocess.run(["cp", "-r", path, copy], capture_output=True)
+    try:
+        with tierstore.open(copy, budget=NONE) as reader:
+            assert np.array_equal(reader["t"].read(EVERY), content(reader.version))
+    except TierStoreError as error:
+        assert str(copy) in str(error) or "rows" in str(error)
+    shutil.rmtree(copy)
+
+
+@fault(56)
+def test_without_a_gpu(path: Path) -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    code = (
+        "import sys, tierstore\nfrom tierstore.errors import DeviceError, MissingExtraError\n"
+        "tierstore.open(sys.argv[1], device='auto').close()\n"
+        "try: tierstore.open(sys.argv[1], device='cuda')\n"
+        "except (DeviceError, MissingExtraError) as error: print(error)\n"
+    )
+    done = script(code, path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert issubclass(DeviceError, RuntimeError)
+
+
+SAME = """
+import sys, numpy as np, tierstore
+spec = tierstore.TableSpec(50, 4, init=tierstore.normal(std=1, seed=3))
+with tierstore.create(sys.argv[1], {"t": spec, "u": spec}) as store:
+    store["t"].set_keys([f"word {row}" for row in range(50)])
+    store["t"].write([1, 2], np.ones((2, 4), np.float32))
+    store.commit(step=1, payload={"model": {"w": np.arange(3)}})
+    try:
+        store["t"].read([50])
+    except IndexError as error:
+        print(error)
+    print(store["t"].lookup(["word 7"]), store["t"].read([1, 3]).tolist(), store.verify().ok)
+    print(store.payload["model"].read().hex())
+"""
+
+
+@fault(74)
+def test_flags_of_the_interpreter_change_nothing(tmp_path: Path) -> None:
+    outputs = set()
+    for number, flags in enumerate([[], ["-O"], ["-OO"], ["-W", "error"], ["-B", "-s"]]):
+        for seed in ("0", "4711"):
+            place = tmp_path / f"{number}-{seed}"
+            done = subprocess.run(
+                [sys.executable, *flags, "-c", SAME, place],
+                capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": seed},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert done.stderr == ""
+            outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+@fault(34)
+def test_few_descriptors_are_enough(path: Path) -> None:
+    with tierstore.open(path, "r+", budget=NONE) as store:
+        store.commit(confirm=False)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 8, before[1]))
+        try:
+            for _ in range(80):
+                commit(store)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+            with pytest.raises(StoreIOError, match="too many open files"):
+                commit(store)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        last = commit(store)
+    check(path, last)
