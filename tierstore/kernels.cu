@@ -11,9 +11,11 @@
 // must not be promoted before the lease ends.
 //
 // Least recently used: stamp[slot] is the number of the batch that used it last. Victims are the
-// slots with the smallest stamps, found by a radix select over all of them; an empty slot has stamp
-// 0 and goes first. Two bits of a stamp pin the slot: HELD while leases use it, AHEAD from when a
-// prefetch chose it until it is used, or until the prefetch is `window` prefetches old.
+// slots of lowest rank, found by a radix select over all of them. The rank is the stamp, or, where a
+// tier goes by worth, what the row in the slot is worth: each batch that uses a row adds `gain` to
+// that, which grows from batch to batch (least frequently used) or is 0 (given counts). An empty
+// slot has stamp 0 and goes first. Two bits of a stamp pin the slot: HELD while leases use it, AHEAD
+// from when a prefetch chose it until it is used, or until the prefetch is `window` prefetches old.
 //
 // Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
 
@@ -74,6 +76,8 @@ struct Tier {
     u32 *host_changed;            // direct: a bit a row, which `flush` turns into host_dirty
     Counters *counters;
     const u8 *poison;             // [record] of 0xff: NaN in every float type
+    float *worth;                 // [rows], of those without a slot, or null: least recently used
+    float *key;                   // [capacity]: what the row in the slot is worth
     i64 rows, record;
     u32 capacity, direct;
 };
@@ -109,6 +113,7 @@ struct Batch {
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
+    float gain;                   // what its use adds to the worth of a row; 0 unless frequency counts
 };
 
 // ---------------------------------------------------------------------------------- a warp, a grid
@@ -261,9 +266,21 @@ __device__ bool arrived(const Tier &t, i32 slot, u32 stamp, u32 done) {
 }
 
 // Note that this batch uses the slot, which ends the pin of a prefetch; `keeping` some bits.
-__device__ void touch(const Tier &t, i32 slot, u32 stamp, u32 now, u32 keeping) {
-    const u32 stamped = now | (stamp & keeping);
-    if (stamp != stamped) t.stamp[slot] = stamped;
+__device__ void touch(const Tier &t, const Batch &b, i32 slot, u32 stamp, u32 keeping) {
+    const u32 stamped = b.now | (stamp & keeping);
+    if (stamp == stamped) return;
+    if (b.gain == 0) t.stamp[slot] = stamped;
+    else if ((atomicExch(t.stamp + slot, stamped) & NUMBER) != b.now) t.key[slot] += b.gain;
+}
+
+// Give the slot of an old row, or -1, to another.
+__device__ void change_row(const Tier &t, const Batch &b, i32 slot, i64 old, i64 row) {
+    if (t.worth) {
+        if (old >= 0) t.worth[old] = t.key[slot];
+        t.key[slot] = t.worth[row] + (b.mode == LEASE ? 0 : b.gain);  // `hold` adds it
+    }
+    if (old >= 0) t.slot_of[old] = ABSENT;
+    t.row_of[slot] = row;
 }
 
 // Touch and hold, `keeping` some bits; true for exactly one of all that do so in a batch.
@@ -281,7 +298,10 @@ __device__ void compete(u32 *contest, u32 position) {
 __device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
     const u32 k = append(&t.counters->distinct, mine);
     if (mine) b.held[k] = slot;
-    if (mine && slot >= 0) ++t.pins[slot];
+    if (mine && slot >= 0) {
+        ++t.pins[slot];
+        if (b.gain != 0) t.key[slot] += b.gain;
+    }
     return k;
 }
 
@@ -315,7 +335,7 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
         if (slot >= 0 && (b.mode == PREFETCH || arrived(t, slot, stamp, done))) {
             const u32 keeping = b.mode == PREFETCH ? AHEAD : 0;
             if (b.held) holds = touch_first(t, slot, stamp, b.now, keeping);
-            else touch(t, slot, stamp, b.now, HELD | keeping);
+            else touch(t, b, slot, stamp, HELD | keeping);
             if (b.mode == WRITE) compete(t.mark + slot, (u32)position);
         } else if (b.mode == PREFETCH) {
             const bool near = slot != ABSENT || host_slot(t, row) >= 0;
@@ -365,38 +385,52 @@ __device__ bool evictable(const Tier &t, const Batch &b, u64 slot, u32 stamp) {
     return !(stamp & AHEAD) || (i32)(t.arrival[slot] - b.expired) <= 0;
 }
 
-// Load the stamps of neighbouring slots; what lies behind the last slot counts as pinned.
-__device__ void load_stamps(const Tier &t, u64 first, u32 *stamp) {
+// Load the words of neighbouring slots; what lies behind the last slot is `otherwise`.
+__device__ void load_words(const Tier &t, const u32 *words, u64 first, u32 otherwise, u32 *word) {
     if (first + STAMPS <= t.capacity) {
-        const uint4 *const source = (const uint4 *)(t.stamp + first);
+        const uint4 *const source = (const uint4 *)(words + first);
 #pragma unroll
         for (u32 i = 0; i < STAMPS / 4; ++i) {
             const uint4 four = source[i];
-            stamp[4 * i] = four.x, stamp[4 * i + 1] = four.y;
-            stamp[4 * i + 2] = four.z, stamp[4 * i + 3] = four.w;
+            word[4 * i] = four.x, word[4 * i + 1] = four.y;
+            word[4 * i + 2] = four.z, word[4 * i + 3] = four.w;
         }
     } else {
 #pragma unroll
         for (u32 i = 0; i < STAMPS; ++i)
-            stamp[i] = first + i < t.capacity ? t.stamp[first + i] : HELD;
+            word[i] = first + i < t.capacity ? words[first + i] : otherwise;
     }
 }
 
-// Count the evictable slots by the bits of their number at `shift`, among those that agree with
+// Load the stamps and ranks of neighbouring slots; those behind the last one count as pinned. The
+// bits of floats that are not negative have their order; half of them fit beside the pins.
+template <bool WORTH>
+__device__ void load_slots(const Tier &t, u64 first, u32 *stamp, u32 *rank) {
+    load_words(t, t.stamp, first, HELD, stamp);
+    if (WORTH) load_words(t, (const u32 *)t.key, first, 0, rank);
+#pragma unroll
+    for (u32 i = 0; i < STAMPS; ++i) {
+        const u32 number = stamp[i] & NUMBER;
+        rank[i] = !WORTH ? number : number ? (rank[i] >> 1) + 1 : 0;
+    }
+}
+
+// Count the evictable slots by the bits of their rank at `shift`, among those that agree with
 // `prefix` above. Neighbouring slots often fall together, so each thread adds up runs.
-__device__ void count_stamps(const Tier &t, const Batch &b, u32 prefix, u32 above, u32 shift,
-                             u32 bins, u32 *histogram) {
+template <bool WORTH>
+__device__ void count_ranks(const Tier &t, const Batch &b, u32 prefix, u32 above, u32 shift,
+                            u32 bins, u32 *histogram) {
     __shared__ u32 local[BINS];
     for (u32 i = threadIdx.x; i < bins; i += blockDim.x) local[i] = 0;
     __syncthreads();
     u32 run_bin = 0, run = 0;
     for (u64 first = (u64)thread() * STAMPS; first < t.capacity; first += (u64)threads() * STAMPS) {
-        u32 stamp[STAMPS];
-        load_stamps(t, first, stamp);
+        u32 stamp[STAMPS], rank[STAMPS];
+        load_slots<WORTH>(t, first, stamp, rank);
 #pragma unroll
         for (u32 i = 0; i < STAMPS; ++i) {
-            if ((stamp[i] & above) != prefix || !evictable(t, b, first + i, stamp[i])) continue;
-            const u32 bin = (stamp[i] >> shift) & (bins - 1);
+            if ((rank[i] & above) != prefix || !evictable(t, b, first + i, stamp[i])) continue;
+            const u32 bin = (rank[i] >> shift) & (bins - 1);
             if (bin != run_bin && run) { atomicAdd(local + run_bin, run); run = 0; }
             run_bin = bin;
             ++run;
@@ -434,8 +468,9 @@ __device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *resul
     __syncthreads();
 }
 
-// List in b.place the `wanted` slots that were used longest ago, or as many as may be evicted. No
-// number exceeds b.now, so bits above its highest need no pass.
+// List in b.place the `wanted` slots of lowest rank, or as many as may be evicted. No stamp exceeds
+// b.now, so bits above its highest need no pass.
+template <bool WORTH>
 __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
     __shared__ u32 picked[2];
     Counters *const c = t.counters;
@@ -444,9 +479,9 @@ __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
         const u32 bits = pass == 0 ? 8 : 11, bins = 1u << bits;
         shift -= bits;
         above |= (bins - 1) << shift;
-        if (b.now >> shift == 0) continue;
+        if (!WORTH && b.now >> shift == 0) continue;
         u32 *const histogram = c->histogram[pass];
-        count_stamps(t, b, prefix, above & ~((bins - 1) << shift), shift, bins, histogram);
+        count_ranks<WORTH>(t, b, prefix, above & ~((bins - 1) << shift), shift, bins, histogram);
         grid_barrier(&c->gate);
         pick_bin(histogram, bins, &wanted, picked);
         if (wanted == 0) return;
@@ -456,13 +491,12 @@ __device__ void select_victims(const Tier &t, const Batch &b, u32 wanted) {
     for (u64 base = (u64)(thread() - lane()) * STAMPS; base < t.capacity;
          base += (u64)threads() * STAMPS) {
         const u64 first = base + lane() * STAMPS;
-        u32 stamp[STAMPS], below = 0, tied = 0;
-        load_stamps(t, first, stamp);
+        u32 stamp[STAMPS], rank[STAMPS], below = 0, tied = 0;
+        load_slots<WORTH>(t, first, stamp, rank);
 #pragma unroll
         for (u32 i = 0; i < STAMPS; ++i) {
-            const u32 number = stamp[i] & NUMBER;
-            if (number > prefix || !evictable(t, b, first + i, stamp[i])) continue;
-            if (number < prefix) below |= 1u << i;
+            if (rank[i] > prefix || !evictable(t, b, first + i, stamp[i])) continue;
+            if (rank[i] < prefix) below |= 1u << i;
             else tied |= 1u << i;
         }
         u32 tie = append_all(&c->ties, __popc(tied));
@@ -496,7 +530,6 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
             else if (m < victims) slot = b.place[m];
             if (slot >= 0) {
                 old = t.row_of[slot];
-                if (old >= 0) t.slot_of[old] = ABSENT;
                 if (t.dirty[slot]) {
                     t.dirty[slot] = 0;
                     const i64 home = host_slot(t, old);
@@ -506,7 +539,7 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
                         mark_host(t, home);
                     }
                 }
-                t.row_of[slot] = row;
+                change_row(t, b, slot, old, row);
                 t.stamp[slot] = b.mode == LEASE ? b.now | HELD : b.now;
             }
             const i64 home = slot >= 0 && b.load ? host_slot(t, row) : -1;
@@ -554,8 +587,7 @@ __device__ void plan_moves(const Tier &t, const Batch &b) {
         if (dirty && host_slot(t, old) < 0) slot = -1;
         if (slot >= 0) {
             t.dirty[slot] = 0;
-            if (old >= 0) t.slot_of[old] = ABSENT;
-            t.row_of[slot] = row;
+            change_row(t, b, slot, old, row);
             t.arrival[slot] = b.arrival;
             t.stamp[slot] = b.now | AHEAD | (b.held ? HELD : 0);
         }
@@ -599,7 +631,7 @@ __device__ void serve_deferred(const Tier &t, const Batch &b) {
             source = locate(t, b, row, entry, &contest);
             if (source) source += b.lo;
             target = (u64)(b.data + (i64)position * b.bytes);
-            if (entry >= 0) touch(t, entry, t.stamp[entry], b.now, HELD);
+            if (entry >= 0) touch(t, b, entry, t.stamp[entry], HELD);
         }
         copy(source, target, span, b.bytes, b.width);
     }
@@ -621,7 +653,7 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
                 enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now, 0);
             } else {
                 u32 *contest;
-                if (entry >= 0) touch(t, entry, t.stamp[entry], b.now, HELD);
+                if (entry >= 0) touch(t, b, entry, t.stamp[entry], HELD);
                 locate(t, b, row, entry, &contest);
                 compete(contest, position);
             }
@@ -738,7 +770,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
     if (missed) {
         const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : b.admit ? missed : 0;
         if (room) {
-            select_victims(t, b, missed < room ? missed : room);
+            const u32 wanted = missed < room ? missed : room;
+            if (t.worth) select_victims<true>(t, b, wanted);
+            else select_victims<false>(t, b, wanted);
             grid_barrier(&c->gate);
         }
         const bool stays = room == 0 && t.direct && b.mode != LEASE;
@@ -817,6 +851,7 @@ extern "C" __global__ void tierstore_abandon(const Tier t, const Batch b) {
         const i32 slot = b.staged_place[k];
         if (slot < 0) continue;
         t.slot_of[b.staged_rows[k]] = ABSENT;
+        if (t.worth) t.worth[b.staged_rows[k]] = t.key[slot];
         atomicSub(&t.counters->filled, 1u);
         t.row_of[slot] = -1;
         t.stamp[slot] = 0;
@@ -922,7 +957,7 @@ extern "C" __global__ void tierstore_lease_read(const Tier t, const Batch b) {
     }
 }
 
-// ------------------------------------------------------------------------------------ flush, rebase
+// --------------------------------------------------------------------------- flush, rebase, rescale
 
 // Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
@@ -959,4 +994,10 @@ extern "C" __global__ void tierstore_rebase(const Tier t, const Batch b) {
         const u32 number = t.stamp[s] & NUMBER, bits = t.stamp[s] & ~NUMBER;
         t.stamp[s] = bits | (number > b.now ? number - b.now : number ? 1 : 0);
     }
+}
+
+// Multiply what all rows are worth by b.gain, before that grows too large.
+extern "C" __global__ void tierstore_rescale(const Tier t, const Batch b) {
+    for (u64 r = thread(); r < (u64)t.rows; r += threads()) t.worth[r] *= b.gain;
+    for (u64 s = thread(); s < t.capacity; s += threads()) t.key[s] *= b.gain;
 }

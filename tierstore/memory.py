@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,23 +81,25 @@ class PinnedArena(PageableArena):
         import cupy
 
         super().__init__(max(nbytes, 1))
-        self._runtime = cupy.cuda.runtime
-        self._pid = os.getpid()
+        runtime = cupy.cuda.runtime
         pointer = self.array.ctypes.data
         _touch(pointer, self.array.nbytes)
         try:
-            self._runtime.hostRegister(pointer, self.array.nbytes, _PORTABLE_MAPPED)
-        except self._runtime.CUDARuntimeError as error:
+            runtime.hostRegister(pointer, self.array.nbytes, _PORTABLE_MAPPED)
+        except runtime.CUDARuntimeError as error:
             raise CapacityError(
                 f"cannot pin {nbytes} bytes of host memory ({error}); "
                 "give a smaller host budget, or raise the limit that `ulimit -l` shows"
             ) from None
         self.device_pointer = pointer
+        # A block that is dropped unclosed must not give its pages back while they are registered:
+        # whoever gets them next could not register them.
+        self._unpin = weakref.finalize(self, _unpin, runtime, self.array, os.getpid())
+        self._unpin.atexit = False
 
     def close(self) -> None:
         """Wait for the device, unregister the block and drop it."""
-        if self.device_pointer is not None and os.getpid() == self._pid:
-            self._runtime.hostUnregister(self.device_pointer)
+        self._unpin()
         self.device_pointer = None
         super().close()
 
@@ -143,6 +146,11 @@ class ManagedArena:
             self._runtime.free(self.device_pointer)
             ManagedArena.reserved -= self._nbytes
         self.device_pointer = None
+
+
+def _unpin(runtime: Any, block: npt.NDArray[np.uint8], pid: int) -> None:
+    if os.getpid() == pid:
+        runtime.hostUnregister(block.ctypes.data)
 
 
 def _room(runtime: Any) -> int:

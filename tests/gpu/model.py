@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.conftest import Place
+from tierstore.policy import Choice
 from tierstore.stats import TierStats
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu.lease import GpuLease
@@ -49,6 +50,7 @@ class Twin:
         slots: int = 10,
         host_slots: int | None = None,
         chunk: int | None = None,
+        policy: Choice | None = None,
         seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)
@@ -57,7 +59,7 @@ class Twin:
         self.below = ArrayTier(self.truth.copy())
         host_slots = rows if host_slots is None else min(host_slots, rows)
         self.host = HostTier(self.below, slots=host_slots, kind=place.kind)
-        self.tier = GpuTier(self.host, slots=slots, device=place.device)
+        self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
         self.leases: list[tuple[GpuLease, np.ndarray]] = []

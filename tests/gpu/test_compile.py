@@ -17,6 +17,7 @@ STEP: dict[str, Any] = {
     "SECOND": "None",
     "THIRD": "None",
     "VECTOR": 4,
+    "SQUARES_FUSED": 1,
     **dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0),
 }
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {

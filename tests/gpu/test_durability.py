@@ -87,7 +87,8 @@ def as_torch(array: np.ndarray, place: Place) -> Any:
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "export"])
-def test_row_56_the_command_line_needs_no_gpu(path: Path, tmp_path: Path, command: str) -> None:
+@pytest.mark.fault(56)
+def test_the_command_line_needs_no_gpu(path: Path, tmp_path: Path, command: str) -> None:
     program = (
         "import sys; from tierstore_cli.main import cli; sys.argv[0] = 'tierstore'\n"
         "try: cli(sys.argv[1:])\n"
@@ -102,7 +103,8 @@ def test_row_56_the_command_line_needs_no_gpu(path: Path, tmp_path: Path, comman
     assert done.returncode == 0, done.stderr
 
 
-def test_row_56_asking_for_a_gpu_that_is_not_there_is_an_error(path: Path) -> None:
+@pytest.mark.fault(56)
+def test_asking_for_a_gpu_that_is_not_there_is_an_error(path: Path) -> None:
     program = (
         "import sys, tierstore\n"
         "with tierstore.open(sys.argv[1]) as store: store['t'].read([1])\n"
@@ -120,7 +122,8 @@ def test_row_56_asking_for_a_gpu_that_is_not_there_is_an_error(path: Path) -> No
 # -- 57: no memory left on the GPU
 
 
-def test_row_57_no_memory_for_the_tier(path: Path, failing: Failing) -> None:
+@pytest.mark.fault(57)
+def test_no_memory_for_the_tier(path: Path, failing: Failing) -> None:
     failing.refused = frozenset({"memory"})
     with pytest.raises(CapacityError, match="no room for 100 slots"):
         tierstore.open(path, "r+", budget=SMALL, device=failing)
@@ -129,7 +132,8 @@ def test_row_57_no_memory_for_the_tier(path: Path, failing: Failing) -> None:
         np.testing.assert_array_equal(store["t"].read(np.arange(ROWS)), rows_of(path))
 
 
-def test_row_57_no_memory_for_a_batch(path: Path, failing: Failing) -> None:
+@pytest.mark.fault(57)
+def test_no_memory_for_a_batch(path: Path, failing: Failing) -> None:
     before = rows_of(path)
     with tierstore.open(path, "r+", budget=SMALL, device=failing) as store:
         table = store["t"]
@@ -147,7 +151,8 @@ def test_row_57_no_memory_for_a_batch(path: Path, failing: Failing) -> None:
 
 
 @pytest.mark.gpu
-def test_row_57_a_gpu_that_is_full(path: Path) -> None:
+@pytest.mark.fault(57)
+def test_a_gpu_that_is_full(path: Path) -> None:
     import cupy
 
     before = rows_of(path)
@@ -169,7 +174,8 @@ def test_row_57_a_gpu_that_is_full(path: Path) -> None:
 # -- 58: no pinned memory
 
 
-def test_row_58_no_pinned_memory_for_the_tier(path: Path, failing: Failing) -> None:
+@pytest.mark.fault(58)
+def test_no_pinned_memory_for_the_tier(path: Path, failing: Failing) -> None:
     failing.refused = frozenset({"pinned"})
     with pytest.raises(CapacityError, match="cannot pin"):
         tierstore.open(path, "r+", budget=SMALL, device=failing)
@@ -180,7 +186,8 @@ def test_row_58_no_pinned_memory_for_the_tier(path: Path, failing: Failing) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", ["hostRegister", "mallocManaged"])
-def test_row_58_the_driver_gives_no_host_memory(
+@pytest.mark.fault(58)
+def test_the_driver_gives_no_host_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     from cupy.cuda import runtime
@@ -201,7 +208,8 @@ def test_row_58_the_driver_gives_no_host_memory(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("host_rows", [300, ROWS])
-def test_row_59_nobody_takes_what_has_not_arrived(path: Path, host_rows: int) -> None:
+@pytest.mark.fault(59)
+def test_nobody_takes_what_has_not_arrived(path: Path, host_rows: int) -> None:
     """Before every call the stream is busy for some milliseconds."""
     import cupy
 
@@ -244,7 +252,8 @@ def _nothing() -> Any:
 # -- 60: a device that is lost
 
 
-def test_row_60_a_lost_device_commits_nothing(path: Path, failing: Failing) -> None:
+@pytest.mark.fault(60)
+def test_a_lost_device_commits_nothing(path: Path, failing: Failing) -> None:
     before = rows_of(path)
     store = tierstore.open(path, "r+", budget=SMALL, device=failing)
     store["t"].write(np.arange(50), before[:50] + 1)
@@ -277,7 +286,8 @@ store.close()
 
 
 @pytest.mark.gpu
-def test_row_60_a_stray_kernel_and_then_a_commit(path: Path) -> None:
+@pytest.mark.fault(60)
+def test_a_stray_kernel_and_then_a_commit(path: Path) -> None:
     before = rows_of(path)
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -301,7 +311,8 @@ def two_gpus() -> None:
 
 
 @pytest.mark.gpu
-def test_row_61_a_gpu_that_there_is_not(path: Path) -> None:
+@pytest.mark.fault(61)
+def test_a_gpu_that_there_is_not(path: Path) -> None:
     with pytest.raises(DeviceError, match="no CUDA device 99"):
         tierstore.open(path, device="cuda:99")
 
@@ -310,7 +321,8 @@ def test_row_61_a_gpu_that_there_is_not(path: Path) -> None:
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("host_rows", [300, ROWS])
 @pytest.mark.parametrize("current", [0, 1])
-def test_row_61_two_tables_on_two_gpus(tmp_path: Path, host_rows: int, current: int) -> None:
+@pytest.mark.fault(61)
+def test_two_tables_on_two_gpus(tmp_path: Path, host_rows: int, current: int) -> None:
     """In one process, whichever device is the current one."""
     rng = np.random.default_rng(current)
     budget = Budget(host_rows=host_rows, gpu_rows=100)
@@ -349,7 +361,8 @@ def test_row_61_two_tables_on_two_gpus(tmp_path: Path, host_rows: int, current: 
 
 
 @pytest.mark.gpu
-def test_row_62_a_graph_cannot_hold_a_batch(path: Path) -> None:
+@pytest.mark.fault(62)
+def test_a_graph_cannot_hold_a_batch(path: Path) -> None:
     """Replayed, it would read what lay in the slots when it was captured."""
     with tierstore.open(path, "r+", budget=SMALL, device="cuda") as store:
         table, ids = store["t"], torch.arange(10, device="cuda")
@@ -368,7 +381,8 @@ def test_row_62_a_graph_cannot_hold_a_batch(path: Path) -> None:
 # -- 63: the end without a commit
 
 
-def test_row_63_rows_that_only_the_gpu_has_are_counted(path: Path, place: Place) -> None:
+@pytest.mark.fault(63)
+def test_rows_that_only_the_gpu_has_are_counted(path: Path, place: Place) -> None:
     before = rows_of(path)
     store = tierstore.open(path, "r+", budget=SMALL, device=place.device)
     store["t"].write(as_torch(np.arange(50), place), as_torch(before[:50] + 1, place))

@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
+from tierstore.policy import lfu, lookahead, lru, static
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -18,6 +19,7 @@ def test_random_work(place: Place, seed: int) -> None:
         slots=int(rng.choice([1, 2, 10, 60, rows])),
         host_slots=int(rng.choice([1, 7, 50, rows])) if seed % 2 else rows,
         chunk=int(rng.integers(1, 9)) if seed % 3 == 0 else None,
+        policy=[None, lru(), lfu(3), static(rng.random(rows)), lookahead(), None][seed // 4],
         seed=seed,
     ) as twin:
         twin.work(50)

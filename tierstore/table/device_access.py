@@ -150,7 +150,9 @@ class DeviceAccess:
                 checked = host_ids(ids, self.gpu.rows).rows
                 rows = self.gpu.foreseen(checked)
                 if rows is None:
-                    rows = torch.from_numpy(checked).to(here)
+                    rows = torch.from_numpy(checked)
+                    if here.type == "cuda":  # from pageable memory the copy would be waited for
+                        rows = rows.pin_memory().to(here, non_blocking=True)
                 return Ids(rows, shape, "torch")
             raise DeviceError(
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "

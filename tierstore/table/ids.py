@@ -72,7 +72,10 @@ def _as_array(ids: object) -> npt.NDArray[Any]:
 
 
 def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
-    if flat.min() >= 0 and flat.max() < rows:
+    if flat.dtype == np.int64:  # one pass: without its sign a negative id is a huge one
+        if flat.view(np.uint64).max() < rows:
+            return
+    elif flat.min() >= 0 and flat.max() < rows:
         return
     position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
     raise RowIndexError(

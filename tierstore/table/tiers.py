@@ -17,6 +17,7 @@ from tierstore.policy import Choice
 from tierstore.tier.base import Tier
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu.memory import GpuMemory
+from tierstore.tier.gpu.worth import goes_by_worth
 from tierstore.tier.host import HostTier
 from tierstore.transfer import CudaDevice, Device
 
@@ -87,9 +88,9 @@ def place(
 ) -> Tiers:
     """Return the tiers a budget gives to a table over its lowest tier.
 
-    `share` is the table's part of what is given for all tables, `policy` the host tier's. A GPU
-    tier needs a host tier under it, and a device that was asked for a GPU tier, so there each has
-    one slot at least. Raises CapacityError.
+    `share` is the table's part of what is given for all tables, `policy` is that of both tiers. A
+    GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there each
+    has one slot at least. Raises CapacityError.
     """
     rows, width = below.rows, below.record_bytes
     least = 0 if device is None else 1
@@ -106,10 +107,12 @@ def place(
     with device.current():
         host = HostTier(below, slots=slots, kind=kind, policy=policy)
         try:
-            whole = GpuMemory.bytes_for(rows, width, rows)
+            worth = goes_by_worth(policy)
+            whole = GpuMemory.bytes_for(rows, width, rows, worth=worth)
             default = min(whole, int(device.free_bytes() // 2 * share))
-            slots = _slots(budget, "gpu", name, rows, width, share, default, GpuMemory.slots_for)
-            return Tiers(host, _gpu_tier(host, max(slots, least), device))
+            on_gpu = functools.partial(GpuMemory.slots_for, worth=worth)
+            slots = _slots(budget, "gpu", name, rows, width, share, default, on_gpu)
+            return Tiers(host, _gpu_tier(host, max(slots, least), device, policy))
         except BaseException:
             host.close()
             raise
@@ -134,15 +137,16 @@ def _slots(
     return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
 
 
-def _gpu_tier(host: HostTier, slots: int, device: Device) -> GpuTier:
+def _gpu_tier(host: HostTier, slots: int, device: Device, policy: Choice) -> GpuTier:
     try:
-        return GpuTier(host, slots=slots, device=device)
+        return GpuTier(host, slots=slots, device=device, policy=policy)
     except Exception as error:
         if type(error).__name__ != "OutOfMemoryError" and "cudaErrorMemoryAllocation" not in str(
             error
         ):
             raise
-        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots)
+        worth = goes_by_worth(policy)
+        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, worth=worth)
         raise CapacityError(
             f"the GPU has no room for {slots} slots, {nbytes} bytes of {device.free_bytes()} free; "
             "give a smaller gpu budget"

@@ -43,6 +43,8 @@ class TierArgument(ctypes.Structure):
         ("host_changed", _POINTER),
         ("counters", _POINTER),
         ("poison", _POINTER),
+        ("worth", _POINTER),
+        ("key", _POINTER),
         ("rows", _I64),
         ("record", _I64),
         ("capacity", _U32),
@@ -87,6 +89,7 @@ class BatchArgument(ctypes.Structure):
         ("alone", _U32),
         ("arrival", _U32),
         ("expired", _U32),
+        ("gain", ctypes.c_float),
     )
 
     def describe(self, data: int, lo: int, hi: int) -> None:

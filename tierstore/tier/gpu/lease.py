@@ -138,7 +138,7 @@ class GpuLease:
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
         for lo, hi in writes:
             self._note(lo, hi)
-        self._tier.run(kernel, ctypes.addressof(arguments), items, stream)
+        self._tier.order.run(kernel, ctypes.addressof(arguments), items, stream)
         if writes:
             self._copy("lease_scatter", None, 0, None, stream)
 
@@ -177,7 +177,7 @@ class GpuLease:
     def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         if self._batch.n:
             self._tier.describe(self._batch, data, lo, hi)
-            self._tier.launch(kernel, self.arguments, self._batch.n, stream)
+            self._tier.order.launch(kernel, self.arguments, self._batch.n, stream)
 
     def release(self, *, stream: int | None = None) -> None:
         """Let the records go, writing copies of changed ones back. Harmless when repeated."""

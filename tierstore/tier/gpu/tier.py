@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import CapacityError, InvalidInputError
+from tierstore.policy import Choice
 from tierstore.stats import TierStats
 from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Mode
 from tierstore.tier.gpu.counts import Counts
@@ -22,9 +23,11 @@ from tierstore.tier.gpu.holding import Holding
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.tier.gpu.mailbox import Mailbox
 from tierstore.tier.gpu.memory import GpuMemory, Workspace
+from tierstore.tier.gpu.order import Order
 from tierstore.tier.gpu.staging import Staging
+from tierstore.tier.gpu.worth import Worth, goes_by_worth
 from tierstore.tier.host import HostTier
-from tierstore.transfer import BLOCK, Device, Kernel
+from tierstore.transfer import BLOCK, Device
 
 __all__ = ["GpuTier"]
 
@@ -34,20 +37,23 @@ _UNLIMITED = 2**32 - 1
 
 
 class GpuTier:
-    """A cache of records over a host tier, by row, least recently used batch first out.
+    """A cache of records over a host tier, by row; least recently used batch first out by default.
 
     Rows are int64 arrays `(n,)` on the device, in any order, with or without duplicates; records
     are uint8 arrays `(n, hi - lo)` on the device, or any C-contiguous arrays of as many bytes. Rows
     outside the table read as bytes 0xff, which is NaN, and are not written; `check` reports them.
     """
 
-    def __init__(self, host: HostTier, *, slots: int, device: Device) -> None:
+    def __init__(
+        self, host: HostTier, *, slots: int, device: Device, policy: Choice | None = None
+    ) -> None:
         """Reserve the slots and maps.
 
         Args:
             host: the tier below, in memory that the device can read.
             slots: most records to hold, at least 1.
             device: where.
+            policy: which rows to keep; least recently used go first if None.
         """
         if slots < 1:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
@@ -56,27 +62,27 @@ class GpuTier:
         self.rows = host.rows
         self.record_bytes = host.record_bytes
         self.slots = min(slots, self.rows)
-        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots)
+        worth = goes_by_worth(policy)
+        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, worth=worth)
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = Arguments(self.memory.argument, self._batch)
         self._staging = None if host.direct else Staging(device, host, self.memory)
         if self._staging is not None:
             self._staging.bind(self._arguments)
-        self._kernels = {name: device.kernel(name) for name in _KERNELS}
-        self._probe = self._kernels["probe"][0]
-        self._promote, self._promote_blocks = self._kernels["promote"]
+        self.order = Order(device)
+        self._worth = Worth(policy, self.memory, self.order) if policy and worth else None
+        self._probe = self.order.kernels["probe"][0]
+        self._fence = self.order.kernels["fence"][0]
+        self._promote, self._promote_blocks = self.order.kernels["promote"]
         # All blocks of `promote` run at a time: beside the copies of a prefetch, leave these room.
         self._promote_beside = max(2, self._promote_blocks - device.processors)
         self._workspace = Workspace(device, 0)
         self._filled = False
         self._now = 0
-        self._last = device.event()
-        self._stream = device.current_stream()
-        device.record(self._last, self._stream)
         self._fetches = Fetches(device, self.memory.argument)
         self.mailbox = Mailbox(device)
-        self.leases = Holding(self.launch)
+        self.leases = Holding(self.order.launch)
         self._counts = Counts(self.memory)
         self.changes = 0
         """How often records were written, for leases that keep copies."""
@@ -142,11 +148,11 @@ class GpuTier:
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
         if not rows.shape[0]:
-            lease = GpuLease(self, 0, BatchArgument(), self._enter(stream))
-            self.device.fill(lease.arguments.batch.count, 0, 4, self._stream)
+            lease = GpuLease(self, 0, BatchArgument(), self.order.enter(stream))
+            self.device.fill(lease.arguments.batch.count, 0, 4, self.order.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream)
-        lease = GpuLease(self, rows.shape[0], self._batch, self._stream)
+        lease = GpuLease(self, rows.shape[0], self._batch, self.order.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self.leases.add(lease)
@@ -164,7 +170,7 @@ class GpuTier:
         is left to be promoted when it is used.
         """
         if rows.shape[0]:
-            self._fetch(rows, window, None, self._enter(stream))
+            self._fetch(rows, window, None, self.order.enter(stream))
 
     def foresee(
         self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
@@ -174,7 +180,7 @@ class GpuTier:
         Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
         """
         if ids.size:
-            stream = self._enter(stream)  # the memory of earlier ids may be in use until then
+            stream = self.order.enter(stream)  # the memory of earlier ids may be in use until then
             self._fetch(self.device.upload(ids, stream), window, ids, stream)
 
     def foreseen(self, ids: npt.NDArray[np.int64]) -> Any:
@@ -200,8 +206,8 @@ class GpuTier:
             self._probe(_blocks(rows.shape[0]), arguments.address, stream)
             self._promote(self._promote_beside, arguments.address, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
-            self.device.record(self._last, stream)
-            self._fetches.copy(arguments, workspace, rows, ids, self._last)
+            self.order.mark()
+            self._fetches.copy(arguments, workspace, rows, ids, self.order.last)
 
     def await_fetches(self) -> None:
         """Wait on the host until no prefetch reads the host tier's memory any more."""
@@ -222,12 +228,14 @@ class GpuTier:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
         if not self._filled:
             self.fill()
-        self._enter(stream)
+        self.order.enter(stream)
         if self._staging is not None:
             self._staging.pay(self.await_fetches)
         if self._now >= _LAST_BATCH:
             self._rebase()
         self._now += 1
+        uses = mode != Mode.PREFETCH
+        gain = self._worth.gain(n) if self._worth is not None and uses else 0.0
         if batch is None:
             batch = self._batch
             if n > self._workspace.size:
@@ -240,12 +248,13 @@ class GpuTier:
         batch.alone = int(
             self._staging is None
             or self._staging.complete
-            or (mode != Mode.PREFETCH and self._fetches.reach(rows, self._stream))
+            or (uses and self._fetches.reach(rows, self.order.stream))
         )
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
         batch.expired = self._fetches.expired
+        batch.gain = gain
 
     def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
         """Describe the data of a batch."""
@@ -255,15 +264,15 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, blocks = self._stream, self._promote_blocks
+        stream, blocks = self.order.stream, self._promote_blocks
         with self.device.range(_RANGES[arguments.batch.mode]):
             self._probe(_blocks(arguments.batch.n), arguments.address, stream)
             if self._fetches:
-                self._kernels["fence"][0](1, arguments.address, stream)
+                self._fence(1, arguments.address, stream)
                 blocks = self._promote_beside
             self._promote(blocks, arguments.address, stream)
             spilled = self._settle(arguments, lease)
-            self.device.record(self._last, stream)
+            self.order.mark()
         return spilled
 
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
@@ -275,22 +284,16 @@ class GpuTier:
             if lease is None:
                 raise RuntimeError("only leases spill")
             nbytes = records * self.record_bytes
-            lease.spill = self.device.borrow(nbytes, np.uint8, self._stream)
+            lease.spill = self.device.borrow(nbytes, np.uint8, self.order.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self._stream, quiet=self.await_fetches, spill=spill)
-
-    def _enter(self, stream: int | None) -> int:
-        """Order what follows behind everything before, whatever streams they are in."""
-        stream = self.device.current_stream() if stream is None else stream
-        if stream != self._stream:
-            self.device.follow(stream, self._last)
-            self._stream = stream
-        return stream
+        return self._staging.settle(
+            arguments, self.order.stream, quiet=self.await_fetches, spill=spill
+        )
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
-        self.device.synchronize(self._stream)
+        self.device.synchronize(self.order.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
 
@@ -308,20 +311,7 @@ class GpuTier:
         kept = 1 << 24
         self._batch.now = self._now - kept
         self._now = kept
-        self.launch("rebase", self._arguments, self.slots, self._stream)
-
-    def launch(self, kernel: str, arguments: Arguments, items: int, stream: int | None) -> None:
-        """Launch a kernel that works through a number of items, behind everything before."""
-        self.run(self._kernels[kernel], arguments.address, items, stream)
-
-    def run(
-        self, kernel: tuple[Kernel, int], arguments: int, items: int, stream: int | None
-    ) -> None:
-        """Launch a kernel that need not be the tier's own; see `Device.load`."""
-        stream = self._enter(stream)
-        function, most = kernel
-        function(min(most, -(-items // 32)), arguments, stream)
-        self.device.record(self._last, stream)
+        self.order.launch("rebase", self._arguments, self.slots, self.order.stream)
 
     def _has_room(self, rows: int) -> bool:
         """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
@@ -332,7 +322,7 @@ class GpuTier:
 
     def _drain(self) -> int:
         """Wait for everything under way; return the stream to go on in."""
-        stream = self._enter(None)
+        stream = self.order.enter(None)
         self._fetches.follow(stream)
         self.device.synchronize(stream)
         return stream
@@ -348,7 +338,7 @@ class GpuTier:
         limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
         listed = limit + 1
         while listed > limit:
-            self.launch("flush", self._arguments, self.slots, stream)
+            self.order.launch("flush", self._arguments, self.slots, stream)
             listed = int(self.memory.counters(stream)["evicted"])
             if self._staging is not None:
                 self.memory.clear(("evicted",), stream)
@@ -374,12 +364,12 @@ class GpuTier:
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        self._counts.check(self._enter(None))
+        self._counts.check(self.order.enter(None))
 
     @property
     def stats(self) -> TierStats:
         """Counters since the tier was made, counted on the device; reading them waits."""
-        return self._counts.stats(self._enter(None))
+        return self._counts.stats(self.order.enter(None))
 
     def close(self) -> None:
         """Wait for everything under way and give the memory back; changed records are lost."""
@@ -404,15 +394,3 @@ _RANGES = {
     Mode.WRITE: "tierstore.write",
     Mode.LEASE: "tierstore.lease",
 }
-_KERNELS = (
-    "probe",
-    "promote",
-    "fence",
-    "release",
-    "forget",
-    "lease_gather",
-    "lease_scatter",
-    "lease_read",
-    "flush",
-    "rebase",
-)
