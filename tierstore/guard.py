@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
+from typing import ClassVar
 
 from tierstore.errors import (
     ClosedError,
@@ -28,22 +29,26 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     """Hold back a Ctrl-C until the body is done, so that it finds nothing half changed.
 
     A second Ctrl-C is not held back. Only the main thread receives signals, and a process with a
-    handler of its own keeps it: the handler is called late.
+    handler of its own keeps it: the handler is called late. Within another, this does nothing.
     """
 
     __slots__ = ("_caught", "_handler")
     _caught: list[FrameType | None]
     _handler: _Handler | None
+    _deferring: ClassVar[bool] = False  # in the main thread
 
     def __enter__(self) -> None:
         """Take the handler's place, where there is one and this thread may."""
         self._handler = None
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not interrupts_deferred._deferring:
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 self._caught = []
                 self._handler = handler
                 signal.signal(signal.SIGINT, self._note)
+                interrupts_deferred._deferring = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(frame)
@@ -58,6 +63,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     ) -> None:
         """Put the handler back, and tell it what came meanwhile."""
         if self._handler is not None:
+            interrupts_deferred._deferring = False
             signal.signal(signal.SIGINT, self._handler)
             if len(self._caught) == 1:
                 self._handler(signal.SIGINT, self._caught[0])

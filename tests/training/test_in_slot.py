@@ -101,7 +101,9 @@ def check(place: Place, tables: list[Any], optimizer: Any, **options: Any) -> No
             assert torch.equal(found, expected), field
 
 
-@pytest.mark.parametrize(("variant", "dim"), zip(VARIANTS, itertools.cycle([8, 6]), strict=False))
+@pytest.mark.parametrize(
+    ("variant", "dim"), list(zip(VARIANTS, itertools.cycle([8, 6]), strict=False))
+)
 def test_the_same_to_the_bit(place: Place, variant: str, dim: int) -> None:
     optimizer, options = VARIANTS[variant]
     weights = torch.randn(ROWS, dim)

@@ -90,8 +90,13 @@ class TieredEmbedding(torch.nn.Module):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and self.anchor.requires_grad:
-            rows: Tensor = ops.lookup(ids, self.anchor, self._number)[0]
+        trained = torch.is_grad_enabled() and self.anchor.requires_grad
+        if not torch.compiler.is_compiling():
+            if trained:
+                return ops.Lookup.apply(self.anchor, ids, self)
+            rows: Tensor = self.read_rows(ids).to(self.anchor)
+        elif trained:
+            rows = ops.lookup(ids, self.anchor, self._number)[0]
         else:
             rows = ops.read(ids, self.anchor, self._number)
         return rows

@@ -1,9 +1,10 @@
-"""The lookup as operators of torch, which torch.compile takes into its graphs as they are.
+"""The lookup as an autograd function, and as operators that torch.compile takes into its graphs.
 
-An operator takes tensors and numbers, so a module goes by a number, and the batch that a lookup
-leaves for its backward pass by a ticket: a tensor of one number whose memory owns the batch. When
-autograd lets go of the ticket, used or not, the batch ends. The tables below only help to find them
-and keep nothing alive.
+The function costs the host less; the operators are what a graph is made of. An operator takes
+tensors and numbers, so a module goes by a number, and the batch that a lookup leaves for its
+backward pass by a ticket: a tensor of one number whose memory owns the batch. When autograd lets go
+of the ticket, used or not, the batch ends. The tables below only help to find them and keep nothing
+alive.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from tierstore.errors import ClosedError
 from tierstore.nn.batch import Batch
 
-__all__ = ["deposit", "lookup", "read", "register"]
+__all__ = ["Lookup", "deposit", "lookup", "read", "register"]
 
 
 class Module(Protocol):
@@ -36,6 +37,26 @@ class Module(Protocol):
 
     def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
+
+
+class Lookup(torch.autograd.Function):
+    """Look up rows outside graphs; the batch lives as long as autograd's own graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
+        """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
+        ctx.batch, ctx.module = module.lease_rows(ids), module
+        ctx.save_for_backward(anchor)
+        rows = module.rows_of(ctx.batch).to(anchor)
+        return rows.reshape(*ids.shape, anchor.shape[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Give the module the gradient of the rows; the anchor's own is empty."""
+        (anchor,) = ctx.saved_tensors
+        ctx.module.take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
+        return torch.empty_like(anchor), None, None
 
 
 _numbers = itertools.count(1)

@@ -78,6 +78,7 @@ class InSlot:
         numbers = rule.numbers(group, self._state.steps + 1)
         work.number[: len(numbers)] = numbers
         flags = {flag: int(value) for flag, value in rule.flags(group).items()}
+        flags["SQUARES_FUSED"] = _squares_fused(gradient.device)
         macros = {"OPTIMIZER": rule.name, **self._types(names, work), **_FLAGS, **flags}
         lease.run(lease.device.load(_source(), "step", macros), work, lease.bound, writes=names)
         self._state.count_step()
@@ -123,6 +124,14 @@ class _Step(ctypes.Structure):
         ("number", ctypes.c_float * 8),
         ("share", ctypes.c_float),
     )
+
+
+@functools.cache
+def _squares_fused(device: torch.device) -> int:
+    """Return 1 if torch rounds only once where it adds a square to a number, as torch 2.11 does."""
+    one, number = (torch.full((1,), value, device=device) for value in (-1.0, 1 + 2**-12))
+    (found,) = torch._foreach_addcmul([one], [number], [number], value=1)
+    return int(float(found) != 2**-11)
 
 
 @functools.cache

@@ -196,12 +196,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         every = [compact for listed in compacts for compact in listed]
         if not every:
             return
-        self._listed(compacts)
         state = self._inner.state
         for compact in every:
-            state[compact.parameter] = compact.load()
+            loaded = compact.load()
+            state[compact.parameter] = loaded
             compact.parameter.grad = as_gradient(self._inner, compact.parameter.grad)
         try:
+            self._listed(compacts)
             self._inner.step()
             for compact in every:
                 compact.store(state[compact.parameter])

@@ -88,7 +88,8 @@ class Compact:
         """The rows, `(distinct rows, dim)`, with their gradient; on a GPU this may wait once."""
         if self._parameter is None:
             self._gradient.trim()
-            self._parameter = torch.nn.Parameter(self._read())
+            rows = self._gradient.batch.lease.read(self._of.field)
+            self._parameter = torch.nn.Parameter(rows)
             self._parameter.grad = self._gradient.values
         return self._parameter
 
@@ -114,15 +115,12 @@ class Compact:
 
     def load(self) -> State:
         """Let the parameter be what its rows are now; return the optimizer's state for them."""
-        if self._parameter is None:
-            self._parameter = self.parameter
-        else:
-            self._parameter.data = self._read()
+        seen, self._parameter = self._parameter, None
+        fresh = self.parameter
+        if seen is not None:
+            seen.data = fresh.data
+            self._parameter = seen
         return self._of.state.load(self._gradient.batch.lease)
-
-    def _read(self) -> torch.Tensor:
-        rows: torch.Tensor = self._gradient.batch.lease.read(self._of.field)
-        return rows
 
     def store(self, state: State) -> None:
         """Write the parameter and its state over the rows, but for those not to be trained."""

@@ -7,6 +7,7 @@
 //   WEIGHT                 type of the weight and the gradient: F32, BF16 or F16
 //   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
+//   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
 //   MAXIMIZE, DECOUPLED, AMSGRAD, NESTEROV, MOMENTUM, CENTERED      0 or 1 each
 //
 // Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
@@ -152,7 +153,7 @@ __device__ void update(const float *number, float &p, float g, float &a, float &
     p = addcdiv(p, a, add(div(root(AMSGRAD ? c : b), correction), eps), minus_step);
 #elif OPTIMIZER == ADAGRAD
     g = prepared(g, p, number[0]);
-    a = addcmul(a, g, g, 1);
+    a = SQUARES_FUSED ? stored(__fmaf_rn(g, g, a)) : addcmul(a, g, g, 1);
     p = addcdiv(p, mul(g, number[1]), add(root(a), number[2]), 1);
 #elif OPTIMIZER == RMSPROP
     const float minus_lr = number[1], alpha = number[2], other = number[3], eps = number[4];
