@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
+from tests.gpu.every_kernel import all_kernels, reach_every_kernel
 from tests.gpu.model import Twin
 from tierstore.policy import lfu, lookahead, lru, static
 
@@ -35,3 +36,8 @@ def test_every_size_of_record(place: Place, record_bytes: int, direct: bool) -> 
     ) as twin:
         twin.work(20, sizes=(1, 40))
         twin.check()
+
+
+def test_a_little_work_reaches_every_kernel(place: Place) -> None:
+    """So that compute-sanitizer, which is slow, can look at all of them."""
+    assert reach_every_kernel(place) == all_kernels()
