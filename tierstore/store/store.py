@@ -95,7 +95,7 @@ def open(
         path: the store's directory.
         mode: "r" for one of many readers of one version, "r+" for the one writer.
         budget: memory for the tiers; see Budget for the defaults.
-        policy: which rows the host tier keeps: "lru" (the default), "lfu", "lookahead", or a value
+        policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
             of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
         discard_newer: drop the versions after `version`.
