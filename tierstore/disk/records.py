@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,9 @@ BLOCK_BYTES = 4 << 20
 """Bytes that are staged at a time: small enough for the caches, large enough for the disk."""
 
 _DENSE_PAGES = 1 / 8
-"""Share of a block's pages above which it is rewritten as a whole."""
+"""Share of the pages between the first and the last row above which all are rewritten."""
+_SENT_AT_ONCE = 1 << 20
+"""Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
 
 
 class RecordFiles:
@@ -61,33 +64,45 @@ class RecordFiles:
         """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
 
         Where many pages of a block change, the block is read, patched and written in one piece;
-        elsewhere the pages are announced first, since a write to part of a page must read it.
+        elsewhere a write to part of a page must read it. Either way the pages of the next block are
+        on their way while one is written.
         """
         span = max(1, BLOCK_BYTES // self.record_bytes)
-        blocks = np.flatnonzero(np.diff(rows // span, prepend=-1))
-        for begin, end in zip(blocks.tolist(), [*blocks[1:].tolist(), rows.size], strict=True):
-            self._write_block(rows[begin:end], records[begin:end], span)
+        starts = np.flatnonzero(np.diff(rows // span, prepend=-1)).tolist()
+        blocks = [slice(*ends) for ends in pairwise([*starts, rows.size])]
+        for block in blocks[:1]:
+            self._announce(rows[block])
+        for block, following in zip_longest(blocks, blocks[1:]):
+            if following is not None:
+                self._announce(rows[following])
+            self._write_block(rows[block], records[block])
 
-    def _write_block(
-        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], span: int
-    ) -> None:
+    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Have the disk read what writing `rows` of a block needs to know."""
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 != rows.size:
+            paging.announce(
+                self.records, np.arange(first, last + 1) if self._is_dense(rows) else rows
+            )
+
+    def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Whether `rows` touch so many pages that all between are best written too."""
+        pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size
+        between = int(rows[-1] - rows[0] + 1) * self.record_bytes / mmap.PAGESIZE
+        return pages > _DENSE_PAGES * between
+
+    def _write_block(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         first, last = int(rows[0]), int(rows[-1])
         if last - first + 1 == rows.size:
             self._put(first, records)
-            return
-        start = first // span * span
-        stop = min(start + span, self.rows)
-        pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size
-        if pages > _DENSE_PAGES * (stop - start) * self.record_bytes / mmap.PAGESIZE:
-            paging.announce(self.records, np.arange(first, last + 1))
+        elif self._is_dense(rows):
             block = self.records[first : last + 1].copy()
             block[rows - first] = records
             self._put(first, block)
-            return
-        paging.announce(self.records, rows)
-        runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
-        for begin, end in zip(runs, [*runs[1:], rows.size], strict=True):
-            self._put(int(rows[begin]), records[begin:end])
+        else:
+            runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
+            for begin, end in pairwise([*runs, rows.size]):
+                self._put(int(rows[begin]), records[begin:end])
 
     def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
         """Write consecutive records, each part into the file that holds it."""
@@ -96,7 +111,10 @@ class RecordFiles:
             number, row = divmod(first + done, self._rows_per_file)
             count = min(len(records) - done, self._rows_per_file - row)
             part = np.ascontiguousarray(records[done : done + count])
-            self._files[number].write(part, self._offset + row * self.record_bytes)
+            offset = self._offset + row * self.record_bytes
+            self._files[number].write(part, offset)
+            if part.nbytes >= _SENT_AT_ONCE:
+                self._files[number].start_writing(offset, part.nbytes)
             done += count
 
     def sync(self) -> None:
