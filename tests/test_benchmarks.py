@@ -12,6 +12,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py"))
 TINY = {
     "bench_bookkeeping": ["--slots", "4096", "--batch", "200"],
     "bench_commit": ["--rows", "5000"],
+    "bench_commit_protocols": ["--rows", "5000"],
     "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
@@ -19,10 +20,13 @@ TINY = {
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
     "bench_import": [],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
+    "bench_power_cut": ["--rows", "400", "--writers", "tierstore", "--systems", "ext4"],
     "bench_plan": ["--rows", "5000", "--batch", "300"],
+    "bench_recovery": ["--rows", "100000"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
     "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
+    "bench_verify": ["--mib", "1"],
     "bench_transfer_techniques": ["--rows", "5000", "--dim", "8", "--batch", "300"],
 }
 NEEDS = {
