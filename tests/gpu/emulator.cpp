@@ -80,6 +80,15 @@ static unsigned __ballot_sync(unsigned, bool vote) {
 }
 
 template <class T>
+static unsigned __match_any_sync(unsigned, T value) {
+    const uint64_t *values = meet((uint64_t)value);
+    unsigned result = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        result |= (unsigned)(values[lane] == (uint64_t)value) << lane;
+    return result;
+}
+
+template <class T>
 static T __shfl_sync(unsigned, T value, unsigned lane) {
     return (T)meet((uint64_t)value)[lane & 31];
 }

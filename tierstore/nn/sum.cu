@@ -44,13 +44,30 @@ __device__ void add(float *target, const Pack &part) {
 #endif
 }
 
+// A warp takes 32 ids at a time and adds up those of the same row by itself: the rows that most ids
+// are of would else wait for one another in the memory. Some lanes share a row, as it has packs.
 extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
-    const u32 packs = sum.dim / VECTOR;
-    const u64 all = (u64)rows.n * packs;
-    for (u64 i = thread(); i < all; i += threads()) {
-        const u64 id = all >> 32 ? i / packs : (u32)i / packs;
-        const i32 row = rows.positions[id];
-        if (row < 0) continue;
-        add(sum.total + (u64)row * sum.dim + (i - id * packs) * VECTOR, ((const Pack *)sum.each)[i]);
+    const u32 lane = threadIdx.x & 31, packs = sum.dim / VECTOR;
+    u32 lanes = 32;
+    while (lanes > 1 && lanes / 2 >= packs) lanes /= 2;
+    const u32 together = 32 / lanes, first = lane % lanes;
+    for (i64 base = (i64)(thread() >> 5) * 32; base < rows.n; base += (i64)threads()) {
+        const i32 mine = base + lane < rows.n ? rows.positions[base + lane] : -1;
+        const u32 same = __match_any_sync(0xffffffffu, mine);
+        for (u32 k = 0; k < 32; k += together) {
+            const u32 id = k + lane / lanes;
+            const i32 row = __shfl_sync(0xffffffffu, mine, id);
+            const u32 ids = __shfl_sync(0xffffffffu, same, id);
+            if (row < 0 || __ffs(ids) - 1 != id) continue;
+            for (u32 pack = first; pack < packs; pack += lanes) {
+                Pack part{};
+                for (u32 left = ids; left; left &= left - 1) {
+                    const u64 other = (u64)base + __ffs(left) - 1;
+                    const Pack more = ((const Pack *)sum.each)[other * packs + pack];
+                    for (u32 e = 0; e < VECTOR; ++e) part.at[e] += more.at[e];
+                }
+                add(sum.total + (u64)row * sum.dim + (u64)pack * VECTOR, part);
+            }
+        }
     }
 }

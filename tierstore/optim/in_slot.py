@@ -20,8 +20,10 @@ from torch import Tensor
 
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
+from tierstore.spec import RecordLayout
 from tierstore.table import Table
 from tierstore.table.device_access import DeviceLease
+from tierstore.transfer import Device, Kernel
 
 __all__ = ["InSlot"]
 
@@ -54,9 +56,11 @@ class InSlot:
     def __init__(self, optimizer_class: type, table: Table, field: str, state: StoredState) -> None:
         """Compile nothing yet."""
         self._rule = _RULES.get(optimizer_class)
-        self._layout = table.spec.layout
+        self._table = table
         self._field = field
         self._state = state
+        self._places: dict[tuple[Any, ...], _Places | None] = {}
+        self._layout: RecordLayout | None = None
 
     def step(self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group) -> bool:
         """Update the distinct rows of a lease, of those `trained` if given; count the step.
@@ -67,42 +71,72 @@ class InSlot:
         rule = self._rule
         if rule is None or not isinstance(lease, DeviceLease) or not _usual(group):
             return False
-        states = rule.states(group)
-        if set(states) != set(self._state.fields):
-            return False
-        names = (self._field, *(self._state.fields[state] for state in states))
-        if any(self._layout.field(name).dtype not in _TYPES for name in names):
+        places = self._found(rule, group)
+        if places is None:
             return False
         gradient = gradient.contiguous()
-        work = self._work(names, gradient, trained)
+        work = places.work(gradient, trained)
         numbers = rule.numbers(group, self._state.steps + 1)
         work.number[: len(numbers)] = numbers
-        flags = {flag: int(value) for flag, value in rule.flags(group).items()}
-        flags["SQUARES_FUSED"] = _squares_fused(gradient.device)
-        macros = {"OPTIMIZER": rule.name, **self._types(names, work), **_FLAGS, **flags}
-        lease.run(lease.device.load(_source(), "step", macros), work, lease.bound, writes=names)
+        lease.run(places.kernel(lease.device, gradient), work, lease.bound, writes=places.names)
         self._state.count_step()
         return True
 
-    def _work(self, names: tuple[str, ...], gradient: Tensor, trained: Tensor | None) -> _Step:
-        starts = [self._layout.span(name)[0] for name in names]
-        dim = self._layout.field(self._field).dim
-        work = _Step(gradient.data_ptr(), 0 if trained is None else trained.data_ptr(), dim)
-        work.weight, work.share = starts[0], 1 / dim
-        work.state[: len(names) - 1] = starts[1:]
+    def _found(self, rule: _Rule, group: Group) -> _Places | None:
+        """Return where the fields lie now, or None if these are not the fields that are needed."""
+        layout = self._table.spec.layout
+        if layout is not self._layout:
+            self._places.clear()
+            self._layout = layout
+        states, flags = rule.states(group), rule.flags(group)
+        key = (states, *flags.values())
+        if key not in self._places:
+            self._places[key] = None
+            if set(states) == set(self._state.fields):
+                names = (self._field, *(self._state.fields[state] for state in states))
+                if all(layout.field(name).dtype in _TYPES for name in names):
+                    self._places[key] = _Places(rule, layout, names, flags)
+        return self._places[key]
+
+
+class _Places:
+    """Where the fields of an optimizer lie in a record, and the kernel for them.
+
+    Attributes:
+        names: the fields, the weight first.
+    """
+
+    def __init__(
+        self, rule: _Rule, layout: RecordLayout, names: tuple[str, ...], flags: Mapping[str, bool]
+    ) -> None:
+        self.names = names
+        fields = [layout.field(name) for name in names]
+        self._dim = fields[0].dim
+        self._starts = [layout.span(name)[0] for name in names]
+        sizes = [field.storage.itemsize for field in fields]
+        apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
+        self._packed = math.gcd(self._dim, *apart) % 4 == 0
+        kinds = [_TYPES[field.dtype] for field in fields] + ["None"] * 3
+        types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
+        self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
+        self._macros |= {flag: int(value) for flag, value in flags.items()}
+        self._kernels: dict[int, tuple[Kernel, int]] = {}
+
+    def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:
+        """Return what the kernel is to do, all but its numbers."""
+        marks = 0 if trained is None else trained.data_ptr()
+        work = _Step(gradient.data_ptr(), marks, self._dim, self._starts[0])
+        work.state[: len(self._starts) - 1] = self._starts[1:]
+        work.share = 1 / self._dim
         return work
 
-    def _types(self, names: tuple[str, ...], work: _Step) -> dict[str, object]:
-        """Return the types of the fields, and how many elements of them can be moved at a time."""
-        fields = [self._layout.field(name) for name in names]
-        kinds = [_TYPES[field.dtype] for field in fields] + ["None"] * 3
-        starts = [self._layout.span(name)[0] for name in names]
-        apart = [
-            start // field.storage.itemsize for start, field in zip(starts, fields, strict=True)
-        ]
-        packed = work.gradient % 16 == 0 and math.gcd(work.dim, *apart) % 4 == 0
-        types = dict(zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False))
-        return {**types, "VECTOR": 4 if packed else 1}
+    def kernel(self, device: Device, gradient: Tensor) -> tuple[Kernel, int]:
+        """Return the kernel, for accesses as wide as the address of a gradient allows."""
+        vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
+        if vector not in self._kernels:
+            macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
+            self._kernels[vector] = device.load(_source(), "step", {**self._macros, **macros})
+        return self._kernels[vector]
 
 
 def _usual(group: Group) -> bool:

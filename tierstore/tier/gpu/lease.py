@@ -28,10 +28,7 @@ class GpuLease:
 
     Attributes:
         positions: int32 `(n,)`, for each id the index of its record; -1 for ids outside the table.
-        count: uint32 `(1,)`, the number of distinct records. Reading it waits; kernels need not.
-        bound: most that `count` can be; see `trim`.
-        records: uint64 `(bound,)`, the address of each record; the first `count` are filled.
-        slots: int32 `(bound,)`, its slot, or -1.
+        bound: most that `count` can be; see `trim`. The first `count` of other lists are filled.
         base: address of slot 0; a record with a slot is at `base + slot * record_bytes`.
 
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
@@ -49,9 +46,6 @@ class GpuLease:
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
         self.arguments = Arguments(tier.memory.argument, self._batch)
-        self.count = self._part(0, 4, np.uint32)
-        self.records = self._part(16, 8 * self.bound, np.uint64)
-        self.slots = self._part(16 + 8 * ids, 4 * self.bound, np.int32)
         self.positions = self._part(16 + 12 * ids, 4 * ids, np.int32)
         self.base = int(tier.memory.argument.slots)
         self.kept_rows = True
@@ -63,6 +57,21 @@ class GpuLease:
         self._written: list[tuple[int, int]] = []
         self._seen = tier.changes
         self._open = True
+
+    @property
+    def count(self) -> Any:
+        """uint32 `(1,)`, the number of distinct records."""
+        return self._part(0, 4, np.uint32)
+
+    @property
+    def records(self) -> Any:
+        """uint64 `(bound,)`, the address of each record."""
+        return self._part(16, 8 * self.bound, np.uint64)
+
+    @property
+    def slots(self) -> Any:
+        """int32 `(bound,)`, the slot of each record, or -1."""
+        return self._part(16 + 8 * self._batch.n, 4 * self.bound, np.int32)
 
     def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
         return self._block[start : start + nbytes].view(dtype)
