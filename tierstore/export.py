@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 from tierstore.formats.dtypes import Converter
-from tierstore.formats.registry import format_of, open_sink
+from tierstore.formats.registry import format_of, is_store, open_sink, path_of
 from tierstore.formats.seam import block_rows_for
-from tierstore.spec import check_dtype
+from tierstore.spec import DTYPES, check_dtype
 
 if TYPE_CHECKING:
     from tierstore.table import Table
@@ -24,11 +24,11 @@ class ExportResult:
     """What an export wrote.
 
     Attributes:
-        path: the file, or the directory of a `.zarr`.
+        path: the file, or the directory of a `.zarr`; the name of a zarr store.
         rows: rows written.
         dim: elements of each.
         dtype: element type in the file.
-        bytes: size of the file, or of all files in the directory.
+        bytes: size of the file, or of all files in the directory; of the matrix in a zarr store.
         overflowed: finite values that became infinite in the conversion to `dtype`.
     """
 
@@ -42,7 +42,7 @@ class ExportResult:
 
 def export_table(
     table: Table,
-    out: str | Path,
+    out: Any,
     *,
     field: str | None = None,
     rows: tuple[int, int] | None = None,
@@ -58,7 +58,9 @@ def export_table(
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file; see `tierstore.formats` for the suffixes.
+        out: the file; see `tierstore.formats` for the suffixes. Or a zarr store, such as
+            `zarr.storage.FsspecStore.from_url("s3://bucket/items.zarr")`: it has no rename, so
+            readers see it grow, and `load_table` refuses it until it is complete.
         field: the field to write; the first if None.
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
@@ -80,8 +82,9 @@ def export_table(
         UnknownNameError: no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    path = Path(out)
-    _refuse_inside_store(path)
+    path, into_store = path_of(out), is_store(out)
+    if not into_store:
+        _refuse_inside_store(path)
     if field is None:
         field = next(iter(table.fields))
     if field not in table.fields:
@@ -95,7 +98,7 @@ def export_table(
     done = 0
 
     with open_sink(
-        path,
+        out,
         rows=stop - start,
         dim=stored.dim,
         dtype=wanted,
@@ -112,9 +115,9 @@ def export_table(
                 progress(done, stop - start)
 
     converter.warn(f"field {field!r}")
-    return ExportResult(
-        path, stop - start, stored.dim, sink.dtype, _size(path), converter.overflowed
-    )
+    width = stored.dim * DTYPES[sink.dtype].itemsize
+    nbytes = (stop - start) * width if into_store else _size(path)
+    return ExportResult(path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed)
 
 
 def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +58,7 @@ class LoadResult:
 
 def load_table(
     store: Store,
-    src: str | Path,
+    src: Any,
     *,
     table: str | None = None,
     field: str | None = None,
@@ -76,7 +75,7 @@ def load_table(
     Args:
         store: an open store, mode "r+", without anything uncommitted.
         src: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; see
-            `tierstore.formats` for the suffixes.
+            `tierstore.formats` for the suffixes. Or a zarr store, as for `export_table`.
         table: the table; if None the only one, or `embeddings` in a store that has none.
         field: the field; the first if None, and `weight` in a new table. Where the file holds
             several arrays and `src` names none, the one of this name is read.

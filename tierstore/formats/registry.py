@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ __all__ = [
     "SINK_SUFFIXES",
     "SOURCE_SUFFIXES",
     "format_of",
+    "is_store",
     "open_sink",
     "open_source",
+    "path_of",
     "split_name",
 ]
 
@@ -81,13 +84,24 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     return Path(text), None
 
 
-def open_source(
-    path: str | Path, *, field: str | None = None, text_dtype: str = "float32"
-) -> Source:
+def path_of(where: Any) -> Path:
+    """Return a path as one, and for a zarr store its name, with the suffix of one."""
+    if isinstance(where, str | os.PathLike):
+        return Path(where)
+    return Path(f"{where}".rstrip("/").removesuffix(".zarr") + ".zarr")
+
+
+def is_store(where: Any) -> bool:
+    """Whether this is a zarr store rather than a path."""
+    return not isinstance(where, str | os.PathLike)
+
+
+def open_source(path: Any, *, field: str | None = None, text_dtype: str = "float32") -> Source:
     """Open a file of vectors for reading, chosen by its suffix; see `Source` for what it gives.
 
     Args:
-        path: the file, or `FILE:NAME` for an array, tensor or column of one that holds several.
+        path: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; or
+            a zarr store, such as `zarr.storage.FsspecStore.from_url("s3://bucket/items.zarr")`.
         field: the one to prefer where no name is given; a file that holds just one needs neither.
         text_dtype: the element type that formats in text, which name none, are read as.
 
@@ -96,6 +110,8 @@ def open_source(
         InvalidInputError: the suffix is unknown; the message lists the known ones.
         MissingExtraError: the format needs a package that is not installed.
     """
+    if is_store(path):
+        return zarr.open_in(path, path_of(path), Wanted(None, field, check_dtype(text_dtype)))
     file, name = split_name(path)
     reader = format_of(file).reader
     if reader is None:  # not reached: format_of refuses what is not read
@@ -104,7 +120,7 @@ def open_source(
 
 
 def open_sink(
-    path: str | Path,
+    path: Any,
     *,
     rows: int,
     dim: int,
@@ -120,7 +136,8 @@ def open_sink(
     error nothing is left.
 
     Args:
-        path: the file; `.zarr` makes a directory.
+        path: the file; `.zarr` makes a directory. Or a zarr store: what is written there appears
+            at once, and is refused by readers until it is complete.
         rows: rows of the whole matrix; 0 is possible.
         dim: elements of a row.
         dtype: element type of the blocks. Where a format cannot hold it, half precisions are
@@ -137,7 +154,7 @@ def open_sink(
         MissingExtraError: the format needs a package that is not installed.
         StoreFullError, StoreIOError: the file system failed.
     """
-    target = Path(path)
+    target = path_of(path)
     return open_sink_of(
         format_of(target, write=True),
         target,
@@ -148,4 +165,5 @@ def open_sink(
         keys=keys,
         first_row=first_row,
         force=force,
+        store=path if is_store(path) else None,
     )

@@ -21,6 +21,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
+from tierstore.formats import zarr
 from tierstore.formats.dtypes import convert, held_dtype
 from tierstore.formats.keys import KeyColumn
 from tierstore.formats.seam import Array, Content, Format, Write, block_rows_for
@@ -116,8 +117,12 @@ def open_sink_of(
     keys: Any,
     first_row: int,
     force: bool,
+    store: Any = None,
 ) -> Iterator[Sink]:
-    """Open a sink for one format; the arguments are those of `open_sink`."""
+    """Open a sink for one format; the arguments are those of `open_sink`.
+
+    Where a zarr `store` is given, it is written to, and `path` is for messages.
+    """
     suffix = format_.suffixes[0]
     if format_.writer is None:
         raise InvalidInputError(f"{path}: {suffix} files are read, not written")
@@ -141,11 +146,13 @@ def open_sink_of(
         keys=None if keys is None else KeyColumn(keys, rows),
         first_row=first_row,
     )
-    with (
-        _explained(path),
-        publish(path, force=force) as partial,
-        format_.writer(partial, content) as write,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_explained(path))
+        if store is None:
+            partial = stack.enter_context(publish(path, force=force))
+            write = stack.enter_context(format_.writer(partial, content))
+        else:
+            write = stack.enter_context(zarr.new_group(store, path, content, force=force))
         sink = Sink(path, content, dtype, write)
         yield sink
         sink.finish()

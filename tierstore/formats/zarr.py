@@ -3,6 +3,10 @@
 Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and where each starts,
 `keys_offsets`. zarr has no bfloat16: such arrays are uint16 with the attribute `dtype: bfloat16`.
 Read is a group or a single array, of v2 or v3.
+
+Besides a path, a zarr store is taken: an object store, one of fsspec's file systems, memory.
+Those have no rename, so the attribute `complete` of the group says whether writing it came to an
+end; a group where it did not is refused.
 """
 
 from __future__ import annotations
@@ -17,24 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from tierstore.errors import FormatError
+from tierstore.errors import ExistsError, FormatError
 from tierstore.formats.choice import choose
 from tierstore.formats.files import parsing
 from tierstore.formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.formats.seam import Array, Content, Format, Source, Wanted, Write
 from tierstore.spec import DTYPES
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "new_group", "open_in"]
 
 MAX_CHUNK_ROW_BYTES = 512 << 20
 """Bytes of all chunks that hold parts of a row, which are decoded together."""
 
 _KEYS, _OFFSETS = "keys", "keys_offsets"
+_COMPLETE = "complete"
 _KEY_CHUNK = 1 << 20
 
 
 class _ZarrSource(Source):
     def __init__(self, path: Path, array: Any, siblings: dict[str, Any]) -> None:
+        """Read from an array of the zarr group at `path`, which may be one in a store's name."""
         rows, dim = array.shape
         super().__init__(path, rows, dim, str(_element(array)))
         self._array = array
@@ -100,6 +106,8 @@ def _check_chunks(path: Path, array: Any) -> None:
             f"at most {MAX_CHUNK_ROW_BYTES} are read: rechunk it"
         )
     needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
+    if not path.is_dir():
+        return  # where files are objects, listing them costs, and `complete` tells
     found = sum(len(names) for _, _, names in os.walk(path / array.path))
     if found >= needed:  # zarr's own count takes as long as the shape is large
         inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
@@ -113,12 +121,19 @@ def _check_chunks(path: Path, array: Any) -> None:
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    import zarr
-
     if not path.is_dir():
         raise FormatError(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
+    return open_in(path, path, wanted)
+
+
+def open_in(where: Any, path: Path, wanted: Wanted) -> Source:
+    """Open a group or array in `where`, which zarr takes for a store; `path` is for messages."""
+    import zarr
+
     with parsing(path, "zarr group or array", Exception):
-        node = zarr.open(path, mode="r")
+        node = zarr.open(where, mode="r")
+        if node.attrs.get(_COMPLETE, True) is not True:
+            raise FormatError(f"{path}: writing it did not come to an end; write it again")
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
@@ -131,7 +146,30 @@ def _open(path: Path, wanted: Wanted) -> Source:
 def _write(path: Path, content: Content) -> Iterator[Write]:
     import zarr
 
-    group = zarr.create_group(path)
+    with _filled(zarr.create_group(path), content) as write:
+        yield write
+
+
+@contextmanager
+def new_group(where: Any, path: Path, content: Content, *, force: bool) -> Iterator[Write]:
+    """Write a group in `where`, which zarr takes for a store; `path` is for messages.
+
+    Raises ExistsError, unless `force`, if there is something. Incomplete while the body runs.
+    """
+    import zarr
+
+    try:
+        group = zarr.create_group(where, overwrite=force, attributes={_COMPLETE: False})
+    except (ValueError, FileExistsError) as error:
+        raise ExistsError(f"{path} holds something; force it to be replaced: {error}") from error
+    with _filled(group, content) as write:
+        yield write
+    group.attrs[_COMPLETE] = True
+
+
+@contextmanager
+def _filled(group: Any, content: Content) -> Iterator[Write]:
+    """Fill a new group: keys first, then the matrix as it comes."""
     if content.keys is not None:
         _write_keys(group, content.keys)
     array = group.create_array(
