@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,10 @@ QUESTION = "A step of Adam, gradient and update included, on a table of which a 
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "Adagrad": ("sum",)}
 WARMING = 40
 IN_A_ROW = 4
-MODEL_SECONDS = 0.014
+MODEL_SECONDS = 0.02
+"""Longer than the link takes for the rows of a batch, both ways."""
+UNTIMED, TIMED = 4, 8
+"""Steps of a turn beside a model: the first let prefetches get as far ahead as they do."""
 
 Step = Callable[[Any], object]
 
@@ -29,7 +33,8 @@ class Tiered:
         from tierstore.optim import TieredOptimizer
 
         fields = STATES[optimizer]
-        self.scratch = filled(rows, rows // 10, device, values, states=fields)
+        slots = rows // 10 if optimizer == "Adam" else rows
+        self.scratch = filled(rows, slots, device, values, states=fields)
         self._kind = getattr(torch.optim, optimizer)
         self.layers = {
             way: TieredEmbedding(self.scratch.table) for way in ("in the slots", "foreach")
@@ -80,6 +85,21 @@ def dense_work() -> tuple[Callable[[], object], float]:
             left @ right
 
     return run, statistics.median(seconds(run) for _ in range(5))
+
+
+def timed(step: Step, batches: Any) -> float:
+    """Train, and return the device's seconds for each of the last `TIMED` steps."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    for number, ids in enumerate(itertools.islice(batches, UNTIMED + TIMED)):
+        if number == UNTIMED:
+            begin.record()
+        step(ids)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / TIMED
 
 
 class Bench:
@@ -157,36 +177,32 @@ class Bench:
         self.time(steps, ids)
 
     def look_ahead(self, adam: Tiered, fresh: list[Any]) -> None:
-        """Measure beside a model that computes for longer than the link takes."""
+        """Measure beside a model that computes for longer than the link takes, in turn."""
         import tierstore
 
         model, self.model_seconds = dense_work()
-        step = adam.step("in the slots", self.gradient, model)
+        tiered = adam.step("in the slots", self.gradient, model)
         layer = adam.layers["in the slots"]
-
-        def train(batches: list[Any], depth: int | None) -> float:
-            loader: Any = batches
-            if depth is not None:
-                loader = tierstore.lookahead(batches, {layer: lambda ids: ids}, depth=depth)
-
-            def run() -> None:
-                for ids in loader:
-                    step(ids)
-
-            return seconds(run) / len(batches)
-
-        count = min(len(fresh), 24)
-        for name, batches, depth in (
-            ("all rows there", fresh[:1] * count, None),
-            ("missing rows, looked ahead", fresh[:count], 2),
-            ("missing rows, not looked ahead", fresh[:count], None),
-        ):
-            train(batches[:4], depth)
-            self.seconds[f"tierstore beside a model, {name}"] = train(batches, depth)
+        length = UNTIMED + TIMED
+        rounds = len(fresh) // length
+        more = [*fresh, *fresh]  # so that there is always something to look ahead at
+        parts = [more[length * turn :][: length + 4] for turn in range(rounds)]
+        ways: dict[str, tuple[Step, Callable[[list[Any]], Any]]] = {
+            "tierstore beside a model, all rows there": (tiered, lambda part: part[:1] * length),
+            "tierstore beside a model, looked ahead": (
+                tiered,
+                lambda part: tierstore.lookahead(part, {layer: lambda ids: ids}, depth=2),
+            ),
+            "tierstore beside a model, not looked ahead": (tiered, lambda part: part),
+        }
         if have("fbgemm_gpu"):
             step = Fbgemm(len(self.values), DIM, None, "ADAM").step(self.gradient, model)
-            train(fresh[:4], None)
-            self.seconds["FBGEMM in HBM beside a model"] = train(fresh[:count], None)
+            ways["FBGEMM in HBM beside a model"] = step, lambda part: part
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(rounds):
+            for number, (name, (step, loader)) in enumerate(ways.items()):
+                times[name].append(timed(step, loader(parts[(turn + number) % rounds])))
+        self.seconds |= {name: statistics.median(each) for name, each in times.items()}
 
     def moved(self) -> int:
         """Return the bytes that crossed the link so far, both ways."""
@@ -198,7 +214,7 @@ class Bench:
         found = self.seconds
         answer.rows = [{"step": name, "ms": 1e3 * taken} for name, taken in found.items()]
         hit, missing = found["tierstore, Adam in the slots"], found["tierstore, Adam, missing rows"]
-        ahead = found["tierstore beside a model, missing rows, looked ahead"]
+        ahead = found["tierstore beside a model, looked ahead"]
         limits = {
             "Adam, foreach / in the slots": (found["tierstore, Adam foreach"] / hit, 1.6),
             "Adagrad, foreach / in the slots": (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tierstore.errors import ClosedError
+from tierstore.guard import interrupts_deferred
 from tierstore.nn.batch import Batch
 
 __all__ = ["Lookup", "deposit", "lookup", "read", "register"]
@@ -45,9 +46,10 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
-        ctx.batch, ctx.module = module.lease_rows(ids), module
+        with interrupts_deferred():  # once for all that follows
+            ctx.batch, ctx.module = module.lease_rows(ids), module
+            rows = module.rows_of(ctx.batch).to(anchor)
         ctx.save_for_backward(anchor)
-        rows = module.rows_of(ctx.batch).to(anchor)
         return rows.reshape(*ids.shape, anchor.shape[1])
 
     @staticmethod

@@ -165,11 +165,11 @@ class TieredOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for field in self._every():
-            field.gather()
         with interrupts_deferred():
+            for field in self._every():
+                field.gather()
             self._update()
-        self.zero_grad()
+            self.zero_grad()
         return loss
 
     def _update(self) -> None:
