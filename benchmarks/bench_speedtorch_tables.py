@@ -20,6 +20,7 @@ from peers import have
 
 import tierstore.speedtorch as facade
 from tierstore import Budget
+from tierstore.speedtorch.held import Held
 
 QUESTION = "Random rows of a table to and from a variable on the GPU, at 1, 2, 4 and all cores"
 PUBLISHED = {
@@ -129,6 +130,14 @@ class Subject:
             made["SpeedTorch(PinnedCPU)"] = self._speedtorch(CPUPinn=True)
         return made
 
+    def forget(self) -> None:
+        """Give memory back that libraries keep for themselves."""
+        if self._device.type == "cuda":
+            import cupy
+
+            torch.cuda.empty_cache()
+            cupy.get_default_memory_pool().free_all_blocks()
+
     def _filled(self, made: Any) -> Any:
         for start in range(0, self.rows, BLOCK):
             ids = torch.arange(start, min(start + BLOCK, self.rows), device=self._device)
@@ -181,6 +190,11 @@ def measure(
                 {"table": row["table"], "moves": kind, "cores": cores, **row} for row in timed
             ]
         run_on(every)
+        for made in contestants.values():
+            if isinstance(made, Held):
+                made.close()
+        contestants.clear()
+        subject.forget()
     return found
 
 
@@ -283,4 +297,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments(QUESTION, rows=10_000_000, dim=128, batch=131_072).parse_args())
+    main(arguments(QUESTION, rows=16_000_000, dim=128, batch=131_072).parse_args())

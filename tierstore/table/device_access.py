@@ -131,11 +131,15 @@ class DeviceAccess:
             return self._torch_ids(ids)
         if is_cupy(ids):
             return self._cupy_ids(ids)
+        return self._host_ids(ids, "numpy")
+
+    def _host_ids(self, ids: object, kind: str) -> Ids:
+        """Check ids that are on the host, and copy them unless a prefetch has. Nothing waits."""
         checked = host_ids(ids, self.gpu.rows)
         rows = self.gpu.foreseen(checked.rows)
-        return Ids(
-            self._device.upload(checked.rows) if rows is None else rows, checked.shape, "numpy"
-        )
+        if rows is None:
+            rows = self._device.upload(checked.rows, self.stream(kind))
+        return Ids(rows, checked.shape, kind)
 
     def _torch_ids(self, ids: Any) -> Ids:
         import torch
@@ -147,13 +151,7 @@ class DeviceAccess:
             raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
         if ids.device != here:
             if ids.device.type == "cpu":
-                checked = host_ids(ids, self.gpu.rows).rows
-                rows = self.gpu.foreseen(checked)
-                if rows is None:
-                    rows = torch.from_numpy(checked)
-                    if here.type == "cuda":  # from pageable memory the copy would be waited for
-                        rows = rows.pin_memory().to(here, non_blocking=True)
-                return Ids(rows, shape, "torch")
+                return self._host_ids(ids, "torch")
             raise DeviceError(
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
