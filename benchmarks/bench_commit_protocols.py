@@ -98,26 +98,30 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def written_bytes() -> int:
-    """Return the bytes this process has had sent to disks so far, in whole pages."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        if line.startswith("write_bytes"):
-            return int(line.split()[1])
-    raise OSError("/proc/self/io does not count written bytes")
+def written_bytes(directory: Path) -> int | None:
+    """Return the bytes the device under a directory has written so far; None if it is no device."""
+    device = os.stat(directory).st_dev
+    status = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    return 512 * int(status.read_text().split()[6]) if status.exists() else None
 
 
-def cost(commit: Callable[..., None], *given: np.ndarray) -> tuple[float, int]:
-    """Return the seconds and the bytes written of a commit."""
+def cost(
+    directory: Path, commit: Callable[..., None], *given: np.ndarray
+) -> tuple[float, float | None]:
+    """Return the seconds of a commit, and the bytes the device wrote until all is there."""
     os.sync()
     back_free_memory()
-    bytes_before, begin = written_bytes(), time.perf_counter()
+    before, begin = written_bytes(directory), time.perf_counter()
     commit(*given)
-    return time.perf_counter() - begin, written_bytes() - bytes_before
+    seconds = time.perf_counter() - begin
+    os.sync()
+    after = written_bytes(directory)
+    return seconds, None if before is None or after is None else after - before
 
 
 def measure(
     directory: Path, rows: int, dim: int, repeat: int
-) -> dict[tuple[int, str], tuple[float, float]]:
+) -> dict[tuple[int, str], tuple[float, float | None]]:
     """Return, by share of rows and way, median seconds and bytes written per byte changed."""
     rng = np.random.default_rng(5)
     first = rng.standard_normal((rows, dim), dtype=np.float32)
@@ -127,20 +131,21 @@ def measure(
         "undo journal": Journal(directory, first).commit,
         f"chunks of {CHUNK >> 10} KiB rewritten": Chunks(directory, first).commit,
     }
-    found: dict[tuple[int, str], tuple[float, float]] = {}
+    found: dict[tuple[int, str], tuple[float, float | None]] = {}
     for one_in in ONE_IN:
         count = max(1, rows // one_in)
-        costs: dict[str, list[tuple[float, int]]] = {name: [] for name in [*ways, "fold"]}
+        costs: dict[str, list[tuple[float, float | None]]] = {name: [] for name in [*ways, "fold"]}
         for _ in range(repeat):
             ids = rng.choice(rows, count, replace=False)
             new = rng.standard_normal((count, dim), dtype=np.float32)
             for name, commit in ways.items():
-                costs[name].append(cost(commit, ids, new))
-            costs["fold"].append(cost(ours.fold))
+                costs[name].append(cost(directory, commit, ids, new))
+            costs["fold"].append(cost(directory, ours.fold))
         for name, each in costs.items():
             seconds = statistics.median(second for second, _ in each)
-            nbytes = statistics.median(written for _, written in each)
-            found[one_in, name] = seconds, nbytes / (count * dim * 4)
+            written = [nbytes for _, nbytes in each if nbytes is not None]
+            changed = count * dim * 4
+            found[one_in, name] = seconds, statistics.median(written) / changed if written else None
     ours.store.close()
     return found
 
@@ -158,7 +163,7 @@ def main() -> None:
         "every commit faster than an undo journal's and than rewriting chunks",
         notes=[
             "a fold merges deltas into the base later: here after each commit, else for many",
-            "bytes are those the process had sent to the disk, in whole pages, its journal apart",
+            "bytes are those the device wrote, its journal included, until all was synced",
         ],
     )
     with workspace(options) as directory:

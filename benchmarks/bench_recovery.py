@@ -22,7 +22,7 @@ def train_and_die(path: Path, rows: int, dim: int) -> None:
     """Make a table, commit one row in a hundred in ten versions, write more, and be killed."""
     spec = tierstore.TableSpec(rows, dim, sparse=True)
     tierstore.create(path, {"t": spec}).close()
-    store = tierstore.open(path, "r+", budget=tierstore.Budget(host=64 << 20))
+    store = tierstore.open(path, "r+", budget=tierstore.Budget(host=256 << 20))
     rng = np.random.default_rng(3)
     count = max(1, rows // 100 // _COMMITS)
     for step in range(_COMMITS + 1):
@@ -39,7 +39,7 @@ def open_and_die(path: Path) -> None:
         pass
     forget(path)
     begin = time.perf_counter()
-    store = tierstore.open(path, "r+", budget=tierstore.Budget(host=64 << 20))
+    store = tierstore.open(path, "r+", budget=tierstore.Budget(host=256 << 20))
     opened = time.perf_counter()
     store["t"].read(np.arange(0, store["t"].rows, max(1, store["t"].rows // 100)))
     print(opened - begin, time.perf_counter() - opened, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 import time
 from multiprocessing.synchronize import Event
@@ -31,22 +32,27 @@ def verify_seconds(path: Path, repeat: int) -> float:
 
 
 def verify_for_ever(path: Path, go: Event, stop: Event) -> None:
-    """Verify a store again and again while `go` is set."""
+    """Verify a store again and again while `go` is set, at low priority, as the command does."""
+    os.nice(10)
     with tierstore.open(path, budget=tierstore.Budget(host=0)) as store:
         while not stop.is_set():
             if go.wait(0.1):
                 store.verify(progress=lambda *_: go.wait(60))
 
 
-def steps_a_second(store: tierstore.Store, rng: np.random.Generator, seconds: float) -> float:
-    """Train for a while: read a batch, change it, write it; a commit every hundred steps."""
+def steps_a_second(
+    store: tierstore.Store, layer: np.ndarray, rng: np.random.Generator, seconds: float
+) -> float:
+    """Train for a while: read skewed ids, a layer forward and back, write; commits in between."""
     table = store["t"]
     count, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        ids = rng.integers(0, table.rows, 4096)
-        table.write(ids, table.read(ids) * np.float32(0.99))
+        ids = np.minimum(rng.pareto(0.5, 4096).astype(np.int64), table.rows - 1)
+        rows = table.read(ids)
+        hidden = rows @ layer
+        table.write(ids, rows - np.float32(0.01) * (hidden @ layer.T))
         count += 1
-        if count % 100 == 0:
+        if count % 50 == 0:
             store.commit()
     return count / (time.perf_counter() - begin)
 
@@ -58,14 +64,15 @@ def beside(path: Path, turns: int) -> tuple[float, float]:
     other = context.Process(target=verify_for_ever, args=(path, go, stop))
     other.start()
     rng = np.random.default_rng(2)
+    layer = rng.standard_normal((128, 512), dtype=np.float32)
     alone, both = [], []
     with tierstore.open(path, "r+", budget=tierstore.Budget(host=64 << 20)) as store:
-        steps_a_second(store, rng, _TURN_SECONDS)
+        steps_a_second(store, layer, rng, _TURN_SECONDS)
         for _ in range(turns):
             go.clear()
-            alone.append(steps_a_second(store, rng, _TURN_SECONDS))
+            alone.append(steps_a_second(store, layer, rng, _TURN_SECONDS))
             go.set()
-            both.append(steps_a_second(store, rng, _TURN_SECONDS))
+            both.append(steps_a_second(store, layer, rng, _TURN_SECONDS))
         store.rollback()
     stop.set()
     go.set()

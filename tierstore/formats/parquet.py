@@ -27,6 +27,8 @@ __all__ = ["FORMAT", "read_key_column"]
 _KEY = "key"
 _ELEMENTS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _BUFFER_BYTES = 1 << 20
+_SMALL_BYTES = 32 << 20
+"""Files up to this size are read by whole chunks."""
 _KEY_ROWS = 1 << 16
 
 
@@ -48,8 +50,11 @@ class _Table:
         self.path = file.path
         parquet = _pyarrow().parquet
         with parsing(self.path, "Parquet file", Exception):
+            # A buffered read believes the sizes that pages have by their headers; that of a whole
+            # chunk is bounded by the file's.
+            buffer_bytes = _BUFFER_BYTES if file.size > _SMALL_BYTES else 0
             self._file = parquet.ParquetFile(
-                file.stream(), pre_buffer=False, buffer_size=_BUFFER_BYTES
+                file.stream(), pre_buffer=False, buffer_size=buffer_bytes
             )
             self.rows: int = self._file.metadata.num_rows
             self.types = {column.name: column.type for column in self._file.schema_arrow}
