@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
@@ -57,6 +58,12 @@ class Device(Protocol):
 
     def current(self) -> AbstractContextManager[Any]:
         """Make this the current device for a while."""
+
+    def enter(self) -> int:
+        """Make this the current device; return what to give to `leave`."""
+
+    def leave(self, before: int) -> None:
+        """Make the device current that was before."""
 
     def arena_kind(self, nbytes: int) -> str:
         """Return the best kind of host memory of that size for the device to read."""
@@ -146,6 +153,7 @@ class CudaDevice:
             self._modules: dict[tuple[str, ...], Any] = {}
             self._kernels: dict[tuple[str, ...], tuple[Kernel, int]] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
+        self._streams: dict[int, Any] = {0: cupy.cuda.Stream.null}
         self.beside: int = self._beside.ptr
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
@@ -213,7 +221,7 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.index):
             if stream is None or stream == self.current_stream():
                 return self._cupy.empty(size, dtype)
-            with self._cupy.cuda.ExternalStream(stream, self.index):
+            with self._in(stream):
                 return self._cupy.empty(size, dtype)
 
     def stage(self, nbytes: int) -> memory.Arena:
@@ -230,6 +238,31 @@ class CudaDevice:
         context: AbstractContextManager[Any] = self._cupy.cuda.Device(self.index)
         return context
 
+    def enter(self) -> int:
+        """Make this the current device, in less than a microsecond if it is; return which was."""
+        before = int(self._runtime.getDevice())
+        if before != self.index:
+            self._runtime.setDevice(self.index)
+        return before
+
+    def leave(self, before: int) -> None:
+        """Make the device current that was before."""
+        if before != self.index:
+            self._runtime.setDevice(before)
+
+    def _in(self, stream: int) -> Any:
+        """Return CuPy's object for a stream, to make it the current one for a while."""
+        if stream == self.beside:
+            return self._beside
+        found = self._streams.get(stream)
+        if found is None:
+            with warnings.catch_warnings():
+                # What CuPy 14 wants instead destroys the stream with the object.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                found = self._cupy.cuda.ExternalStream(stream, self.index)
+            self._streams[stream] = found
+        return found
+
     def arena_kind(self, nbytes: int) -> str:
         """Return "managed" or "pinned"; see `memory.choose`."""
         return memory.choose(nbytes, self.index)
@@ -242,9 +275,9 @@ class CudaDevice:
     def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
         """Copy a host array to the device, in the order of a stream, or CuPy's current one."""
         with self.current():
-            if stream is None:
+            if stream is None or stream == self.current_stream():
                 return self._cupy.asarray(array)
-            with self._cupy.cuda.ExternalStream(stream, self.index):
+            with self._in(stream):
                 return self._cupy.asarray(array)
 
     def download(self, array: Any) -> npt.NDArray[Any]:

@@ -101,6 +101,12 @@ class EmulatedDevice:
     def current(self) -> Any:
         return contextlib.nullcontext()
 
+    def enter(self) -> int:
+        return 0
+
+    def leave(self, before: int) -> None:
+        pass
+
     def arena_kind(self, nbytes: int) -> str:
         return "pageable"
 

@@ -218,6 +218,7 @@ def test_nobody_takes_what_has_not_arrived(path: Path, host_rows: int) -> None:
         " const long long start = clock64(); while (clock64() - start < cycles); }",
         "spin",
     )
+    turns = [cupy.cuda.Stream.null, *(cupy.cuda.Stream(non_blocking=True) for _ in range(2))]
     rng = np.random.default_rng(2)
     expected = rows_of(path)
     budget = Budget(host_rows=host_rows, gpu_rows=100)
@@ -225,9 +226,11 @@ def test_nobody_takes_what_has_not_arrived(path: Path, host_rows: int) -> None:
         table = store["t"]
         for step in range(60):
             ids = rng.permutation(ROWS)[: int(rng.choice([5, 90, 400]))]
-            with torch.cuda.stream(torch.cuda.Stream()) if step % 3 else _nothing():
-                stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-                with stream:
+            with turns[step % 3]:
+                handle = cupy.cuda.get_current_stream().ptr
+                default = torch.cuda.default_stream()
+                current = torch.cuda.ExternalStream(handle) if handle else default
+                with torch.cuda.stream(current):
                     spin((1,), (1,), (np.int64(5_000_000),))
                     rows = rng.standard_normal((ids.size, DIM)).astype(np.float32)
                     if step % 2:
@@ -241,12 +244,6 @@ def test_nobody_takes_what_has_not_arrived(path: Path, host_rows: int) -> None:
                     table.prefetch(rng.integers(0, ROWS, 30))
         store.commit()
     np.testing.assert_array_equal(rows_of(path), expected)
-
-
-def _nothing() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 # -- 60: a device that is lost

@@ -29,12 +29,13 @@ from tierstore.spec import Field, RecordLayout
 from tierstore.table.access import Piece, check_lease
 from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore.table.prefetch import Prefetcher
+from tierstore.table.tiers import Tiers
 from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.transfer import Device, Kernel
 
-__all__ = ["DeviceAccess", "DeviceLease", "device_errors"]
+__all__ = ["DeviceAccess", "DeviceLease", "on_device"]
 
 _WIDER = {
     "float16": ("float16",),
@@ -61,10 +62,14 @@ def _explained(error: BaseException | None, table: str) -> BaseException | None:
 
 
 @contextlib.contextmanager
-def device_errors(table: str) -> Iterator[None]:
-    """Turn errors of the CUDA driver into those a user can act on."""
-    try:
+def on_device(tiers: Tiers, table: str) -> Iterator[None]:
+    """Make a table's device the current one, and explain the driver's errors to users."""
+    if tiers.gpu is None:
         yield
+        return
+    try:
+        with tiers.gpu.device.current():
+            yield
     except Exception as error:
         explained = _explained(error, table)
         if explained is error or explained is None:
@@ -73,13 +78,21 @@ def device_errors(table: str) -> Iterator[None]:
 
 
 class _Using(Use):
-    """A use of the store that explains the driver's errors, and checks ids if every call does."""
+    """A use of the store on its device, whichever was the current one.
 
-    __slots__ = ("_access",)
+    It explains the driver's errors, and checks ids if every call does.
+    """
+
+    __slots__ = ("_access", "_before")
 
     def __init__(self, access: DeviceAccess, *, write: bool) -> None:
         super().__init__(access.guard, write=write)
         self._access = access
+        self._before = -1
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._before = self._access.gpu.device.enter()
 
     def __exit__(
         self,
@@ -93,6 +106,7 @@ class _Using(Use):
                 self._access.gpu.check()
             except Exception as failed:
                 found = failed
+        self._access.gpu.device.leave(self._before)
         if found is None:
             super().__exit__()
             return
@@ -345,7 +359,8 @@ class DeviceLease:
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
         self._check()
-        trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
+        with self.device.current():
+            trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
         self.bound = self.gpu.bound
         self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed

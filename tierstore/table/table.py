@@ -20,7 +20,7 @@ from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TierStats
 from tierstore.table.access import Access, HostAccess, Lease, Piece
-from tierstore.table.device_access import DeviceAccess, device_errors
+from tierstore.table.device_access import DeviceAccess, on_device
 from tierstore.table.ids import Ids, on_host
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.tiers import Tiers
@@ -322,7 +322,7 @@ class Table:
     def _settle_gpu(self) -> None:
         """Have the host tier know every record that changed on the GPU; waits for the GPU."""
         if self.tiers.gpu is not None:
-            with device_errors(self.name):
+            with on_device(self.tiers, self.name):
                 self.tiers.gpu.flush()
 
     @property
@@ -390,7 +390,7 @@ class Table:
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         gpu, host = self.tiers.gpu, self.host
-        with self._owner.guard.use(), device_errors(self.name):
+        with self._owner.guard.use(), on_device(self.tiers, self.name):
             found = {
                 **({} if gpu is None else {"gpu": gpu.stats}),
                 **({} if host is None else {"host": host.stats}),
@@ -440,7 +440,7 @@ class Table:
     def discard(self) -> None:
         """Drop what was not committed."""
         if self.tiers.gpu is not None:
-            with device_errors(self.name):
+            with on_device(self.tiers, self.name):
                 self.tiers.gpu.discard()
         gone = self.disk.discard()
         if self.host is not None:

@@ -48,7 +48,7 @@ class Tiers:
     def close(self) -> None:
         """Give the memory back, even where the GPU has failed."""
         if self.gpu is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), self.gpu.device.current():
                 self.gpu.close()
         if self.host is not None:
             with contextlib.suppress(Exception):
