@@ -32,7 +32,7 @@ def verify_seconds(path: Path, repeat: int) -> float:
 
 
 def verify_for_ever(path: Path, go: Event, stop: Event) -> None:
-    """Verify a store again and again while `go` is set, at low priority, as the command does."""
+    """Verify a store again and again while `go` is set, at low priority, as the command has."""
     os.nice(10)
     with tierstore.open(path, budget=tierstore.Budget(host=0)) as store:
         while not stop.is_set():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tierstore_cli.background import in_background
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
@@ -27,7 +28,7 @@ def verify(out: Output, store: Path, sample: int | None) -> None:
     """Check the rows and files of STORE against their checksums.
 
     Goes on after the first damage and lists all of it; exits with 4 if there is any. What is
-    checked is the newest version; a trainer may go on writing meanwhile.
+    checked is the newest version; a trainer may go on writing meanwhile, and has priority.
 
     \b
     Examples:
@@ -37,7 +38,7 @@ def verify(out: Output, store: Path, sample: int | None) -> None:
     """
     with open_store(store) as opened, Progress("verifying") as progress:
         version = opened.version
-        report = opened.verify(sample=sample, progress=progress)
+        report = in_background(lambda told: opened.verify(sample=sample, progress=told), progress)
 
     data = {
         "store": os.path.abspath(store),
