@@ -29,6 +29,8 @@ STEPS += ["add_fields", "grow", "set_keys", "reopen"]
 class StoreMachine(RuleBasedStateMachine):
     """Every read shows the account; every reader its version; every power cut the last commit."""
 
+    device: Any = "cpu"
+
     @initialize(seed=st.integers(0, 2**32), backend=st.sampled_from(["memmap", "zarr", "zstd"]))
     def create(self, seed: int, backend: str) -> None:
         self.readers: list[tuple[tierstore.Store, State]] = []
@@ -39,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.small.__enter__()
         self.scratches: list[Any] = []
         self._record([])
-        self.twin = Twin(self.root, self.recorder.mark, seed, backend=backend)
+        self.twin = Twin(self.root, self.recorder.mark, seed, backend=backend, device=self.device)
         self._do("create")
 
     def _record(self, events: list[Any]) -> None:

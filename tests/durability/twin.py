@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import warnings
 from collections.abc import Callable, Iterable
@@ -47,9 +48,17 @@ class Twin:
     """Performs random steps on a store, and says before each commit what it will be."""
 
     def __init__(
-        self, root: Path, mark: Marked, seed: int, *, name: str = "s", backend: str | None = None
+        self,
+        root: Path,
+        mark: Marked,
+        seed: int,
+        *,
+        name: str = "s",
+        backend: str | None = None,
+        device: Any = "cpu",
     ) -> None:
         """Work on the store `name` in `root`; `mark` is told when a state begins and is done."""
+        self._device = device
         self.path = root / name
         self.states: list[State] = []
         self._name = name
@@ -122,8 +131,11 @@ class Twin:
         self.open()
 
     def open(self, **options: Any) -> None:
-        """Open the store for writing, with a random host tier."""
+        """Open the store for writing, with a random host tier, and a random GPU tier if any."""
         budget = Budget(host_rows=self._random.choice((0, 1, 5, 1000)))
+        if self._device != "cpu":
+            budget = dataclasses.replace(budget, gpu_rows=self._random.choice((1, 3, 20, 1000)))
+            options["device"] = self._device
         self.store = tierstore.open(self.path, "r+", budget=budget, keep=2, **options)
 
     def _new_table(self, name: str) -> tierstore.TableSpec:
