@@ -32,7 +32,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q
 
 torture: $(READY)
-	$(BIN)/python -m pytest -q --torture -m torture
+	$(BIN)/python -m pytest -q -s --torture -m torture
 
 lint: $(READY)
 	$(BIN)/ruff check .
