@@ -27,11 +27,13 @@ TINY = {
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
     "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
     "bench_verify": ["--mib", "1"],
+    "bench_train_end_to_end": ["--rows", "2000", "--batch", "128", "--steps", "8"],
     "bench_transfer_techniques": ["--rows", "5000", "--dim", "8", "--batch", "300"],
 }
 NEEDS = {
     "bench_bookkeeping": "cachetools",
     "bench_host_read": "torch",
+    "bench_train_end_to_end": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }
 

@@ -1,4 +1,4 @@
-"""A training run that commits as it goes, for a process that is killed: python -m … PATH STEPS."""
+"""A training run that commits as it goes, in a process to be killed: -m … PATH STEPS DEVICE."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class Model(torch.nn.Module):
         return self.linear(self.dropout(rows)).square().mean()
 
 
-def opened(path: Path) -> tierstore.Store:
-    budget = tierstore.Budget(host_rows=20)
+def opened(path: Path, device: str) -> tierstore.Store:
+    budget = tierstore.Budget(host_rows=20, gpu_rows=10)
     if path.exists():
-        return tierstore.open(path, "r+", budget=budget)
+        return tierstore.open(path, "r+", budget=budget, device=device)
     init = tierstore.normal(seed=1)
     specs = {name: tierstore.TableSpec(ROWS, DIM, init=init) for name in ("user", "item")}
-    return tierstore.create(path, specs, budget=budget)
+    return tierstore.create(path, specs, budget=budget, device=device)
 
 
-def train(path: Path, steps: int) -> None:
+def train(path: Path, steps: int, device: str = "cpu") -> None:
+    torch.use_deterministic_algorithms(device != "cpu")
     torch.manual_seed(0)
     np.random.seed(0)
-    with opened(path) as store:
-        model = Model(store)
+    with opened(path, device) as store:
+        model = Model(store).to(device)
         tiered = TieredOptimizer(torch.optim.Adam, [model.users, model.items], lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=0.05)
         schedules = [torch.optim.lr_scheduler.StepLR(each, 7) for each in (tiered, dense)]
@@ -48,7 +49,7 @@ def train(path: Path, steps: int) -> None:
             store, model=model, tiered=tiered, dense=dense, one=schedules[0], two=schedules[1]
         )
         for step in range(run.resume(), steps):
-            ids = torch.from_numpy(np.random.randint(0, ROWS, (16, 2)))
+            ids = torch.from_numpy(np.random.randint(0, ROWS, (16, 2))).to(device)
             model(ids).backward()
             for each in (tiered, dense):
                 each.step()
@@ -59,7 +60,8 @@ def train(path: Path, steps: int) -> None:
                 run.commit(step + 1, seen=step + 1)
             print(step, flush=True)
         run.commit(steps, seen=steps)
+    torch.use_deterministic_algorithms(False)
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]))
+    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import tierstore
-from tests.training.conftest import Place, rows_of
+from tests.training.conftest import DIM, Place, rows_of
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
@@ -60,6 +61,27 @@ def test_it_can_be_iterated_again_and_left_early() -> None:
 @pytest.mark.parametrize("depth", [0, 1, 3, 99])
 def test_any_depth_yields_all(depth: int) -> None:
     assert list(tierstore.lookahead(iter(range(7)), {}, depth=depth)) == list(range(7))
+
+
+def test_rows_are_kept_for_twice_as_many_batches_as_it_looks_ahead() -> None:
+    recorder = Recorder([])
+    list(tierstore.lookahead([(1,)], {recorder: 0}, depth=40))
+    assert recorder.window == 80
+
+
+@pytest.mark.parametrize(("window", "kept"), [(4, False), (30, True)])
+def test_rows_stay_until_so_many_newer_batches(tmp_path: Path, window: int, kept: bool) -> None:
+    place = Place(tmp_path)
+    table = place.table(torch.randn(200, DIM), host_rows=40)
+    table.prefetch([0, 1], window)
+    for row in range(2, 12):
+        table.prefetch([row], window)
+    place.opened[0]._session.prefetcher.wait()
+    table.read(list(range(100, 160)))
+    before = table.stats()["host"].hits
+    table.read([0, 1])
+    assert (table.stats()["host"].hits - before == 2) == kept
+    place.close()
 
 
 def test_what_it_does_not_take() -> None:

@@ -20,7 +20,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     much as the row. Parameters are two-dimensional; all arguments are those of
     `torch.optim.Adagrad`.
 
-    >>> opt = TieredOptimizer(RowWiseAdagrad, [emb], lr=0.05)
+    >>> opt = tierstore.optim.TieredOptimizer(RowWiseAdagrad, [emb], lr=0.05)
     """
 
     def __init__(
