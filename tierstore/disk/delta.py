@@ -130,8 +130,9 @@ class Delta:
         _read(self.info.name, self.records, self.ids, self.sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
-        """Return where the records at `positions` are mapped."""
-        return [Place(self.records, positions)]
+        """Return where the records at `positions` are mapped, and their ids and checksums."""
+        beside = (self.ids.view(np.uint8).reshape(-1, 8), self.sums.view(np.uint8).reshape(-1, 4))
+        return [Place(each, positions) for each in (self.records, *beside)]
 
     def damaged(self) -> list[int]:
         """Return the rows whose record does not match its checksum."""
