@@ -33,7 +33,7 @@ NEEDED = [
     "history.History.sweep > Directory.sync",
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
-    "reshaping.replace > Directory.sync",
+    "reshaping._replace > Directory.sync",
     "saving.save_store > publish > Directory.sync",
     "session.Session._start > Directory.sync",
 ]

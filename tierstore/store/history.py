@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from tierstore import io
 from tierstore.disk.generation import sweep_generation
@@ -36,7 +37,15 @@ from tierstore.manifest import (
 )
 from tierstore.spec import TABLE_NAME
 
-__all__ = ["FOLD", "LOCK", "STORE", "History", "write_skeleton"]
+__all__ = [
+    "FOLD",
+    "LOCK",
+    "STORE",
+    "History",
+    "open_directory",
+    "read_identity",
+    "write_skeleton",
+]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
 
@@ -270,3 +279,25 @@ def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manife
     directory.write_file(FOLD, b"")
     directory.write_file(STORE, identity.encode())
     History(directory, identity.uuid).publish(manifest)
+
+
+def open_directory(path: Path) -> io.Directory:
+    """Open the directory at a path; raises NotAStoreError or StoreIOError."""
+    try:
+        return io.Directory.open(path)
+    except FileNotFoundError:
+        raise NotAStoreError(f"{path} does not exist; tierstore.create makes a store") from None
+    except NotADirectoryError:
+        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
+    except OSError as error:
+        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+def read_identity(directory: io.Directory) -> Identity:
+    """Return what STORE.json says; raises NotAStoreError or FormatError."""
+    try:
+        return Identity.decode(directory.read_file(STORE, 1 << 16), directory.join(STORE))
+    except FileNotFoundError:
+        raise NotAStoreError(
+            f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one"
+        ) from None

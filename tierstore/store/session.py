@@ -19,18 +19,15 @@ from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
     InvalidInputError,
-    NotAStoreError,
-    StoreIOError,
     TierStoreError,
 )
 from tierstore.guard import Guard, interrupts_deferred
 from tierstore.laws import Law
-from tierstore.manifest import Identity, Manifest, TableInfo
+from tierstore.manifest import Manifest, TableInfo
 from tierstore.policy import Policies, choose
 from tierstore.spec import Field
-from tierstore.store import lifetime, reshaping
-from tierstore.store.folding import fold_tables, wants_fold
-from tierstore.store.history import FOLD, STORE, History
+from tierstore.store import folding, lifetime, reshaping
+from tierstore.store.history import History, open_directory, read_identity
 from tierstore.store.locking import Unread, become_writer, keep_folds_away
 from tierstore.store.payload import Payload
 from tierstore.store.pointer import check_pointer, make_pointer
@@ -40,8 +37,6 @@ from tierstore.table.tiers import Tiers, place
 from tierstore.transfer import Device
 
 __all__ = ["Session"]
-
-_QUICK_FOLD_BYTES = 64 << 20
 
 
 class Session:
@@ -73,9 +68,9 @@ class Session:
         self._device = device
         self._budget = budget
         self._policy = policy
-        self.directory = _open_directory(path)
+        self.directory = open_directory(path)
         try:
-            self.identity = self._read_identity()
+            self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
             if writable:
                 self.locks.append(become_writer(self.directory, allow_network=allow_network))
@@ -87,16 +82,6 @@ class Session:
             self.release()
             raise
         self._forget = lifetime.watch(self, str(path), self.locks)
-
-    def _read_identity(self) -> Identity:
-        path = self.directory.join(STORE)
-        try:
-            return Identity.decode(self.directory.read_file(STORE, 1 << 16), path)
-        except FileNotFoundError:
-            raise NotAStoreError(
-                f"{self.directory.path} is not a store: it has no {STORE}; "
-                "tierstore.create makes one"
-            ) from None
 
     def _start(self, version: int | None) -> None:
         self.manifest = self.history.newest() if version is None else self.history.version(version)
@@ -273,7 +258,7 @@ class Session:
         with self._put_off():
             self.sweep(self.keep)
             oldest = min(self.history.versions())
-            if any(wants_fold(table, oldest) for table in self.tables.values()):
+            if any(folding.wants_fold(table, oldest) for table in self.tables.values()):
                 self.fold(oldest)
 
     @contextlib.contextmanager
@@ -296,17 +281,7 @@ class Session:
 
     def fold(self, upto: int) -> bool:
         """Fold the deltas of versions up to `upto`; return False where readers prevent it."""
-        newest = upto == self.manifest.version
-        keep = 1 if newest else self.keep
-        with self.directory.open_file(FOLD, write=True) as lock:
-            if not lock.lock(exclusive=True):
-                return False
-            self.publish(floor=upto, confirmed=upto if newest else self.manifest.confirmed)
-            self.sweep(keep, unread=True)
-            infos = fold_tables(self.tables.values(), upto)
-            self.publish(tables=infos)
-            self.sweep(keep, unread=True)
-        return True
+        return folding.fold(self, upto)
 
     def pointer(self) -> dict[str, Any]:
         """Return a pointer to the version that is open."""
@@ -407,18 +382,10 @@ class Session:
             for table in self.tables.values():
                 table.discard()
             with self._put_off():
-                self._fold_if_quick()
+                folding.fold_if_quick(self)
             return lost
         finally:
             self.guard.close()
-
-    def _fold_if_quick(self) -> None:
-        deltas = [delta.info for table in self.tables.values() for delta in table.disk.deltas]
-        if not deltas or sum(delta.size for delta in deltas) > _QUICK_FOLD_BYTES:
-            return
-        oldest = min(self.history.versions())
-        if any(delta.version <= oldest for delta in deltas):
-            self.fold(oldest)
 
     def release(self) -> None:
         """Give back memory, files and locks, whatever the state; no file is removed."""
@@ -432,14 +399,3 @@ class Session:
         self.directory.close()
         if self._forget is not None:
             self._forget()
-
-
-def _open_directory(path: Path) -> io.Directory:
-    try:
-        return io.Directory.open(path)
-    except FileNotFoundError:
-        raise NotAStoreError(f"{path} does not exist; tierstore.create makes a store") from None
-    except NotADirectoryError:
-        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
-    except OSError as error:
-        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
