@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tierstore.table.access import Lease
+from tierstore.table.device_access import DeviceLease
 
 __all__ = ["sum_by_row", "summed"]
 
@@ -29,18 +30,17 @@ def summed(values: Tensor, lease: Lease, positions: Tensor) -> Tensor:
     leaving what is behind the distinct rows undefined; `torch.use_deterministic_algorithms(True)`
     brings the order back.
     """
-    run = getattr(lease, "run", None)
     ordered = torch.are_deterministic_algorithms_enabled()
-    if run is None or ordered or values.dtype != torch.float32:
+    if ordered or values.dtype != torch.float32 or not isinstance(lease, DeviceLease):
         return sum_by_row(values, positions, lease.bound)
     values = values.contiguous()
-    total = values.new_empty(lease.bound, values.shape[1])
     dim = values.shape[1]
+    total = values.new_empty(lease.bound, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    vector = 4 if (dim * 4 | values.data_ptr()) % 16 == 0 else 1
-    load = functools.partial(lease.device.load, _source(), macros={"VECTOR": vector})  # type: ignore[attr-defined]
-    run(load("clear"), work, lease.bound)
-    run(load("sum"), work, len(values), positions=(positions.data_ptr(), len(values)))
+    macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
+    lease.run(lease.device.load(_source(), "clear", macros), work, lease.bound)
+    add = lease.device.load(_source(), "sum", macros)
+    lease.run(add, work, len(values), positions=(positions.data_ptr(), len(values)))
     return total
 
 
