@@ -135,7 +135,7 @@ def main() -> None:
         )
         answer.ratios["of the rows a second the disk allows"] = ratio
         between = found["seconds"] - found["committing"]
-        answer.ratios["the same between commits, folds among them"] = allowed / between
+        answer.ratios["the same without the time of commits and folds"] = allowed / between
         answer.met = None if isinstance(group, str) else ratio >= 0.7
     answer.give(options)
 
