@@ -181,11 +181,16 @@ def _sgd(group: Group, step: float) -> tuple[float, ...]:
     return group["weight_decay"], -group["lr"], group["momentum"], undamped, float(step == 1)
 
 
-def _adam(group: Group, step: float) -> tuple[float, ...]:
+def _decouples(group: Group, kind: type) -> bool:
+    """Tell whether the decay is of the weights themselves; torch before 2.7 tells by the class."""
+    return bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW))
+
+
+def _adam(kind: type, group: Group, step: float) -> tuple[float, ...]:
     beta1, beta2 = group["betas"]
     lr, decay = group["lr"], group["weight_decay"]
     return (
-        0.0 if group["decoupled_weight_decay"] else decay,
+        0.0 if _decouples(group, kind) else decay,
         -(lr / (1 - beta1**step)),
         1 - beta1,
         beta2,
@@ -229,20 +234,25 @@ _SGD = _Rule(
     },
     _sgd,
 )
-_ADAM = _Rule(
-    "ADAM",
-    lambda group: (
-        "exp_avg",
-        "exp_avg_sq",
-        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
-    ),
-    lambda group: {
-        "MAXIMIZE": group["maximize"],
-        "DECOUPLED": group["decoupled_weight_decay"],
-        "AMSGRAD": group["amsgrad"],
-    },
-    _adam,
-)
+
+
+def _adam_rule(kind: type) -> _Rule:
+    return _Rule(
+        "ADAM",
+        lambda group: (
+            "exp_avg",
+            "exp_avg_sq",
+            *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
+        ),
+        lambda group: {
+            "MAXIMIZE": group["maximize"],
+            "DECOUPLED": _decouples(group, kind),
+            "AMSGRAD": group["amsgrad"],
+        },
+        functools.partial(_adam, kind),
+    )
+
+
 _ADAGRAD = _Rule(
     "ADAGRAD", lambda _: ("sum",), lambda group: {"MAXIMIZE": group["maximize"]}, _adagrad
 )
@@ -258,8 +268,8 @@ _RMSPROP = _Rule(
 )
 _RULES: dict[type, _Rule] = {
     torch.optim.SGD: _SGD,
-    torch.optim.Adam: _ADAM,
-    torch.optim.AdamW: _ADAM,
+    torch.optim.Adam: _adam_rule(torch.optim.Adam),
+    torch.optim.AdamW: _adam_rule(torch.optim.AdamW),
     torch.optim.Adagrad: _ADAGRAD,
     torch.optim.RMSprop: _RMSPROP,
     RowWiseAdagrad: dataclasses.replace(_ADAGRAD, name="ROWWISE"),
