@@ -75,6 +75,56 @@ def test_prefetches_beside_writes(place: Place, direct: bool, streams: int) -> N
     host.close()
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_foreseen_batches_beside_writes(place: Place, streams: int) -> None:
+    """Over a host tier that is a cache; most batches then finish without the host."""
+    emulated = place.kind == "pageable"
+    steps, n, rows, depth = (60, 12, 600, 3) if emulated else (2000, 300, 20_000, 4)
+    xp = library(place)
+    rng = np.random.default_rng(streams)
+    below = ArrayTier(rng.integers(0, 256, (rows, 80), np.uint8))
+    truth = place.put(below.records.copy())
+    host = HostTier(below, slots=rows * 9 // 10, kind=place.kind)
+    tier = GpuTier(host, slots=rows // 2, device=place.device)
+    turns = [] if emulated else [xp.cuda.Stream(non_blocking=True) for _ in range(streams)]
+    coming: deque[np.ndarray] = deque()
+    wrong = xp.zeros(1, np.int64)
+    settled = 0
+    for step in range(steps + depth):
+        hot = rng.zipf(1.2, n) % rows
+        ids = np.where(rng.random(n) < 0.5, hot, rng.integers(0, rows, n)).astype(np.int64)
+        turn = turns[step % streams] if turns else contextlib.nullcontext()
+        if turns:
+            turn.wait_event(turns[step % streams - 1].record())
+        with turn:
+            tier.await_fetches()
+            host.fetch(ids, 2 * depth)
+            tier.foresee(ids, 2 * depth)
+            coming.append(ids)
+            if len(coming) <= depth:
+                continue
+            ids = coming.popleft()
+            given = tier.foreseen(ids)
+            given = place.put(ids) if given is None else given
+            with tier.lease(given) as lease:
+                data = xp.random.randint(0, 256, (lease.bound, 16)).astype(np.uint8)
+                lease.scatter(data, 32, 48)
+                truth[given, 32:48] = data[lease.positions]
+            settled += not tier._batch.alone
+            out = xp.empty((n, 80), np.uint8)
+            tier.read(given, out)
+            wrong += xp.count_nonzero(out != truth[given])
+    if turns:
+        turns[(steps + depth - 1) % streams].synchronize()
+    assert int(wrong[0]) == 0
+    assert settled < steps / 2
+    tier.flush()
+    host.flush()
+    np.testing.assert_array_equal(below.records, place.get(truth))
+    tier.close()
+    host.close()
+
+
 class NumberedRows:
     """A lower tier whose record i is the number i, over and over; it takes no memory."""
 
