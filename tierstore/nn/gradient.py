@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tierstore.table.access import Lease
-from tierstore.table.device_access import DeviceLease
+from tierstore.table.device_lease import DeviceLease
 
 __all__ = ["sum_by_row", "summed"]
 

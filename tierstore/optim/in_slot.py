@@ -22,7 +22,7 @@ from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
 from tierstore.table import Table
-from tierstore.table.device_access import DeviceLease
+from tierstore.table.device_lease import DeviceLease
 from tierstore.transfer import Device, Kernel
 
 __all__ = ["InSlot"]
