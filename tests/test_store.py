@@ -1,6 +1,7 @@
 """Stores through the public interface: versions, payload, copies, new shapes and budgets."""
 
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -643,3 +644,23 @@ def test_a_pointer_stands_for_the_store(path, store, tmp_path):
         pytest.raises(InvalidInputError),
     ):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("backend", ["memmap", "zarr"])
+def test_a_file_that_another_program_replaces_is_noticed_before_anything_is_lost(tmp_path, backend):
+    path = tmp_path / "s.tier"
+    spec = tierstore.TableSpec(3000, 16, backend=backend, init=tierstore.uniform(-1, 1, seed=1))
+    rows = np.random.default_rng(2).standard_normal((50, 16)).astype(np.float32)
+    with tierstore.create(path, {"t": spec}, budget=tierstore.Budget(host=0)) as store:
+        store["t"].write(np.arange(0, 500, 10), rows)
+        store.commit()
+        (file,) = (each for each in path.rglob("*") if each.name in ("rows.npy", "c.0.0"))
+        (tmp_path / "other").write_bytes(file.read_bytes())
+        os.replace(tmp_path / "other", file)
+        with pytest.raises(tierstore.errors.CorruptStoreError, match="replaced by another"):
+            store.fold()
+    with tierstore.open(path, "r+", budget=tierstore.Budget(host=0)) as store:
+        assert np.array_equal(store["t"].read(np.arange(0, 500, 10)), rows)
+        assert store.verify().ok
+        store.fold()
+        assert np.array_equal(store["t"].read(np.arange(0, 500, 10)), rows)

@@ -123,6 +123,12 @@ class File:
         with _explained("examine", self.path):
             return int(_os.fstat(self.fd).st_size)
 
+    @property
+    def nameless(self) -> bool:
+        """Whether the file has no name any more: it was removed, or another took its place."""
+        with _explained("examine", self.path):
+            return int(_os.fstat(self.fd).st_nlink) == 0
+
     def read(self, nbytes: int, offset: int = 0) -> bytes:
         """Return up to `nbytes` bytes from `offset`; fewer only at the end of the file."""
         parts = []

@@ -21,12 +21,12 @@ def test_announcing_stays_a_few_parts_ahead_of_what_was_taken():
     parts = paced(100, announced.append)
     next(parts)
     deadline = time.monotonic() + 10
-    while len(announced) < 4 and time.monotonic() < deadline:
+    while len(announced) < 8 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert len(announced) == 4
+    assert len(announced) == 8
     parts.close()
-    assert len(announced) <= 5
+    assert len(announced) <= 9
     assert not any(each.name == "tierstore-announce" for each in threading.enumerate())
 
 

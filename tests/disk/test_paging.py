@@ -27,8 +27,6 @@ def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast)
     rows = np.random.default_rng(2).integers(0, 5000, count)
     paging.announce(records, rows)
     assert np.array_equal(records[rows], expected[rows])
-    paging.Place(records, rows).cool()
-    assert np.array_equal(records[rows], expected[rows])
 
 
 @pytest.mark.parametrize("gap", [0, paging.USUAL_GAP, 100_000])

@@ -27,8 +27,6 @@ _RANGES_PER_CALL = 512
 _SAMPLES = 64
 _ROWS_PER_SAMPLE = 16
 _FEW = 4
-_COOLED_BYTES = 256
-_MADV_COLD = 20
 _SYS_PIDFD_OPEN = 434
 _SYS_PROCESS_MADVISE = 440
 
@@ -56,15 +54,13 @@ def _pidfd(pid: int) -> int:
     return fd if _process_madvise(fd, np.array([[address, PAGE]], np.uint64)) else -1
 
 
-def _process_madvise(
-    fd: int, ranges: npt.NDArray[np.uint64], advice: int = mmap.MADV_WILLNEED
-) -> bool:
+def _process_madvise(fd: int, ranges: npt.NDArray[np.uint64]) -> bool:
     result = _libc().syscall(
         ctypes.c_long(_SYS_PROCESS_MADVISE),
         ctypes.c_int(fd),
         ctypes.c_void_p(ranges.ctypes.data),
         ctypes.c_size_t(len(ranges)),
-        ctypes.c_int(advice),
+        ctypes.c_int(mmap.MADV_WILLNEED),
         ctypes.c_uint(0),
     )
     return bool(result >= 0)
@@ -86,14 +82,6 @@ class Place:
         """Have the disk read the pages of these rows; see `announce`."""
         announce(self.records, self.rows, gap)
 
-    def cool(self, gap: int = USUAL_GAP) -> None:
-        """Let the pages of these rows be the first to go where memory is short.
-
-        Pages that hold many rows stay: others of these rows are soon wanted.
-        """
-        if self.rows.size > _FEW and self.records.shape[1] >= _COOLED_BYTES:
-            _advise(_page_ranges(self.records, self.rows, gap), _MADV_COLD)
-
 
 def announce(
     records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int = USUAL_GAP
@@ -105,7 +93,7 @@ def announce(
     Costs nothing but a sample of the page table where the pages are in memory already.
     """
     if rows.size > _FEW and not looks_resident(records, rows):
-        _advise(_page_ranges(records, rows, gap), mmap.MADV_WILLNEED)
+        _willneed(_page_ranges(records, rows, gap))
 
 
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
@@ -140,11 +128,11 @@ def _page_ranges(
     return np.stack([begin, last[closes] - begin], axis=1).astype(np.uint64)
 
 
-def _advise(ranges: npt.NDArray[np.uint64], advice: int) -> None:
+def _willneed(ranges: npt.NDArray[np.uint64]) -> None:
     fd = _pidfd(os.getpid())
     for start in range(0, len(ranges), _RANGES_PER_CALL):
         part = np.ascontiguousarray(ranges[start : start + _RANGES_PER_CALL])
-        if fd >= 0 and _process_madvise(fd, part, advice):
+        if fd >= 0 and _process_madvise(fd, part):
             continue
         for address, nbytes in part.tolist():
-            _libc().madvise(address, nbytes, advice)
+            _libc().madvise(address, nbytes, mmap.MADV_WILLNEED)

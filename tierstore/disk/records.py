@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tierstore import io
 from tierstore.disk import paging
 from tierstore.disk.paging import Place
+from tierstore.errors import CorruptStoreError
 
 __all__ = ["BLOCK_BYTES", "RecordFiles"]
 
@@ -118,9 +119,18 @@ class RecordFiles:
             done += count
 
     def sync(self) -> None:
-        """Make every write durable."""
+        """Make every write durable.
+
+        Raises CorruptStoreError if another program put a file in the place of one of these, as zarr
+        does with chunks it writes: what was written here would be lost with the old one.
+        """
         for file in self._files:
             file.sync()
+            if file.nameless:
+                raise CorruptStoreError(
+                    f"{file.path} was replaced by another program while the store was open; "
+                    "what was committed since the last fold is intact: open it again and verify it"
+                )
 
     def damaged_files(self) -> list[str]:
         """Return the last file's name if the rest of it, behind the last row, is not zero."""

@@ -27,8 +27,6 @@ _MAX_POSITIONS = 2**31 - 2
 _ROWS_AHEAD = 2048
 """Rows that are announced, and then copied, at a time: a moment's work for a disk."""
 _SAMPLE = 1024
-_COOLED = 64
-"""Reads, from one that found pages missing, whose pages may go: the tier above keeps the rows."""
 
 
 class DiskTier:
@@ -54,7 +52,6 @@ class DiskTier:
         self.record_bytes = base.record_bytes
         self.stats = TierStats()
         self._base = base
-        self._cooled = 0
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
         self._live: LiveDelta | None = None
@@ -151,7 +148,6 @@ class DiskTier:
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Read `rows` part by part, into `out` or else into memory that is used again."""
-        self._cooled = _COOLED if cold else max(0, self._cooled - 1)
         step = min(self._step, _ROWS_AHEAD) if cold else self._step
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
@@ -160,9 +156,6 @@ class DiskTier:
         for part in self._announced(rows, parts) if cold else parts:
             records = block[: part.stop - part.start] if out is None else out[part]
             self._read(rows[part], records)
-            if self._cooled:
-                for place in self._places(rows[part]):
-                    place.cool(self._base.gap)
             yield part, records
 
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
@@ -227,8 +220,6 @@ class DiskTier:
     def prefetch(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
         """Return what has the disk read `rows`; call it without a lock: it may wait."""
         places = self._places(rows)
-        if not all(paging.looks_resident(place.records, place.rows) for place in places):
-            self._cooled = _COOLED
 
         def announce() -> None:
             for place in places:
