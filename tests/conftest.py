@@ -1,6 +1,7 @@
 """What every test shares: which tests run where."""
 
 import importlib.util
+import signal
 
 import pytest
 
@@ -9,6 +10,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torture", action="store_true", help="run the long crash and fault tests too"
     )
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests in the background has them and their children ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def why_no_gpu() -> str | None:
