@@ -2,7 +2,7 @@
 
 The process runs in a memory cgroup. Ids follow a power law; a step takes the distinct rows of its
 batch, adds a random gradient to them and puts them back, so every row it evicts must be written.
-Batches are announced ahead, as `tierstore.lookahead` does; every so many steps are committed.
+Batches are announced ahead, as `tierstore.lookahead` does; it is committed a few times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import tierstore
 QUESTION = "An epoch of training on a table 4 times the memory cap of its process"
 MIB = 1 << 20
 AHEAD = 3
-COMMITS = 8
 
 
 def batches(rows: int, batch: int, count: int) -> Iterator[np.ndarray]:
@@ -36,7 +35,7 @@ def batches(rows: int, batch: int, count: int) -> Iterator[np.ndarray]:
         yield (rng.random(batch) ** 3.3 * rows).astype(np.int64) * 0x9E3779B1 % rows
 
 
-def epoch(path: Path, budget: int, batch: int, steps: int) -> None:
+def epoch(path: Path, budget: int, batch: int, steps: int, commits: int) -> None:
     """Train, and print what it took."""
     rng = np.random.default_rng(12)
     with tierstore.open(path, "r+", budget=tierstore.Budget(host=budget)) as store:
@@ -50,7 +49,7 @@ def epoch(path: Path, budget: int, batch: int, steps: int) -> None:
                 values = lease.read("weight")
                 values -= np.float32(0.01) * gradient[: len(values)]
                 lease.write("weight", values)
-            if number % (steps // COMMITS + 1) == steps // COMMITS or number == steps - 1:
+            if (number + 1) * commits // steps > number * commits // steps:
                 at = time.perf_counter()
                 store.commit(step=number)
                 committing += time.perf_counter() - at
@@ -69,8 +68,8 @@ def epoch(path: Path, budget: int, batch: int, steps: int) -> None:
 
 def run(store: Path, options: argparse.Namespace, budget: int, group: Path | str) -> dict | str:
     """Run the epoch in a process of its own; return what it took, or how it ended."""
-    steps = max(COMMITS, options.rows // options.batch)
-    given = [str(store), str(budget), str(options.batch), str(steps)]
+    steps = max(options.commits, options.rows // options.batch)
+    given = [str(store), str(budget), *map(str, (options.batch, steps, options.commits))]
 
     def enter() -> None:
         if isinstance(group, Path):
@@ -90,7 +89,7 @@ def run(store: Path, options: argparse.Namespace, budget: int, group: Path | str
 
 
 def main() -> None:
-    parser = arguments(QUESTION, rows=8 << 20, dim=128, batch=32_768, cap=1 << 30)
+    parser = arguments(QUESTION, rows=8 << 20, dim=128, batch=32_768, cap=1 << 30, commits=8)
     options = parser.parse_args()
     budget = options.cap // 2
     answer = Answer(
@@ -142,6 +141,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--epoch"]:
-        epoch(Path(sys.argv[2]), *map(int, sys.argv[3:6]))
+        epoch(Path(sys.argv[2]), *map(int, sys.argv[3:7]))
     else:
         main()
