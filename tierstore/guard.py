@@ -134,6 +134,11 @@ class Guard:
         """Whether the store was closed, or cannot be used any more."""
         return bool(self._closed)
 
+    @property
+    def held(self) -> bool:
+        """Whether the calling thread is using the store."""
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
     def use(
         self, *, write: bool = False, interruptible: bool = False
     ) -> AbstractContextManager[None]:

@@ -175,16 +175,22 @@ class Twin:
             table["scalars"]["t"] = self.store[name].scalars["t"] = self._random.random()
 
     def commit(self) -> None:
-        """Commit, sometimes with a payload."""
+        """Commit, sometimes with a payload, sometimes behind the caller."""
         payload = {
             name: self._random.randbytes(self._random.choice((0, 10, 2000)))
             for name in ["model", "reader"][: self._random.choice((0, 0, 1, 2))]
         }
         self._step = self._random.choice((None, self._random.randrange(1000)))
         confirm = self._random.random() < 0.7
-        self._commit(
-            lambda: self.store.commit(step=self._step, payload=payload, confirm=confirm), payload
-        )
+        behind = self._step is not None and self._step % 2 == 0
+
+        def work() -> None:
+            if behind:
+                self.store.commit_async(self._step, payload, confirm=confirm).result()
+            else:
+                self.store.commit(self._step, payload, confirm=confirm)
+
+        self._commit(work, payload)
 
     def confirm(self) -> None:
         """Confirm the newest version."""

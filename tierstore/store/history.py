@@ -194,8 +194,9 @@ class History:
 
         Kept are the newest `keep` versions and all from the last confirmed one on. A manifest among
         them that cannot be read stays, and all files with it: it may name any of them. Only files
-        whose names this format gives are touched, and not the `live` deltas; a base that no version
-        names goes only where `nobody_reads`, since its chunks are opened when they are needed.
+        whose names this format gives are touched, and not the `live` ones, which a version to come
+        may name; a base that no version names goes only where `nobody_reads`, since its chunks are
+        opened when they are needed.
         Returns the versions that went.
         """
         newest = self.newest()
@@ -216,7 +217,7 @@ class History:
     def _sweep_files(
         self, manifests: list[Manifest], live: Collection[str], nobody_reads: Callable[[], bool]
     ) -> None:
-        payloads = {info.name for each in manifests for info in each.payload.values()}
+        payloads = {info.name for each in manifests for info in each.payload.values()}.union(live)
         for name in self._directory.names():
             unnamed = PAYLOAD_NAME.fullmatch(name) and name not in payloads
             if unnamed or TEMPORARY_NAME.fullmatch(name):

@@ -61,6 +61,7 @@ class Session:
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
+        self.drafted: set[str] = set()  # payload files of a version to come
         self._keep = keep
         self.locks: list[io.File] = []
         self._forget: Callable[[], object] | None = None
@@ -111,7 +112,7 @@ class Session:
         `unread` says that the lock of folds is held already.
         """
         live = [table.disk.live for table in self.tables.values()]
-        names = {delta.name for delta in live if delta is not None}
+        names = {delta.name for delta in live if delta is not None} | self.drafted
         with Unread(self.directory, held=unread) as nobody_reads:
             self.history.sweep(keep, names, nobody_reads)
 

@@ -23,7 +23,6 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     LockedError,
-    StoreFullError,
     StoreIOError,
     UnknownNameError,
 )
@@ -32,12 +31,12 @@ from tierstore.manifest import FORMAT
 from tierstore.policy import Policies
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.store import reshaping
+from tierstore.store.committing import Draft, PendingCommit
 from tierstore.store.creating import create_store
-from tierstore.store.payload import Payload, remove_payloads, write_payloads
+from tierstore.store.payload import Payload
 from tierstore.store.saving import save_store
 from tierstore.store.session import Session
 from tierstore.store.verify import VerifyReport, verify_store
-from tierstore.strictjson import json_values
 from tierstore.table import Table
 from tierstore.table.tiers import find_device
 from tierstore.transfer import Device
@@ -163,6 +162,7 @@ class Store:
         self.mode = mode
         self._budget = budget or Budget()
         self._policy = policy
+        self._pending: PendingCommit | None = None
         self._session = Session(
             self.path,
             writable=writable,
@@ -246,36 +246,54 @@ class Store:
         nothing is lost: free space and commit again. After CommitFailedError the store must be
         opened again; the version before is intact.
         """
+        self._before_commit(step, payload)
+        with self._guard.use(write=True), self._session.alone("commit"):
+            draft = Draft(self._session, step, payload or {}, confirm=confirm)
+            draft.hand_down()
+            return draft.publish()
+
+    def commit_async(
+        self,
+        step: int | None = None,
+        payload: Mapping[str, object] | None = None,
+        *,
+        confirm: bool = True,
+    ) -> PendingCommit:
+        """Commit, and return as soon as every changed row and the payload are in their files.
+
+        Syncing and publishing them runs behind it; the next call of the store waits for that, so
+        what is written from now on belongs to the next version. `commit` tells of the arguments.
+
+        Returns a `concurrent.futures.Future`: `result()` returns the version's number once it would
+        survive a power cut, or raises what `commit` would. An error that nobody asked for is raised
+        by the next commit, or when the store is closed. Errors before that are raised at once.
+
+        >>> pending = store.commit_async(step=7, payload={"model": model.state_dict()})
+        >>> loss = compute(batch)  # meanwhile
+        >>> pending.result()
+        8
+        """
+        self._before_commit(step, payload)
+        pending = PendingCommit(self._session)
+        pending.start(step, payload or {}, confirm=confirm)
+        self._pending = pending
+        return pending
+
+    def _before_commit(self, step: int | None, payload: Mapping[str, object] | None) -> None:
+        """Check what is to be committed, and wait for what was begun before."""
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InvalidTypeError(f"step is an int, not {step!r}")
-        if payload is not None:
-            for name in payload:
-                check_name(name, "payload")
+        for name in payload or ():
+            check_name(name, "payload")
+        self._raise_unseen()
         self._guard.check(write=True)
         self._session.prefetcher.wait()
-        with self._guard.use(write=True), self._session.alone("commit"):
-            version = self._session.manifest.version + 1
-            tables = {}
-            for name, table in self._session.tables.items():
-                table.flush()
-                delta = table.generation.seal(version)
-                info = dataclasses.replace(
-                    table.generation.info, scalars=json_values(table.scalars)
-                )
-                deltas = info.deltas if delta is None else (*info.deltas, delta)
-                tables[name] = dataclasses.replace(info, deltas=deltas)
-            seq = self._session.manifest.seq + 1
-            files = write_payloads(self._session.directory, seq, payload or {})
-            confirmed = version if confirm else self._session.manifest.confirmed
-            try:
-                self._session.publish(
-                    version=version, step=step, tables=tables, payload=files, confirmed=confirmed
-                )
-            except (StoreIOError, StoreFullError, InvalidInputError):
-                remove_payloads(self._session.directory, files)
-                raise
-            self._session.tidy()
-            return version
+
+    def _raise_unseen(self) -> None:
+        """Raise the error of a commit in the background, if nobody has asked for it."""
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.seen and os.getpid() == self._guard.pid:
+            pending.result()
 
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
@@ -466,7 +484,10 @@ class Store:
 
     def close(self) -> None:
         """Close the store; what was not committed is dropped, with a warning that counts it."""
-        self._session.close()
+        try:
+            self._raise_unseen()
+        finally:
+            self._session.close()
 
     def __enter__(self) -> Self:
         """Return the store itself."""
