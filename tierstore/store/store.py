@@ -267,11 +267,6 @@ class Store:
         Returns a `concurrent.futures.Future`: `result()` returns the version's number once it would
         survive a power cut, or raises what `commit` would. An error that nobody asked for is raised
         by the next commit, or when the store is closed. Errors before that are raised at once.
-
-        >>> pending = store.commit_async(step=7, payload={"model": model.state_dict()})
-        >>> loss = compute(batch)  # meanwhile
-        >>> pending.result()
-        8
         """
         self._before_commit(step, payload)
         pending = PendingCommit(self._session)
