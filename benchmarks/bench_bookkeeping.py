@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common import Answer, arguments, in_turn, medians
 
 from tierstore import rowcopy
+from tierstore.policy import lru
 from tierstore.stats import TierStats
 from tierstore.tier.host import HostTier
 
@@ -67,12 +68,12 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
     rows = 4 * slots  # a power of two, as `scattered` needs
     tier = HostTier(Nowhere(rows), slots=slots)
     ordered: OrderedDict[int, int] = OrderedDict()
-    lru: cachetools.LRUCache[int, int] = cachetools.LRUCache(slots)
+    cached: cachetools.LRUCache[int, int] = cachetools.LRUCache(slots)
     popular = scattered(np.arange(slots)[::-1], rows)
     for part in np.array_split(popular, max(1, slots // options.batch)):
         tier.read(part, np.empty((part.size, RECORD_BYTES), np.uint8))
     for row in popular.tolist():
-        ordered[row] = lru[row] = 0
+        ordered[row] = cached[row] = 0
 
     stretch: list[Rows] = []
     listed: list[list[int]] = []
@@ -100,10 +101,10 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
     def with_cachetools() -> None:
         for ids in listed:
             for row in ids:
-                if row not in lru:
-                    lru[row] = 0
+                if row not in cached:
+                    cached[row] = 0
                 else:
-                    _ = lru[row]
+                    _ = cached[row]
 
     def copy_alone() -> None:
         """Move the records that a batch moves: all of them out, and those that were missed in."""
@@ -130,6 +131,34 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
     }, tier.stats.evictions / (options.repeat + 1) / STRETCH / options.batch
 
 
+def choose_victims(slots: int, options: argparse.Namespace) -> float:
+    """Return median milliseconds of choosing a slot to give up for each of a batch of misses."""
+    rng = np.random.default_rng(7)
+    policy = lru().make(slots, slots, np.empty(0, np.int32), np.empty(0, np.int64))
+    for part in np.array_split(np.arange(slots, dtype=np.int32), max(1, slots // options.batch)):
+        policy.touch(part)
+        policy.next_batch()
+    misses = np.arange(options.batch)
+
+    def use(_: str) -> None:
+        """Let batches pass, whose slots are mostly those that others have used."""
+        for _ in range(STRETCH):
+            policy.touch(rng.integers(0, slots, options.batch).astype(np.int32))
+            policy.next_batch()
+
+    taken: list[npt.NDArray[np.int32]] = []
+
+    def choose() -> None:
+        taken.append(policy.victims(misses))
+
+    def give_back(name: str) -> None:
+        while taken:
+            policy.touch(taken.pop())
+        use(name)
+
+    return 1e3 * medians(in_turn({"victims": choose}, options.repeat, give_back))["victims"]
+
+
 def main() -> None:
     parser = arguments(QUESTION, batch=32_768)
     parser.add_argument("--slots", type=int, nargs="+", default=[1 << 20, 1 << 24])
@@ -140,7 +169,7 @@ def main() -> None:
         f"{options.batch:,} slots looked up, stamped and, for the misses, given up and bound: "
         f"about 40 B an id, {40 * options.batch >> 10} KiB at random places",
         "32k distinct ids in 1M slots in 2 ms where an OrderedDict takes 12 and cachetools 41: "
-        "a sixth and a twentieth of their time",
+        "a sixth and a twentieth of their time; 32k victims in 5 ms, whatever the slots",
         notes=[
             "with copying: 16-byte records in and out as well, which the others do not move",
             f"each takes its turn for {STRETCH} batches, then the next; the median turn counts",
@@ -150,11 +179,14 @@ def main() -> None:
         found, misses = measure(slots, options)
         for name, milliseconds in found.items():
             answer.rows.append({"who": name, "slots": slots, "misses": misses, "ms": milliseconds})
+        victims = choose_victims(slots, options)
+        answer.rows.append({"who": "victims of all misses", "slots": slots, "ms": victims})
         for name in ("OrderedDict", "cachetools.LRUCache"):
             ratio = found[name] / found["bookkeeping"]
             answer.ratios[f"{name} ÷ bookkeeping, {slots:,} slots"] = ratio
     ordered, cached, *_ = answer.ratios.values()
-    answer.met = ordered >= 6 and cached >= 20
+    slowest = max(row["ms"] for row in answer.rows if row["who"] == "victims of all misses")
+    answer.met = ordered >= 6 and cached >= 20 and slowest <= 5
     answer.give(options)
 
 

@@ -114,6 +114,8 @@ def test_the_caller_goes_on_while_the_version_is_published(store, gate):
     other.join()
     assert pending.result() == 2
     assert store["t"].read([5])[0, 0] == 6
+    store.rollback()
+    assert store["t"].read([5])[0, 0] == 5
     with tierstore.open(store.path, version=2) as reader:
         assert reader["t"].read([5])[0, 0] == 5
         assert reader["t"].scalars == {"n": 1}
