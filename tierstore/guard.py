@@ -137,6 +137,7 @@ class Guard:
     @property
     def held(self) -> bool:
         """Whether the calling thread is using the store."""
+        # What threading.Condition asks of a lock.
         return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def use(

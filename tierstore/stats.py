@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["Occupancy", "TierStats"]
+__all__ = ["Hits", "Occupancy", "TierStats"]
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,36 @@ class Occupancy:
 
 
 @dataclass
-class TierStats:
-    """Counters of one tier since it was opened.
+class Hits:
+    """What was asked of a tier, and found in it.
 
     Attributes:
         requested: row ids asked of the tier, duplicates included.
         hits: of these, found in it.
         unique, unique_hits: the same over the distinct ids of each batch.
+    """
+
+    requested: int = 0
+    hits: int = 0
+    unique: int = 0
+    unique_hits: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over requested ids; 0 before the first."""
+        return self.hits / self.requested if self.requested else 0.0
+
+    @property
+    def unique_hit_rate(self) -> float:
+        """Hits over the distinct ids of each batch, which is what decides the bytes moved."""
+        return self.unique_hits / self.unique if self.unique else 0.0
+
+
+@dataclass
+class TierStats(Hits):
+    """Counters of one tier since it was opened, beside those of `Hits`.
+
+    Attributes:
         unique_of: the requested ids of the batches whose distinct ids were counted; less than
             `requested` where only a sample was.
         evictions: records that made room for others.
@@ -39,10 +62,6 @@ class TierStats:
         bytes_promoted, bytes_written_back: bytes that came from, and went to, the tier below.
     """
 
-    requested: int = 0
-    hits: int = 0
-    unique: int = 0
-    unique_hits: int = 0
     unique_of: int = 0
     evictions: int = 0
     write_backs: int = 0
@@ -61,16 +80,6 @@ class TierStats:
     def misses(self) -> int:
         """Requested ids that were not in the tier."""
         return self.requested - self.hits
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits over requested ids; 0 before the first."""
-        return self.hits / self.requested if self.requested else 0.0
-
-    @property
-    def unique_hit_rate(self) -> float:
-        """Hits over the distinct ids of each batch, which is what decides the bytes moved."""
-        return self.unique_hits / self.unique if self.unique else 0.0
 
     @property
     def unique_sampled(self) -> bool:

@@ -161,10 +161,10 @@ class DiskTier:
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
         """Yield parts of `rows`, each when its pages are on their way."""
         if len(parts) == 1:
-            self._announce(rows)
+            self.prefetch(rows)()
             yield from parts
             return
-        for number in paced(len(parts), lambda number: self._announce(rows[parts[number]])):
+        for number in paced(len(parts), lambda number: self.prefetch(rows[parts[number]])()):
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -172,11 +172,6 @@ class DiskTier:
         sample = rows[:: max(1, rows.size // _SAMPLE)]
         places = self._places(sample)
         return not all(paging.looks_resident(place.records, place.rows) for place in places)
-
-    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
-        """Have the disk read the pages of `rows`."""
-        for place in self._places(rows):
-            place.announce(self._base.gap)
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
         """Return where the newest images of `rows` are mapped, and their checksums."""

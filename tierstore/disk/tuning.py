@@ -13,10 +13,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tierstore.disk.paging import USUAL_GAP
+
 __all__ = ["SPEEDS", "cache_path", "disk_of", "merge_gap", "read_cache", "write_cache"]
 
 SPEEDS = "speeds.json"
-_USUAL_GAP = 12 << 10
 _GAPS = (4 << 10, 256 << 10)
 
 
@@ -45,7 +46,7 @@ def merge_gap(path: str | Path) -> int:
     with contextlib.suppress(TypeError, KeyError, ValueError, ZeroDivisionError, OverflowError):
         gap = int(entry["sequential_bytes"] / entry["random_reads"])
         return min(max(gap, _GAPS[0]), _GAPS[1])
-    return _USUAL_GAP
+    return USUAL_GAP
 
 
 def read_cache(name: str) -> dict[str, Any]:

@@ -17,37 +17,22 @@ from tierstore.errors import InvalidInputError
 from tierstore.policy import Choice
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.slots import CachedSlots
+from tierstore.stats import Hits
 
 __all__ = ["Rates", "Replay", "replay"]
 
 
 @dataclass
-class Rates:
-    """What was counted over the batches that are measured.
+class Rates(Hits):
+    """What was counted over the batches that are measured, beside `Hits`.
 
     Attributes:
         batches: how many.
-        requested, hits: over all ids, repeats included.
-        unique, unique_hits: over the distinct rows of each batch, which decide the bytes moved.
         evictions: rows that made room for others.
     """
 
     batches: int = 0
-    requested: int = 0
-    hits: int = 0
-    unique: int = 0
-    unique_hits: int = 0
     evictions: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits over all ids."""
-        return self.hits / self.requested if self.requested else 0.0
-
-    @property
-    def unique_hit_rate(self) -> float:
-        """Hits over distinct rows."""
-        return self.unique_hits / self.unique if self.unique else 0.0
 
     @property
     def misses_per_batch(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +29,7 @@ _BLOCK_BYTES = 4 << 20
 _open: weakref.WeakSet[Held] = weakref.WeakSet()
 
 
-class Held:
+class Held(ABC):
     """Rows in a table of the library, wherever its tiers keep them.
 
     A context manager; `close` gives the memory back, as dropping the object or the end of the
@@ -76,9 +77,9 @@ class Held:
         self._end.atexit = False
         _open.add(self)
 
+    @abstractmethod
     def _accept(self, table: Table) -> None:
         """Take up a table that was opened; raise InvalidInputError if it is not one of these."""
-        raise NotImplementedError
 
     def _before_commit(self) -> Callable[[], None] | None:
         """Return what is to be done before a commit; it must not refer to this object."""
@@ -128,9 +129,9 @@ class Held:
         out.flags.writeable = False
         return out
 
+    @abstractmethod
     def getNumpyVersion(self) -> Any:
         """Return a copy of all rows in NumPy, read-only."""
-        raise NotImplementedError
 
     def getCupyVar(self) -> Any:
         """Return a copy of all rows in CuPy, on the GPU; in NumPy where there is no CuPy."""

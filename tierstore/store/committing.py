@@ -64,11 +64,8 @@ class Draft:
                 payload=self._payload,
                 confirmed=version if self._confirm else session.manifest.confirmed,
             )
-        except (
-            StoreIOError,
-            StoreFullError,
-            InvalidInputError,
-        ):  # not CommitFailedError: who knows
+        except (StoreIOError, StoreFullError, InvalidInputError):
+            # After a CommitFailedError there may be a version, which names the payload.
             self._give_up()
             raise
         session.drafted -= self._names
