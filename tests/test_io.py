@@ -42,14 +42,14 @@ class Failing:
 
 
 def failing(monkeypatch, call: str, number: int) -> None:
-    monkeypatch.setattr(io, "_os", Failing(call, number))
+    monkeypatch.setattr(io.system, "calls", Failing(call, number))
 
 
 # Files
 
 
 def test_reads_and_writes_are_complete_and_positioned(directory, monkeypatch):
-    monkeypatch.setattr(io, "_MAX_IO", 1000)
+    monkeypatch.setattr(io.file, "_MAX_IO", 1000)
     content = np.random.default_rng(1).bytes(12_345)
     with directory.create("file") as file:
         file.write(content, 5)

@@ -83,7 +83,7 @@ class Recording:
         with scratch() as root, seeded(seed), small_deltas():
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
-            with mock.patch.object(io, "_os", recorder):
+            with mock.patch.object(io.system, "calls", recorder):
                 twin.run(["create", *steps])
                 twin.close()
             return cls(recorder.log, twin.states)
@@ -94,7 +94,7 @@ class Recording:
         with scratch() as root, small_deltas(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             recorder = Recorder(root, events)
-            with mock.patch.object(io, "_os", recorder):
+            with mock.patch.object(io.system, "calls", recorder):
                 with tierstore.open(root / name, budget=Budget(host=0)) as reader:
                     number = states.index(observe(reader))
                 recorder.mark("begin", name, number)

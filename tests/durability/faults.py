@@ -1,4 +1,4 @@
-"""A stand-in for `os` in `tierstore.io` whose n-th operation fails."""
+"""A stand-in for `os` in `tierstore.io.system.calls` whose n-th operation fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for `os` in `tierstore.io` that notes every change of files, with its data."""
+"""A stand-in for the `calls` of `tierstore.io.system` that notes every change of files."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def _site() -> str:
     while frame is not None:
         module = frame.f_globals["__name__"]
         function = frame.f_code.co_qualname
-        if module == "tierstore.io":
-            if function not in ("_sync", *names):
+        if module.startswith("tierstore.io."):
+            if function not in ("sync_descriptor", *names):
                 names.insert(0, function)
         elif module.startswith("tierstore."):
             return " > ".join([f"{module.rpartition('.')[2]}.{function}", *names])

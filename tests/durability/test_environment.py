@@ -149,7 +149,7 @@ def test_a_sync_that_fails_once_is_never_believed_again(path: Path) -> None:
         store = tierstore.open(path, "r+", budget=NONE)
         before, flaky = store.version, Flaky()
         flaky.left = number
-        with mock.patch.object(io, "_os", flaky):
+        with mock.patch.object(io.system, "calls", flaky):
             store["t"].write(*changes(before + 1))
             try:
                 with warnings.catch_warnings():

@@ -172,7 +172,7 @@ def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
         lay(_prepared(kind), root)
         store = tierstore.open(root / "s", "r+", budget=Budget(host_rows=host))
         faulty = Faulty(fault, number)
-        with mock.patch.object(io, "_os", faulty):
+        with mock.patch.object(io.system, "calls", faulty):
             try:
                 ACTS[name](store)
                 error = None

@@ -50,7 +50,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.recorder = Recorder(self.root, events)
 
     def _do(self, step: str) -> None:
-        with mock.patch.object(io, "_os", self.recorder):
+        with mock.patch.object(io.system, "calls", self.recorder):
             getattr(self.twin, step)()
 
     @rule(step=st.sampled_from(STEPS))
@@ -89,12 +89,12 @@ class StoreMachine(RuleBasedStateMachine):
         image = Disk(self.recorder.log).crash(random.Random(seed), hostile=hostile)
         self.twin.close()
         self._record(durable(image))
-        with mock.patch.object(io, "_os", self.recorder):
+        with mock.patch.object(io.system, "calls", self.recorder):
             self.twin.restart(self.root, self.recorder.mark)
 
     @invariant()
     def shows_the_account(self) -> None:
-        with mock.patch.object(io, "_os", self.recorder):  # a read may evict, which writes
+        with mock.patch.object(io.system, "calls", self.recorder):  # a read may evict, which writes
             self._shows_the_account()
 
     def _shows_the_account(self) -> None:

@@ -135,7 +135,7 @@ def _commit_or_die(path: Path, number: int) -> None:
     code = 1
     try:
         store = tierstore.open(path, "r+", budget=NONE)
-        with mock.patch.object(io, "_os", Deadly()):
+        with mock.patch.object(io.system, "calls", Deadly()):
             commit(store)
         code = 0
     finally:

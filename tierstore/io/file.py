@@ -1,0 +1,139 @@
+"""An open file: positioned, complete reads and writes, allocation, syncs and locks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy.typing as npt
+
+from tierstore.errors import StoreIOError
+from tierstore.io import system
+from tierstore.io.system import explained, sync_descriptor
+
+__all__ = ["Buffer", "File"]
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
+
+_MAX_IO = 1 << 30
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+class File:
+    """An open regular file of a store, read and written at positions."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Take over the descriptor `fd`; `path` is for messages."""
+        self.fd = fd
+        self.path = path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file now."""
+        with explained("examine", self.path):
+            return int(system.calls.fstat(self.fd).st_size)
+
+    @property
+    def nameless(self) -> bool:
+        """Whether the file has no name any more: it was removed, or another took its place."""
+        with explained("examine", self.path):
+            return int(system.calls.fstat(self.fd).st_nlink) == 0
+
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        """Return up to `nbytes` bytes from `offset`; fewer only at the end of the file."""
+        parts = []
+        with explained("read", self.path):
+            while nbytes > 0:
+                part = system.calls.pread(self.fd, min(nbytes, _MAX_IO), offset)
+                if not part:
+                    break
+                parts.append(part)
+                offset += len(part)
+                nbytes -= len(part)
+        return b"".join(parts)
+
+    def write(self, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`, however often the system writes less."""
+        view = memoryview(cast(Any, data)).cast("B")
+        with explained("write", self.path):
+            while view.nbytes:
+                count = system.calls.pwrite(self.fd, view[:_MAX_IO], offset)
+                offset += count
+                view = view[count:]
+
+    def allocate(self, offset: int, nbytes: int) -> None:
+        """Reserve disk space for a range, so that running out of it is an error here."""
+        if nbytes <= 0:
+            return
+        with explained("allocate space for", self.path):
+            try:
+                system.calls.posix_fallocate(self.fd, offset, nbytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+                system.calls.ftruncate(self.fd, max(self.size, offset + nbytes))
+
+    def truncate(self, nbytes: int) -> None:
+        """Set the size of the file."""
+        with explained("set the size of", self.path):
+            system.calls.ftruncate(self.fd, nbytes)
+
+    def sync(self) -> None:
+        """Make the file's bytes and size durable; raises CommitFailedError, which is final."""
+        sync_descriptor(self.fd, self.path)
+
+    def advise(self, advice: int, offset: int = 0, nbytes: int = 0) -> None:
+        """Tell the system how a range will be read; failing to is no error."""
+        with contextlib.suppress(OSError):
+            system.calls.posix_fadvise(self.fd, offset, nbytes, advice)
+
+    def start_writing(self, offset: int, nbytes: int) -> None:
+        """Have the system send a range to the disk from now on; advice, nothing is durable by it.
+
+        A sync then has less to wait for.
+        """
+        libc = ctypes.CDLL(None)
+        libc.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
+        libc.sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+    def lock(self, *, exclusive: bool) -> bool:
+        """Take the advisory lock of the file without waiting; return whether it was free."""
+        try:
+            fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
+        return True
+
+    def unlock(self) -> None:
+        """Release the advisory lock."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when done twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            system.calls.close(fd)
+
+    def __del__(self) -> None:
+        """Close a file that an error left open."""
+        with contextlib.suppress(OSError):
+            self.close()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
