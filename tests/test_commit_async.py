@@ -1,6 +1,7 @@
 """Commits that go on behind the caller."""
 
 import contextlib
+import errno
 import os
 import threading
 import warnings
@@ -171,10 +172,10 @@ def test_what_nobody_asked_for_is_raised_later_and_once(store, monkeypatch, aske
 def test_after_a_failed_sync_the_store_is_closed(store, monkeypatch):
     store["t"].write([1], np.full((1, DIM), 8, np.float32))
 
-    def sync(fd, path):
-        raise CommitFailedError(f"{path}: the disk is gone")
+    def fsync(fd):
+        raise OSError(errno.EIO, "the disk is gone")
 
-    monkeypatch.setattr(io, "_sync", sync)
+    monkeypatch.setattr(io.system.calls, "fsync", fsync)
     pending = store.commit_async()
     with pytest.raises(CommitFailedError, match="the disk is gone"):
         pending.result()
@@ -212,7 +213,7 @@ def test_a_full_disk_while_rows_are_handed_down_is_told_at_once(store, monkeypat
     store["t"].write(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     with monkeypatch.context() as patch:
         patch.setattr(
-            type(store["u"]), "flush", lambda table: (_ for _ in ()).throw(StoreFullError("full"))
+            store["u"].tiers, "flush", lambda: (_ for _ in ()).throw(StoreFullError("full"))
         )
         with pytest.raises(StoreFullError, match="full"):
             store.commit_async(payload={"model": b"m"})

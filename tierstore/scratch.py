@@ -24,8 +24,8 @@ from tierstore.manifest import TableInfo
 from tierstore.policy import lru
 from tierstore.spec import Field, TableSpec
 from tierstore.table import Table
+from tierstore.table.placement import find_device, place
 from tierstore.table.prefetch import Prefetcher
-from tierstore.table.tiers import find_device, place
 from tierstore.tier.origin import Origin
 from tierstore.transfer import Device
 

@@ -41,7 +41,7 @@ class Draft:
         try:
             for name, table in self._session.tables.items():
                 self._scalars[name] = json_values(table.scalars)
-                table.flush()
+                table.tiers.flush()
         except BaseException:
             self._give_up()
             raise

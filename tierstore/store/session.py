@@ -32,8 +32,9 @@ from tierstore.store.locking import Unread, become_writer, keep_folds_away
 from tierstore.store.payload import Payload
 from tierstore.store.pointer import check_pointer, make_pointer
 from tierstore.table import Table
+from tierstore.table.placement import place
 from tierstore.table.prefetch import Prefetcher
-from tierstore.table.tiers import Tiers, place
+from tierstore.table.tiers import Tiers
 from tierstore.transfer import Device
 
 __all__ = ["Session"]
@@ -294,7 +295,7 @@ class Session:
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        return sum(table.uncommitted().size for table in self.tables.values())
+        return sum(table.tiers.uncommitted().size for table in self.tables.values())
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""

@@ -38,7 +38,7 @@ from tierstore.store.saving import save_store
 from tierstore.store.session import Session
 from tierstore.store.verify import VerifyReport, verify_store
 from tierstore.table import Table
-from tierstore.table.tiers import find_device
+from tierstore.table.placement import find_device
 from tierstore.transfer import Device
 
 __all__ = ["Store", "Version", "create", "open"]

@@ -6,9 +6,8 @@ when a call returns.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -17,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import (
-    CapacityError,
     DeviceError,
-    DeviceLostError,
     InvalidInputError,
     InvalidTypeError,
 )
@@ -27,13 +24,13 @@ from tierstore.guard import Guard, Use
 from tierstore.spec import Field, RecordLayout
 from tierstore.table.access import Piece
 from tierstore.table.device_lease import DeviceLease
+from tierstore.table.driver import explained
 from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore.table.prefetch import Prefetcher
-from tierstore.table.tiers import Tiers
 from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.gpu import GpuTier
 
-__all__ = ["DeviceAccess", "on_device"]
+__all__ = ["DeviceAccess"]
 
 _WIDER = {
     "float16": ("float16",),
@@ -41,38 +38,6 @@ _WIDER = {
     "float32": ("float32", "float16", "bfloat16"),
     "float64": ("float64", "float32", "float16", "bfloat16"),
 }
-
-
-def _explained(error: BaseException | None, table: str) -> BaseException | None:
-    """Return what an error of the CUDA driver means to a user, other errors as they are."""
-    kind = type(error).__name__
-    if kind == "OutOfMemoryError":
-        return CapacityError(
-            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
-            "give the store a smaller gpu budget, or the batch fewer ids"
-        )
-    if kind in ("CUDARuntimeError", "CUDADriverError"):
-        return DeviceLostError(
-            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
-            "the last commit is intact; start a new process and open the store again"
-        )
-    return error
-
-
-@contextlib.contextmanager
-def on_device(tiers: Tiers, table: str) -> Iterator[None]:
-    """Make a table's device the current one, and explain the driver's errors to users."""
-    if tiers.gpu is None:
-        yield
-        return
-    try:
-        with tiers.gpu.device.current():
-            yield
-    except Exception as error:
-        explained = _explained(error, table)
-        if explained is error or explained is None:
-            raise
-        raise explained from error
 
 
 class _Using(Use):
@@ -108,10 +73,10 @@ class _Using(Use):
         if found is None:
             super().__exit__()
             return
-        explained = _explained(found, self._access.name) or found
-        super().__exit__(type(explained), explained, trace)
-        if explained is not error:
-            raise explained from (found if explained is not found else None)
+        meaning = explained(found, self._access.name) or found
+        super().__exit__(type(meaning), meaning, trace)
+        if meaning is not error:
+            raise meaning from (found if meaning is not found else None)
 
 
 class DeviceAccess:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,50 +13,21 @@ from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.guard import Guard
 from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TierStats
 from tierstore.table.access import Access, HostAccess, Lease, Piece
-from tierstore.table.device_access import DeviceAccess, on_device
+from tierstore.table.device_access import DeviceAccess
 from tierstore.table.ids import Ids, on_host
-from tierstore.table.prefetch import Prefetcher
+from tierstore.table.owner import Owner
 from tierstore.table.tiers import Tiers
 from tierstore.table.trace import Recording
 from tierstore.table.warming import warm
-from tierstore.tier.base import Tier
 
 __all__ = ["Table"]
 
 _SCAN_BYTES = 8 << 20
-
-
-class Owner(Protocol):
-    """What a table asks of the store it belongs to."""
-
-    guard: Guard
-    prefetcher: Prefetcher
-    sync_checks: bool
-
-    def grow(
-        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
-    ) -> None:
-        """Append rows to a table."""
-
-    def set_keys(self, table: str, keys: Sequence[Any]) -> None:
-        """Give a table's rows external keys."""
-
-    def add_fields(
-        self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
-    ) -> None:
-        """Add fields to every record of a table."""
-
-    def pointer(self) -> dict[str, Any]:
-        """Return a pointer to the version that is open."""
-
-    def check_pointer(self, state: Mapping[str, Any]) -> None:
-        """Raise InvalidInputError for a pointer to another store, warn of another version."""
 
 
 class Table:
@@ -82,7 +52,6 @@ class Table:
         self.disk = generation.tier
         self.host = tiers.host
         self._layout = generation.info.spec.layout
-        self._below: Tier = self.disk if self.host is None else self.host
         self._access = self._make_access()
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
@@ -91,7 +60,7 @@ class Table:
     def _make_access(self) -> Access:
         guard, gpu = self._owner.guard, self.tiers.gpu
         if gpu is None:
-            return HostAccess(self._below, self.host, self._layout, guard)
+            return HostAccess(self.tiers.below, self.host, self._layout, guard)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
 
@@ -315,15 +284,9 @@ class Table:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._owner.guard.use():
-            self._settle_gpu()
-            self._below.read(rows, out, lo, hi, admit=False)
+            self.tiers.settle()
+            self.tiers.below.read(rows, out, lo, hi, admit=False)
         return out
-
-    def _settle_gpu(self) -> None:
-        """Have the host tier know every record that changed on the GPU; waits for the GPU."""
-        if self.tiers.gpu is not None:
-            with on_device(self.tiers, self.name):
-                self.tiers.gpu.flush()
 
     @property
     def keys(self) -> Keys | None:
@@ -389,19 +352,13 @@ class Table:
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
-        gpu, host = self.tiers.gpu, self.host
-        with self._owner.guard.use(), on_device(self.tiers, self.name):
-            found = {
-                **({} if gpu is None else {"gpu": gpu.stats}),
-                **({} if host is None else {"host": host.stats}),
-                "disk": self.disk.stats,
-            }
-            return {name: dataclasses.replace(stats) for name, stats in found.items()}
+        with self._owner.guard.use():
+            return self.tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
         with self._owner.guard.use():
-            return {} if self.host is None else {"host": self.host.occupancy()}
+            return self.tiers.occupancy()
 
     def information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
@@ -425,26 +382,9 @@ class Table:
             tiers=self.tiers.information(),
         )
 
-    def flush(self) -> None:
-        """Hand every changed record down to the disk tier; for the store, before a commit."""
-        self._settle_gpu()
-        self._below.flush()
-
-    def uncommitted(self) -> npt.NDArray[np.int64]:
-        """Return the rows that were written since the last commit, ascending."""
-        self._settle_gpu()
-        live = self.disk.live
-        below = np.empty(0, np.int64) if live is None else live.ids
-        return np.union1d(below, np.empty(0, np.int64) if self.host is None else self.host.dirty())
-
     def discard(self) -> None:
-        """Drop what was not committed."""
-        if self.tiers.gpu is not None:
-            with on_device(self.tiers, self.name):
-                self.tiers.gpu.discard()
-        gone = self.disk.discard()
-        if self.host is not None:
-            self.host.discard(gone)
+        """Drop what was not committed; for the store, within its guard."""
+        self.tiers.discard()
         self.scalars = dict(self.generation.info.scalars)
 
     def close(self) -> None:

@@ -1,41 +1,105 @@
-"""From a budget to tiers: what a table gets over its disk tier, and where."""
+"""The tiers of a table as one: changes go down them together, and memory is given back together."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import Protocol
 
-from tierstore.budget import Budget
-from tierstore.errors import CapacityError, DeviceError, InvalidInputError
+import numpy as np
+import numpy.typing as npt
+
 from tierstore.info import TierInformation
-from tierstore.memory import available_bytes
-from tierstore.policy import Choice
+from tierstore.stats import Occupancy, TierStats
+from tierstore.table.driver import on_device
 from tierstore.tier.base import Tier
 from tierstore.tier.gpu import GpuTier
-from tierstore.tier.gpu.memory import GpuMemory
-from tierstore.tier.gpu.worth import goes_by_worth
 from tierstore.tier.host import HostTier
-from tierstore.transfer import CudaDevice, Device
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Tiers", "find_device", "place"]
+__all__ = ["LowestTier", "Tiers"]
 
 
-@dataclass(frozen=True)
+class Changed(Protocol):
+    """Records that no version has yet."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Their rows."""
+
+
+class LowestTier(Tier, Protocol):
+    """The lowest tier of a table: the disk, or what stands in for it."""
+
+    @property
+    def live(self) -> Changed | None:
+        """What was handed down since the last commit."""
+
+    def discard(self) -> npt.NDArray[np.int64]:
+        """Drop what was handed down since the last commit; return its rows."""
+
+
 class Tiers:
-    """The tiers of a table above the disk: a host cache or none, and a GPU cache or none."""
+    """The tiers of a table: its disk tier, a host cache or none, a GPU cache or none.
 
-    host: HostTier | None
-    gpu: GpuTier | None = None
+    Attributes:
+        host: the host tier, or None.
+        gpu: the GPU tier, or None; there is none without a host tier.
+        below: the nearest tier that is not on a GPU.
+    """
+
+    def __init__(
+        self, table: str, disk: LowestTier, host: HostTier | None = None, gpu: GpuTier | None = None
+    ) -> None:
+        """Take over the tiers above the disk; `table` is for messages."""
+        self.host = host
+        self.gpu = gpu
+        self.below: Tier = disk if host is None else host
+        self._table = table
+        self._disk = disk
+
+    def settle(self) -> None:
+        """Have the tiers below the GPU know every record that changed there; waits for it."""
+        if self.gpu is not None:
+            with on_device(self.gpu, self._table):
+                self.gpu.flush()
+
+    def flush(self) -> None:
+        """Hand every changed record down to the disk tier."""
+        self.settle()
+        self.below.flush()
+
+    def uncommitted(self) -> npt.NDArray[np.int64]:
+        """Return the rows that were written since the last commit, ascending."""
+        self.settle()
+        nothing = np.empty(0, np.int64)
+        handed_down = nothing if self._disk.live is None else self._disk.live.ids
+        return np.union1d(handed_down, nothing if self.host is None else self.host.dirty())
+
+    def discard(self) -> None:
+        """Drop what was not committed."""
+        if self.gpu is not None:
+            with on_device(self.gpu, self._table):
+                self.gpu.discard()
+        gone = self._disk.discard()
+        if self.host is not None:
+            self.host.discard(gone)
+
+    def stats(self) -> dict[str, TierStats]:
+        """Return copies of the counters of each tier, the nearest first."""
+        with on_device(self.gpu, self._table):
+            found = {
+                **({} if self.gpu is None else {"gpu": self.gpu.stats}),
+                **({} if self.host is None else {"host": self.host.stats}),
+                "disk": self._disk.stats,
+            }
+            return {name: dataclasses.replace(stats) for name, stats in found.items()}
+
+    def occupancy(self) -> dict[str, Occupancy]:
+        """Return how full the host tier is, under "host"; empty where there is none."""
+        return {} if self.host is None else {"host": self.host.occupancy()}
 
     def information(self) -> tuple[TierInformation, ...]:
-        """Return what each tier takes, the nearest first."""
+        """Return what each tier above the disk takes, the nearest first."""
         found = []
         if self.gpu is not None:
             name = self.gpu.device.torch_name
@@ -53,101 +117,3 @@ class Tiers:
         if self.host is not None:
             with contextlib.suppress(Exception):
                 self.host.close()
-
-
-def find_device(name: str | Device) -> Device | None:
-    """Return the device of a name, or None for the CPU: "cpu", "cuda", "cuda:1" or "auto".
-
-    Raises DeviceError, or MissingExtraError, if a GPU is asked for and cannot be had. CuPy is
-    imported for nothing but a GPU.
-    """
-    if not isinstance(name, str):
-        return name
-    if name == "cpu":
-        return None
-    if name == "auto":
-        if importlib.util.find_spec("cupy") is None:
-            return None
-        with contextlib.suppress(DeviceError):
-            return CudaDevice(0)
-        return None
-    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
-    if match is None:
-        raise InvalidInputError(f"not a device: {name!r}; cpu, cuda, cuda:1 or auto")
-    return CudaDevice(int(match.group(1) or 0))
-
-
-def place(
-    below: Tier,
-    name: str,
-    budget: Budget,
-    *,
-    share: float,
-    device: Device | None,
-    policy: Choice,
-) -> Tiers:
-    """Return the tiers a budget gives to a table over its lowest tier.
-
-    `share` is the table's part of what is given for all tables, `policy` is that of both tiers. A
-    GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there each
-    has one slot at least. Raises CapacityError.
-    """
-    rows, width = below.rows, below.record_bytes
-    least = 0 if device is None else 1
-    whole = HostTier.bytes_for(rows, width, rows)
-    default = min(whole, int(available_bytes() // 4 * share))
-    slots_for = functools.partial(HostTier.slots_for, policy=policy)
-    slots = _slots(budget, "host", name, rows, width, share, default, slots_for)
-    slots = max(slots, least)
-    if slots == 0:
-        return Tiers(None)
-    if device is None:
-        return Tiers(HostTier(below, slots=slots, policy=policy))
-    kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))
-    with device.current():
-        host = HostTier(below, slots=slots, kind=kind, policy=policy)
-        try:
-            worth = goes_by_worth(policy)
-            whole = GpuMemory.bytes_for(rows, width, rows, worth=worth)
-            default = min(whole, int(device.free_bytes() // 2 * share))
-            on_gpu = functools.partial(GpuMemory.slots_for, worth=worth)
-            slots = _slots(budget, "gpu", name, rows, width, share, default, on_gpu)
-            return Tiers(host, _gpu_tier(host, max(slots, least), device, policy))
-        except BaseException:
-            host.close()
-            raise
-
-
-def _slots(
-    budget: Budget,
-    tier: str,
-    table: str,
-    rows: int,
-    record_bytes: int,
-    share: float,
-    default: int,
-    slots_for: Callable[[int, int, int], int],
-) -> int:
-    slots = budget.slots(tier, table)
-    if slots is not None:
-        if slots < 0:
-            raise InvalidInputError(f"{tier}_rows cannot be negative: {slots}")
-        return slots
-    nbytes = budget.nbytes(tier, table, share)
-    return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
-
-
-def _gpu_tier(host: HostTier, slots: int, device: Device, policy: Choice) -> GpuTier:
-    try:
-        return GpuTier(host, slots=slots, device=device, policy=policy)
-    except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError" and "cudaErrorMemoryAllocation" not in str(
-            error
-        ):
-            raise
-        worth = goes_by_worth(policy)
-        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, worth=worth)
-        raise CapacityError(
-            f"the GPU has no room for {slots} slots, {nbytes} bytes of {device.free_bytes()} free; "
-            "give a smaller gpu budget"
-        ) from error
