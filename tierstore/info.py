@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["StoreInfo", "TableInformation", "TierInformation"]
+from tierstore.manifest import Manifest
+
+__all__ = ["StoreInfo", "TableInformation", "TierInformation", "Version"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,26 @@ class StoreInfo:
             table["fields"] = list(table["fields"])
         data["tables"] = list(data["tables"])
         return data
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version that can be opened: its number, its step, its manifest's number and its deltas."""
+
+    version: int
+    step: int | None
+    seq: int
+    delta_rows: int
+    delta_bytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return what a manifest says of its version."""
+        deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
+        return cls(
+            manifest.version,
+            manifest.step,
+            manifest.seq,
+            sum(delta.rows for delta in deltas),
+            sum(delta.size for delta in deltas),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tierstore.store.store import Store, Version, create, open
+from tierstore.store.opening import create, open
+from tierstore.store.store import Store
 
-__all__ = ["Store", "Version", "create", "open"]
+__all__ = ["Store", "create", "open"]

@@ -7,11 +7,9 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tierstore import io
-from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
@@ -24,18 +22,18 @@ from tierstore.errors import (
 from tierstore.guard import Guard, interrupts_deferred
 from tierstore.laws import Law
 from tierstore.manifest import Manifest, TableInfo
-from tierstore.policy import Policies, choose
+from tierstore.policy import choose
 from tierstore.spec import Field
 from tierstore.store import folding, lifetime, reshaping
 from tierstore.store.history import History, open_directory, read_identity
 from tierstore.store.locking import Unread, become_writer, keep_folds_away
+from tierstore.store.options import Options
 from tierstore.store.payload import Payload
 from tierstore.store.pointer import check_pointer, make_pointer
 from tierstore.table import Table
 from tierstore.table.placement import place
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.tiers import Tiers
-from tierstore.transfer import Device
 
 __all__ = ["Session"]
 
@@ -43,47 +41,33 @@ __all__ = ["Session"]
 class Session:
     """What a Store is made of; its methods expect to be called inside the guard."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        writable: bool,
-        budget: Budget,
-        policy: Policies | None,
-        version: int | None,
-        keep: int | None,
-        allow_network: bool,
-        device: Device | None,
-        sync_checks: bool,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
         """Open a store, and as its writer remove what no version names."""
-        self.guard = Guard(str(path), writable=writable)
+        self.guard = Guard(str(options.path), writable=options.writable)
         self.prefetcher = Prefetcher()
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.drafted: set[str] = set()  # payload files of a version to come
-        self._keep = keep
         self.locks: list[io.File] = []
         self._forget: Callable[[], object] | None = None
-        self.sync_checks = sync_checks
-        self._device = device
-        self._budget = budget
-        self._policy = policy
-        self.directory = open_directory(path)
+        self.sync_checks = options.check_ids == "sync"
+        self._options = options
+        self.directory = open_directory(options.path)
         try:
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
-            if writable:
+            if options.writable:
+                allow_network = options.allow_network
                 self.locks.append(become_writer(self.directory, allow_network=allow_network))
             else:
                 lock = keep_folds_away(self.directory)
                 self.locks += [] if lock is None else [lock]
-            self._start(version)
+            self._start(options.version)
         except BaseException:
             self.release()
             raise
-        self._forget = lifetime.watch(self, str(path), self.locks)
+        self._forget = lifetime.watch(self, str(options.path), self.locks)
 
     def _start(self, version: int | None) -> None:
         self.manifest = self.history.newest() if version is None else self.history.version(version)
@@ -168,7 +152,7 @@ class Session:
     @property
     def keep(self) -> int:
         """How many versions are kept."""
-        return self._keep or self.manifest.keep
+        return self._options.keep or self.manifest.keep
 
     def _open_tiers(self, name: str, info: TableInfo) -> tuple[Generation, Tiers]:
         seq = self.manifest.seq + 1 if self.guard.writable else None
@@ -186,10 +170,10 @@ class Session:
             return generation, place(
                 generation.tier,
                 name,
-                self._budget,
+                self._options.budget,
                 share=share,
-                device=self._device,
-                policy=choose(self._policy, name),
+                device=self._options.device,
+                policy=choose(self._options.policy, name),
             )
         except BaseException:
             generation.close()

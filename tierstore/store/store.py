@@ -26,103 +26,25 @@ from tierstore.errors import (
     StoreIOError,
     UnknownNameError,
 )
-from tierstore.info import StoreInfo
+from tierstore.info import StoreInfo, Version
 from tierstore.manifest import FORMAT
-from tierstore.policy import Policies
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.store import reshaping
 from tierstore.store.committing import Draft, PendingCommit
-from tierstore.store.creating import create_store
+from tierstore.store.options import Options
 from tierstore.store.payload import Payload
 from tierstore.store.saving import save_store
 from tierstore.store.session import Session
 from tierstore.store.verify import VerifyReport, verify_store
 from tierstore.table import Table
-from tierstore.table.placement import find_device
-from tierstore.transfer import Device
 
-__all__ = ["Store", "Version", "create", "open"]
+__all__ = ["Store"]
 
-
-@dataclasses.dataclass(frozen=True)
-class Version:
-    """A version that can be opened: its number, its step, its manifest's number and its deltas."""
-
-    version: int
-    step: int | None
-    seq: int
-    delta_rows: int
-    delta_bytes: int
-
-
-def create(
-    path: str | Path,
-    tables: Mapping[str, TableSpec],
-    *,
-    progress: Progress | None = None,
-    budget: Budget | None = None,
-    policy: Policies | None = None,
-    keep: int | None = None,
-    device: str | Device = "cpu",
-) -> Store:
-    """Make a store with these tables at `path`, which must not exist, and open it for writing.
-
-    Every row is written, and disk space for all of them reserved, before the store appears under
-    its name: a full disk, a kill or a power cut leaves nothing. `progress(done, total)` is called
-    with rows. Raises ExistsError, StoreFullError, InvalidInputError.
-    """
-    create_store(path, tables, progress)
-    return Store(path, mode="r+", budget=budget, policy=policy, keep=keep, device=device)
-
-
-def open(
-    path: str | Path,
-    mode: str = "r",
-    *,
-    budget: Budget | None = None,
-    policy: Policies | None = None,
-    version: int | None = None,
-    discard_newer: bool = False,
-    keep: int | None = None,
-    allow_network: bool = False,
-    device: str | Device = "cpu",
-    check_ids: str = "async",
-) -> Store:
-    """Open a store.
-
-    Args:
-        path: the store's directory.
-        mode: "r" for one of many readers of one version, "r+" for the one writer.
-        budget: memory for the tiers; see Budget for the defaults.
-        policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
-            of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
-        version: a kept version to read, or with "r+" and `discard_newer` to go on from.
-        discard_newer: drop the versions after `version`.
-        keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
-        allow_network: write on a network file system, whose locks and syncs may not hold.
-        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
-            is, and torch rows come to.
-        check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
-            next call that waits; "sync" raises at once.
-
-    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
-    """
-    return Store(
-        path,
-        mode,
-        budget=budget,
-        policy=policy,
-        version=version,
-        discard_newer=discard_newer,
-        keep=keep,
-        allow_network=allow_network,
-        device=device,
-        check_ids=check_ids,
-    )
+_NOTHING = Budget(host=0, gpu=0)
 
 
 class Store:
-    """An open store; see `tierstore.open` for the arguments.
+    """An open store; `tierstore.open` and `create` give one.
 
     A context manager: leaving it closes the store, and drops what was not committed with a warning
     that counts the rows.
@@ -133,47 +55,13 @@ class Store:
     2
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        mode: str = "r",
-        *,
-        budget: Budget | None = None,
-        policy: Policies | None = None,
-        version: int | None = None,
-        discard_newer: bool = False,
-        keep: int | None = None,
-        allow_network: bool = False,
-        device: str | Device = "cpu",
-        check_ids: str = "async",
-    ) -> None:
-        if mode not in ("r", "r+"):
-            raise InvalidInputError(f"mode is 'r' or 'r+', not {mode!r}")
-        if keep is not None and keep < 1:
-            raise InvalidInputError(f"at least one version is kept, not {keep}")
-        writable = mode == "r+"
-        if writable and version is not None and not discard_newer:
-            raise InvalidInputError(
-                "to write on from an older version, newer ones must go: give discard_newer=True"
-            )
-        if check_ids not in ("async", "sync"):
-            raise InvalidInputError(f"check_ids is 'async' or 'sync', not {check_ids!r}")
-        self.path = Path(os.path.abspath(path))
-        self.mode = mode
-        self._budget = budget or Budget()
-        self._policy = policy
+    def __init__(self, options: Options) -> None:
+        """Open it; `tierstore.open` is the way to."""
+        self.path = options.path
+        self.mode = options.mode
+        self._options = options
         self._pending: PendingCommit | None = None
-        self._session = Session(
-            self.path,
-            writable=writable,
-            budget=self._budget,
-            policy=policy,
-            version=version,
-            keep=keep,
-            allow_network=allow_network,
-            device=find_device(device),
-            sync_checks=check_ids == "sync",
-        )
+        self._session = Session(options)
         self._guard = self._session.guard
 
     @property
@@ -322,9 +210,6 @@ class Store:
                 )
             return sorted(before - set(self._session.history.versions()))
 
-    def _oldest_kept(self) -> int:
-        return min(self._session.history.versions())
-
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
         with self._guard.use():
@@ -404,7 +289,7 @@ class Store:
         if not self._guard.writable and wanted == self.version:
             save_store(self.tables, self.payload, self._session.manifest, path, progress)
             return
-        with Store(self.path, version=wanted, budget=Budget(host=0, gpu=0)) as source:
+        with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
             if source.uuid != self.uuid:
                 raise StoreIOError(
                     f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
@@ -447,16 +332,7 @@ class Store:
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._guard.use():
-            return [
-                Version(
-                    manifest.version,
-                    manifest.step,
-                    manifest.seq,
-                    sum(d.rows for info in manifest.tables.values() for d in info.deltas),
-                    sum(d.size for info in manifest.tables.values() for d in info.deltas),
-                )
-                for manifest in self._session.history.versions().values()
-            ]
+            return [Version.of(each) for each in self._session.history.versions().values()]
 
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one."""
@@ -504,13 +380,4 @@ class Store:
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"
             )
-        return _reopened, (str(self.path), self._budget, self._policy, self.version)
-
-
-def _reopened(
-    path: str,
-    budget: Budget,
-    policy: Policies | None,
-    version: int,
-) -> Store:
-    return Store(path, budget=budget, policy=policy, version=version)
+        return Store, (dataclasses.replace(self._options, version=self.version, device=None),)

@@ -1,0 +1,85 @@
+"""Making and opening stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tierstore.budget import Budget
+from tierstore.disk.base import Progress
+from tierstore.policy import Policies
+from tierstore.spec import TableSpec
+from tierstore.store.creating import create_store
+from tierstore.store.options import Options
+from tierstore.store.store import Store
+from tierstore.table.placement import find_device
+from tierstore.transfer import Device
+
+__all__ = ["create", "open"]
+
+
+def create(
+    path: str | Path,
+    tables: Mapping[str, TableSpec],
+    *,
+    progress: Progress | None = None,
+    budget: Budget | None = None,
+    policy: Policies | None = None,
+    keep: int | None = None,
+    device: str | Device = "cpu",
+) -> Store:
+    """Make a store with these tables at `path`, which must not exist, and open it for writing.
+
+    Every row is written, and disk space for all of them reserved, before the store appears under
+    its name: a full disk, a kill or a power cut leaves nothing. `progress(done, total)` is called
+    with rows. Raises ExistsError, StoreFullError, InvalidInputError.
+    """
+    create_store(path, tables, progress)
+    return open(path, "r+", budget=budget, policy=policy, keep=keep, device=device)
+
+
+def open(
+    path: str | Path,
+    mode: str = "r",
+    *,
+    budget: Budget | None = None,
+    policy: Policies | None = None,
+    version: int | None = None,
+    discard_newer: bool = False,
+    keep: int | None = None,
+    allow_network: bool = False,
+    device: str | Device = "cpu",
+    check_ids: str = "async",
+) -> Store:
+    """Open a store.
+
+    Args:
+        path: the store's directory.
+        mode: "r" for one of many readers of one version, "r+" for the one writer.
+        budget: memory for the tiers; see Budget for the defaults.
+        policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
+            of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
+        version: a kept version to read, or with "r+" and `discard_newer` to go on from.
+        discard_newer: drop the versions after `version`.
+        keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
+        allow_network: write on a network file system, whose locks and syncs may not hold.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
+            is, and torch rows come to.
+        check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
+            next call that waits; "sync" raises at once.
+
+    Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
+    """
+    options = Options(
+        path=Path(path),
+        mode=mode,
+        budget=budget or Budget(),
+        policy=policy,
+        version=version,
+        discard_newer=discard_newer,
+        keep=keep,
+        allow_network=allow_network,
+        device=find_device(device),
+        check_ids=check_ids,
+    )
+    return Store(options)

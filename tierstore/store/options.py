@@ -1,0 +1,52 @@
+"""How a store is to be opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tierstore.budget import Budget
+from tierstore.errors import InvalidInputError
+from tierstore.policy import Policies
+from tierstore.transfer import Device
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `tierstore.open`, checked, with the device found; None is the CPU.
+
+    Raises InvalidInputError for what contradicts itself.
+    """
+
+    path: Path
+    mode: str = "r"
+    budget: Budget = field(default_factory=Budget)
+    policy: Policies | None = None
+    version: int | None = None
+    discard_newer: bool = False
+    keep: int | None = None
+    allow_network: bool = False
+    device: Device | None = None
+    check_ids: str = "async"
+
+    def __post_init__(self) -> None:
+        """Check, and make the path absolute: the process may go elsewhere."""
+        if self.mode not in ("r", "r+"):
+            raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
+        if self.keep is not None and self.keep < 1:
+            raise InvalidInputError(f"at least one version is kept, not {self.keep}")
+        if self.writable and self.version is not None and not self.discard_newer:
+            raise InvalidInputError(
+                "to write on from an older version, newer ones must go: give discard_newer=True"
+            )
+        if self.check_ids not in ("async", "sync"):
+            raise InvalidInputError(f"check_ids is 'async' or 'sync', not {self.check_ids!r}")
+        object.__setattr__(self, "path", Path(os.path.abspath(self.path)))
+
+    @property
+    def writable(self) -> bool:
+        """Whether the store is opened by its one writer."""
+        return self.mode == "r+"
