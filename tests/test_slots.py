@@ -47,8 +47,9 @@ def test_the_map_is_as_a_dict_of_rows(steps):
                 victims = slots.victims(new[taken.size :])
                 for row in slots.rows(victims).tolist():
                     del where[row]
-                slots.release(victims)
-                taken = np.concatenate([taken, slots.free(new[taken.size :])])
+                slots.dirty[victims] = 0
+                slots.evict(victims)
+                taken = np.concatenate([taken, victims])
             slots.bind(new[: taken.size], taken)
             where.update(zip(new.tolist(), taken.tolist(), strict=False))
             slots.next_batch()

@@ -15,6 +15,7 @@ from tierstore.formats.keys import KeyColumn, Keys
 from tierstore.formats.registry import open_source
 from tierstore.formats.seam import Source, block_rows_for
 from tierstore.spec import Field, TableSpec, check_dtype
+from tierstore.unique import unique
 
 if TYPE_CHECKING:
     from tierstore.store import Store
@@ -160,7 +161,7 @@ def _checked_keys(source: Source, keys: Any) -> Keys | None:
     if keys is None:
         return None
     checked = KeyColumn(keys, source.rows).block(0, source.rows)
-    distinct = len(set(checked) if isinstance(checked, list) else np.unique(checked))
+    distinct = len(set(checked) if isinstance(checked, list) else unique(checked))
     if distinct < source.rows:
         raise InvalidInputError(
             f"only {distinct} of the {source.rows} keys are distinct; each row needs its own"

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.policy import Choice
+from tierstore.unique import unique
 
 __all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
 
@@ -62,8 +63,11 @@ class SlotMap(Protocol):
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
-        Unless `force`, only as far as their rows are worth less. They keep them until `release`.
+        Unless `force`, only as far as their rows are worth less. They keep them until `evict`.
         """
+
+    def evict(self, victims: Slots) -> None:
+        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot."""
@@ -125,7 +129,7 @@ class DirectSlots:
 
     def distinct(self, rows: Rows) -> Rows:
         """Return each row once, ascending."""
-        return np.unique(rows)
+        return unique(rows)
 
     def free(self, rows: Rows) -> Slots:
         """Return the rows: each has its slot."""
@@ -134,6 +138,9 @@ class DirectSlots:
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Return nothing: there is always room."""
         return np.empty(0, np.int64)
+
+    def evict(self, victims: Slots) -> None:
+        """Do nothing: there are none."""
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot."""
@@ -207,15 +214,14 @@ class CachedSlots:
     def distinct(self, rows: Rows) -> Rows:
         """Return each of `rows`, none of which has a slot, once.
 
-        The map serves as scratch: each entry writes its own number, negative and so still absent,
-        and the one that is read back stands for the row. No sort is needed. Where there are more
-        rows than slots, those come first that repeat most: they are most likely to come again.
+        Where they are more than there are slots, those come first that repeat most: they are most
+        likely to come again. Else they ascend.
         """
-        number = np.arange(-1, -1 - rows.size, -1, dtype=np.int32)
-        self.slot_of[rows] = number
-        first: Rows = rows.compress(self.slot_of[rows] == number)
-        if self.row_of.size >= first.size or first.size == rows.size:
+        first = unique(rows)
+        if first.size <= self.row_of.size:
             return first
+        if first.size == rows.size:
+            return rows
         distinct, counts = np.unique(rows, return_counts=True)
         return distinct[np.argsort(-counts, kind="stable")]
 
@@ -239,8 +245,12 @@ class CachedSlots:
         return np.concatenate(parts)
 
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
-        """Take slots to evict for a leading part of `rows`; `release` empties them."""
+        """Take slots to evict for a leading part of `rows`; `evict` empties them."""
         return self.policy.victims(rows, self.pins.barred, force=force)
+
+    def evict(self, victims: Slots) -> None:
+        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        _store(self.slot_of, self.row_of.take(victims, mode="clip"), -1)
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot, -1 for free ones."""
@@ -249,7 +259,7 @@ class CachedSlots:
     def bind(self, rows: Rows, slots: Slots) -> None:
         """Let each row lie in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
-        self.slot_of[rows] = slots
+        _store(self.slot_of, rows, slots)
         self.touch(slots)
 
     def release(self, slots: Slots) -> None:
@@ -264,6 +274,15 @@ class CachedSlots:
         self.dirty[at] = 0
         self.policy.forget(numbers)
         self._released.append(numbers)
+
+
+def _store(array: npt.NDArray[np.int32], at: Rows, values: Slots | int) -> None:
+    """Set entries that are unlikely to be in a cache of the processor.
+
+    It has more reads than writes under way at a time, so reading them first saves a third.
+    """
+    array.take(at, mode="clip")
+    array[at] = values
 
 
 class Pins:

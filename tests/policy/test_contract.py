@@ -45,8 +45,8 @@ def load(slots: CachedSlots, rows: np.ndarray, *, force: bool = False) -> np.nda
     places = slots.free(rows)
     victims = slots.victims(rows[places.size :], force=force)
     gone = slots.rows(victims)
-    slots.release(victims)
-    places = np.concatenate([places, slots.free(rows[places.size : places.size + victims.size])])
+    slots.evict(victims)
+    places = np.concatenate([places, victims])
     slots.bind(rows[: places.size], places)
     return gone
 

@@ -91,3 +91,12 @@ def test_the_log_stays_short_however_often_slots_are_used(slots):
         lru.touch(rng.integers(0, slots, 200).astype(np.int32))
         lru.next_batch()
         assert lru.nbytes <= LRU.bytes_for(slots) + 4 * min(200, slots)
+
+
+def test_the_log_stays_short_where_batches_are_small():
+    lru = LRU(50)
+    for slot in np.random.default_rng(1).integers(0, 3, 1000).astype(np.int32):
+        lru.touch(np.array([slot]))
+        lru.next_batch()
+        assert len(lru._log) <= 101
+    assert sorted(lru.victims(np.arange(50)).tolist()) == [0, 1, 2]

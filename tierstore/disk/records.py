@@ -14,6 +14,7 @@ from tierstore import io
 from tierstore.disk import paging
 from tierstore.disk.paging import Place
 from tierstore.errors import CorruptStoreError
+from tierstore.unique import unique
 
 __all__ = ["BLOCK_BYTES", "RecordFiles"]
 
@@ -88,7 +89,7 @@ class RecordFiles:
 
     def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether `rows` touch so many pages that all between are best written too."""
-        pages = np.unique(rows * self.record_bytes // mmap.PAGESIZE).size
+        pages = unique(rows * self.record_bytes // mmap.PAGESIZE).size
         between = int(rows[-1] - rows[0] + 1) * self.record_bytes / mmap.PAGESIZE
         return pages > _DENSE_PAGES * between
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import Rows
 from tierstore.policy.ranked import Keys
+from tierstore.unique import unique
 
 __all__ = ["AgedFrequency", "Counts", "count_keys", "most_used"]
 
@@ -71,9 +72,9 @@ class AgedFrequency:
     def _measure(self, rows: Rows) -> None:
         """Follow the number of distinct rows in a batch by a sample of the batches."""
         if self._half_life is None and rows.size and self._batches % _SAMPLED < 4:
-            unique = np.unique(rows).size
+            distinct = unique(rows).size
             rate = 1 / min(self._batches // _SAMPLED * 4 + self._batches % _SAMPLED + 1, 16)
-            self._unique += (unique - self._unique) * rate
+            self._unique += (distinct - self._unique) * rate
         self._batches += 1
 
     def keys(self, rows: Rows) -> Keys:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tierstore.policy.base import Rows
 from tierstore.policy.ranked import Keys, Ranking
+from tierstore.unique import unique
 
 __all__ = ["Lookahead"]
 
@@ -64,7 +65,7 @@ class Lookahead:
 
     def announce(self, rows: Rows) -> Rows:
         """Queue a batch behind those announced before; return the rows whose keys changed."""
-        rows = np.unique(rows)
+        rows = unique(rows)
         self._announced += 1
         number = self._announced
         self._link(rows, number)

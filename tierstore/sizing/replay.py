@@ -103,8 +103,8 @@ class Replay:
         rows = rows if order is None else rows[order]
         free = slots.free(rows)
         victims = slots.victims(rows[free.size :], force=self._leases)
-        slots.release(victims)
-        free = np.concatenate([free, slots.free(rows[free.size : free.size + victims.size])])
+        slots.evict(victims)
+        free = np.concatenate([free, victims])
         slots.bind(rows[: free.size], free)
         return int(victims.size)
 

@@ -21,6 +21,7 @@ from tierstore.stats import Occupancy, TierStats
 from tierstore.tier import room
 from tierstore.tier.arena import ALIGNMENT, Arena
 from tierstore.tier.base import Bytes, Rows, Tier, stream
+from tierstore.unique import unique
 
 __all__ = ["HostTier"]
 
@@ -94,27 +95,30 @@ class HostTier:
         self.stats.count(bytes_out=rows.size * (hi - lo))
         if not missing.size:
             rowcopy.gather(self.records, slots, out, lo)
-        else:  # before the rows that are missing take the place of some that are here
-            self._copy(slots, np.flatnonzero(slots >= 0), out, lo)
+        elif missing.size < rows.size:
+            # Before the rows that are missing take the place of some that are here. To copy any
+            # record in their stead takes less than to leave them out.
+            rowcopy.gather(self.records, np.maximum(slots, 0), out, lo)
         if admit:
             self.map.use(rows)
             self.map.touch(slots.compress(slots >= 0) if missing.size else slots, done=True)
             if missing.size:
-                wanted = rows[missing]
+                wanted = rows.take(missing)
                 self._promote(self.map.distinct(wanted))
-                slots[missing] = self.map.lookup(wanted)
-                self._copy(slots, missing[slots[missing] >= 0], out, lo)
-                missing = missing[slots[missing] < 0]
+                slots = self.map.lookup(wanted)
+                here = slots >= 0
+                self._copy(slots.compress(here), missing.compress(here), out, lo)
+                missing = missing.compress(~here)
             self.map.next_batch()
         if missing.size:
             self._read_below(rows, missing, out, lo, hi, admit=admit)
 
     def _copy(self, slots: Slots, which: npt.NDArray[np.intp], out: Bytes, lo: int) -> None:
-        """Copy byte ranges of records, from their slots, to the places `which` in `out`."""
+        """Copy byte ranges of the records in `slots` to the places `which` in `out`."""
         for part in self._parts(which.size):
             block = np.empty((which[part].size, out.shape[1]), np.uint8)
-            rowcopy.gather(self.records, slots[which[part]], block, lo)
-            out[which[part]] = block
+            rowcopy.gather(self.records, slots[part], block, lo)
+            rowcopy.scatter(out, which[part], block)
 
     def _read_below(
         self,
@@ -199,7 +203,9 @@ class HostTier:
         if order is not None:
             rows = rows[order]
         slots = self._make_room(rows, force=force)
-        rows = np.sort(rows[: slots.size])
+        rows = rows[: slots.size]
+        if (rows[1:] < rows[:-1]).any():
+            rows = np.sort(rows)
         done = 0
         try:
             with contextlib.closing(stream(self.below, rows, room.STAGING_BYTES)) as below:
@@ -244,13 +250,12 @@ class HostTier:
         try:
             victims = self.map.victims(rows[slots.size :], force=force)
             try:
-                self._write_back(victims.compress(self.map.dirty[victims] != 0))
+                self._write_back(victims.compress(self.map.dirty.take(victims) != 0))
             except BaseException:
                 self.map.touch(victims)
                 raise
-            self.map.release(victims)
+            self.map.evict(victims)
             self.stats.count(evictions=victims.size)
-            victims = self.map.free(rows[slots.size :])
         except BaseException:
             self.map.release(slots)
             raise
@@ -273,9 +278,9 @@ class HostTier:
         """Count requests and hits, and every so often the distinct ids behind them."""
         self.stats.count(requested=rows.size, hits=hits)
         if self._batches % _UNIQUE_SAMPLE == 0:
-            unique = np.unique(rows)
-            found = unique.size if slots is None else np.unique(rows[slots >= 0]).size
-            self.stats.count(unique=unique.size, unique_hits=found, unique_of=rows.size)
+            distinct = unique(rows).size
+            found = distinct if slots is None else unique(rows[slots >= 0]).size
+            self.stats.count(unique=distinct, unique_hits=found, unique_of=rows.size)
         self._batches += 1
 
     def _count_distinct(self, slots: Slots, missing: int, positions: npt.NDArray[np.intp]) -> None:
@@ -296,7 +301,7 @@ class HostTier:
         if isinstance(self.map, CachedSlots):
             self.map.announce(rows)
             room = max(0, self.slots // 2 - self.map.pins.ahead)
-            rows = np.unique(rows)[:room]
+            rows = unique(rows)[:room]
             slots = self._locate(rows, ahead=True, force=True)
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
@@ -358,7 +363,7 @@ class HostTier:
         if here.size == rows.size:
             rowcopy.gather(self.records, slots, out, lo)
         else:
-            self._copy(slots, here, out, lo)
+            self._copy(slots[here], here, out, lo)
             self._read_below(rows, np.flatnonzero(slots < 0), out, lo, hi, admit=False)
         self.stats.count(bytes_out=rows.size * (hi - lo))
 

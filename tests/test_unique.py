@@ -1,0 +1,20 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierstore.unique import unique
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_each_value_comes_once_ascending(values):
+    given_ = np.array(values, np.int64)
+    found = unique(given_)
+    assert found.tolist() == sorted(set(values))
+    assert given_.tolist() == values, "what was given is as it was"
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+def test_the_dtype_stays(dtype):
+    rng = np.random.default_rng(1)
+    assert unique(rng.integers(0, 50, 300).astype(dtype)).dtype == dtype
