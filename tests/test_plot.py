@@ -10,7 +10,7 @@ from tierstore import plot
 from tierstore.errors import InvalidInputError, MissingExtraError
 from tierstore.history import History
 from tierstore.sizing import plan, simulate, stream_of
-from tierstore.speeds import Speeds
+from tierstore.machine.speeds import Speeds
 
 matplotlib = pytest.importorskip("matplotlib")
 SPEEDS = Speeds(1e10, 1e6, 1e9, 1e5, 5e8, 100, None)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from tierstore import speeds
-from tierstore.bench import Standing, stand
 from tierstore.budget import format_bytes
+from tierstore.machine import speeds
+from tierstore.machine.standing import Standing, stand
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.progress import Progress

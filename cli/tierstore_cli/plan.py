@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from tierstore import plot, speeds
+from tierstore import plot
 from tierstore import policy as policies
 from tierstore.budget import format_bytes
+from tierstore.machine import speeds
 from tierstore.memory import available_bytes
 from tierstore.sizing import Plan, load_stream
 from tierstore.sizing import plan as work_out

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import speeds
+from tierstore.machine import speeds
 from tierstore_cli.sizing import sparkline
 
 

@@ -3,9 +3,9 @@ import pytest
 
 from tierstore import policy
 from tierstore.errors import CapacityError, InvalidInputError
+from tierstore.machine.speeds import Speeds
 from tierstore.sizing import plan, stream_of
 from tierstore.sizing.replay import replay
-from tierstore.speeds import Speeds
 from tierstore.tier.host import HostTier
 
 SPEEDS = Speeds(

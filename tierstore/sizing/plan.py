@@ -9,7 +9,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.policy import Choice, lru
 from tierstore.sizing.replay import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
-from tierstore.speeds import ROW_BYTES, Speeds
+from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.tier.gpu.memory import GpuMemory
 from tierstore.tier.room import bytes_for, slots_for
 

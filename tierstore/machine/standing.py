@@ -15,8 +15,8 @@ import numpy as np
 
 from tierstore.budget import Budget
 from tierstore.laws import uniform
+from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.spec import TableSpec
-from tierstore.speeds import ROW_BYTES, Speeds
 from tierstore.store import create
 from tierstore.store import open as open_store
 

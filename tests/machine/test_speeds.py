@@ -1,8 +1,8 @@
 import pytest
 
-from tierstore import speeds
 from tierstore.disk import inflight, tuning
 from tierstore.errors import InvalidInputError, StoreIOError
+from tierstore.machine import speeds
 
 
 @pytest.fixture(autouse=True)

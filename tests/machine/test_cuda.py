@@ -1,12 +1,9 @@
-"""The facts that doctor prints, above all: do torch and CuPy match?"""
-
-import json
-from pathlib import Path
+"""Do torch and CuPy match?"""
 
 import pytest
 
-from tierstore import machine
-from tierstore.machine import cuda_advice
+from tierstore.machine import cuda
+from tierstore.machine.cuda import cuda_advice
 
 
 @pytest.mark.parametrize(
@@ -82,44 +79,13 @@ def test_torchs_cuda_is_read_without_importing_torch(tmp_path, monkeypatch, text
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     (package / "version.py").write_text(text)
-    spec = machine.importlib.util.spec_from_file_location("torch", package / "__init__.py")
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: spec)
-    assert machine._torch_cuda() == version
+    spec = cuda.importlib.util.spec_from_file_location("torch", package / "__init__.py")
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: spec)
+    assert cuda._torch_cuda() == version
 
 
 @pytest.mark.parametrize("module", ["Open Kernel Module for x86_64  ", "x86_64 Kernel Module  "])
 def test_the_driver_is_read(monkeypatch, module):
     text = f"NVRM version: NVIDIA UNIX {module}580.95.05  Release Build\n"
-    monkeypatch.setattr(machine, "_read", lambda path: text)
-    assert machine._driver() == "580.95.05"
-
-
-def test_storage_of_a_path_that_does_not_exist_yet(tmp_path):
-    storage = machine.examine_storage(tmp_path / "not" / "yet")
-    assert storage.path == str(tmp_path)
-    assert 0 < storage.free_bytes <= storage.total_bytes
-
-
-def test_a_memory_cgroup_counts(monkeypatch):
-    files = {
-        "/proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n",
-        "/sys/fs/cgroup/memory.max": "409600\n",
-        "/sys/fs/cgroup/memory.current": "102400\n",
-    }
-    monkeypatch.setattr(machine, "_read", lambda path: files[str(path)])
-    assert machine._memory() == (409600, 307200)
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert machine._memory() == (1000 * 1024, 800 * 1024)
-
-
-def test_a_network_file_system_is_a_problem(monkeypatch):
-    monkeypatch.setattr(machine, "filesystem", lambda path: "nfs4")
-    facts = machine.examine(Path())
-    assert facts.storage.network
-    assert any("nfs4" in problem for problem in facts.problems)
-
-
-def test_facts_are_plain_data():
-    facts = machine.examine()
-    assert json.loads(json.dumps(facts.to_dict()))["python"] == facts.python
-    assert facts.available_bytes <= facts.memory_bytes
+    monkeypatch.setattr(cuda, "contents", lambda path: text)
+    assert cuda._driver() == "580.95.05"

@@ -1,0 +1,8 @@
+"""The machine: what it is like, how fast it is, and where tierstore stands on it."""
+
+from __future__ import annotations
+
+from tierstore.machine.cuda import Cuda, cuda_advice
+from tierstore.machine.report import Machine, Storage, examine, examine_storage
+
+__all__ = ["Cuda", "Machine", "Storage", "cuda_advice", "examine", "examine_storage"]
