@@ -9,8 +9,8 @@ import tierstore
 from tierstore import plot
 from tierstore.errors import InvalidInputError, MissingExtraError
 from tierstore.history import History
-from tierstore.sizing import plan, simulate, stream_of
 from tierstore.machine.speeds import Speeds
+from tierstore.sizing import plan, simulate, stream_of
 
 matplotlib = pytest.importorskip("matplotlib")
 SPEEDS = Speeds(1e10, 1e6, 1e9, 1e5, 5e8, 100, None)

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tierstore.errors import InvalidInputError
+from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.policy import Choice, lru
 from tierstore.sizing.replay import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
-from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.tier.gpu.memory import GpuMemory
 from tierstore.tier.room import bytes_for, slots_for
 
