@@ -83,7 +83,8 @@ struct Tier {
 };
 
 struct Batch {
-    const i64 *ids;               // [n]
+    i64 *ids;                     // [n]
+    const i64 *arriving;          // [n]: ids in pinned host memory, which `probe` copies to `ids`, or null
     i64 n;
     u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record
     i64 lo, bytes;
@@ -323,7 +324,8 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     __threadfence();
     const i64 position = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const bool mine = position < b.n;
-    const i64 row = mine ? b.ids[position] : 0;
+    const i64 row = !mine ? 0 : b.arriving ? b.arriving[position] : b.ids[position];
+    if (mine && b.arriving) b.ids[position] = row;
     const bool outside = (u64)row >= (u64)t.rows;
     i32 slot = ABSENT;
     bool waits = false, claims = false, holds = false, kept = false, lacks = false;

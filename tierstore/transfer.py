@@ -77,6 +77,9 @@ class Device(Protocol):
     def download(self, array: Any) -> npt.NDArray[Any]:
         """Copy a device array to the host, and wait for it."""
 
+    def on_host(self, array: Any) -> bool:
+        """Tell whether an array is the host's, not one that the device reads fast."""
+
     def export(self, array: Any, kind: str) -> Any:
         """Return a device array as one of "torch" or "cupy", shared, or copied for "numpy"."""
 
@@ -285,6 +288,10 @@ class CudaDevice:
         with self.current():
             copied: npt.NDArray[Any] = array.get()
             return copied
+
+    def on_host(self, array: Any) -> bool:
+        """Tell whether an array is of NumPy."""
+        return isinstance(array, np.ndarray)
 
     def export(self, array: Any, kind: str) -> Any:
         """Return a CuPy array as one of torch, shared, or of NumPy, copied."""

@@ -22,7 +22,7 @@ class Place:
 
     def put(self, array: np.ndarray) -> Any:
         if self.kind == "pageable":
-            return np.ascontiguousarray(array)
+            return self.device.upload(array)
         import cupy
 
         return cupy.asarray(np.ascontiguousarray(array))

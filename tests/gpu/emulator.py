@@ -44,6 +44,10 @@ def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
+class OnDevice(np.ndarray):
+    """An array that the emulated device has, to be told from those of the host."""
+
+
 class EmulatedDevice:
     """Runs everything at once, in the order of the calls; streams are numbers and nothing else.
 
@@ -89,11 +93,11 @@ class EmulatedDevice:
         return contextlib.nullcontext()
 
     def allocate(self, size: int, dtype: Any) -> Any:
-        return np.zeros(size, dtype)
+        return np.zeros(size, dtype).view(OnDevice)
 
     def borrow(self, size: int, dtype: Any, stream: int | None = None) -> Any:
         noise = np.random.default_rng(size).bytes(size * np.dtype(dtype).itemsize)
-        return np.frombuffer(bytearray(noise), dtype)
+        return np.frombuffer(bytearray(noise), dtype).view(OnDevice)
 
     def stage(self, nbytes: int) -> memory.Arena:
         return memory.allocate(nbytes, "pageable")
@@ -114,10 +118,13 @@ class EmulatedDevice:
         return 1 << 30
 
     def upload(self, array: Any, stream: int | None = None) -> Any:
-        return np.ascontiguousarray(array)
+        return np.array(array, order="C").view(OnDevice)
 
     def download(self, array: Any) -> Any:
-        return array.copy()
+        return np.array(array)
+
+    def on_host(self, array: Any) -> bool:
+        return type(array) is np.ndarray
 
     def export(self, array: Any, kind: str) -> Any:
         if kind == "torch":

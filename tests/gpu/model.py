@@ -62,13 +62,16 @@ class Twin:
         self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
+        self.from_host = 0.3
         self.leases: list[tuple[GpuLease, np.ndarray]] = []
         self.announced: list[np.ndarray] = []
 
     def put(self, ids: np.ndarray) -> Any:
-        """The ids on the device: those of a prefetch where they are the same."""
+        """The ids, on the device or the host: those of a prefetch where they are the same."""
         rows = self.tier.foreseen(ids)
-        return self.place.put(ids) if rows is None else rows
+        if rows is not None:
+            return rows
+        return ids.copy() if self.rng.random() < self.from_host else self.place.put(ids)
 
     def close(self) -> None:
         self.tier.close()
@@ -178,7 +181,7 @@ class Twin:
                     self.tier.foresee(ids, window)
                     self.announced.append(ids)
                 else:
-                    self.tier.fetch(self.place.put(ids), window)
+                    self.tier.fetch(self.put(ids), window)
             elif name == "flush":
                 self.tier.flush()
             elif name == "release" and self.leases:

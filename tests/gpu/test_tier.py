@@ -188,6 +188,7 @@ def test_a_direct_host_tier_needs_no_wait(place: Place) -> None:
     if place.kind != "pageable":
         pytest.skip("the emulator counts waits")
     with Twin(place, rows=500, slots=40) as twin:
+        twin.from_host = 0.0
         twin.read(np.arange(10))
         before = place.device.waits
         for _ in range(10):
@@ -197,7 +198,7 @@ def test_a_direct_host_tier_needs_no_wait(place: Place) -> None:
             lease = twin.lease(ids)
             twin.scatter(lease, ids)
             twin.release()
-            twin.tier.fetch(twin.ids(30), 2)
+            twin.tier.fetch(twin.put(twin.ids(30)), 2)
         grown = 4
         assert place.device.waits - before <= grown
 
@@ -220,6 +221,7 @@ def test_a_device_that_holds_every_row_needs_no_wait(place: Place) -> None:
     with Twin(place, rows=100, slots=100, host_slots=10) as twin:
         twin.read(np.arange(60))
         assert not twin.tier._staging.complete
+        twin.from_host = 0.0
         twin.tier.fetch(place.put(np.arange(60, 70)), 4)
         twin.read(np.arange(60, 100))
         assert twin.tier._staging.complete
@@ -336,3 +338,20 @@ def test_slots_of_a_budget() -> None:
     assert GpuMemory.slots_for(1000, record, 0) == 0
     with pytest.raises(CapacityError, match="1000 rows"):
         GpuMemory.slots_for(1000, record, 2000)
+
+
+def test_ids_of_the_host_may_change_once_they_are_given(place: Place) -> None:
+    """More batches than the inbox has places, of sizes that make it grow, each from one array."""
+    with Twin(place, rows=3000, slots=50) as twin:
+        ids = np.empty(2500, np.int64)
+        outs, wanted = [], []
+        for n in (1, 700, 2500, 30, 1100, 2400, 5, 2500):
+            ids[:n] = twin.rng.integers(0, 3000, n)
+            outs.append(place.noise(n, 64))
+            wanted.append(twin.truth[ids[:n]])
+            twin.tier.read(ids[:n], outs[-1])
+            ids[:] = -1
+        for out, rows in zip(outs, wanted, strict=True):
+            np.testing.assert_array_equal(place.get(out), rows)
+        twin.tier.check()
+        twin.check()

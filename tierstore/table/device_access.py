@@ -103,7 +103,7 @@ class DeviceAccess:
         self.closed = True
 
     def ids(self, ids: object) -> Ids:
-        """Bring ids to the device as flat int64; host ids are checked against the table here."""
+        """Return ids as flat int64, where they are; those on the host are checked here."""
         if is_torch(ids):
             return self._torch_ids(ids)
         if is_cupy(ids):
@@ -111,12 +111,10 @@ class DeviceAccess:
         return self._host_ids(ids, "numpy")
 
     def _host_ids(self, ids: object, kind: str) -> Ids:
-        """Check ids that are on the host, and copy them unless a prefetch has. Nothing waits."""
+        """Check ids that are on the host; where a prefetch has them on the device, return those."""
         checked = host_ids(ids, self.gpu.rows)
         rows = self.gpu.foreseen(checked.rows)
-        if rows is None:
-            rows = self._device.upload(checked.rows, self.stream(kind))
-        return Ids(rows, checked.shape, kind)
+        return Ids(checked.rows if rows is None else rows, checked.shape, kind)
 
     def _torch_ids(self, ids: Any) -> Ids:
         import torch
@@ -190,6 +188,13 @@ class DeviceAccess:
 
             return torch.empty(count, nbytes, dtype=torch.uint8, device=self._torch_device)
         return self._device.borrow(count * nbytes, np.uint8).reshape(count, nbytes)
+
+    def tensor(self, item: Field, shape: tuple[int, ...]) -> Any:
+        """Return an uninitialised tensor of a field on the device, `shape + (dim,)`."""
+        import torch
+
+        dtype = getattr(torch, item.dtype)
+        return torch.empty((*shape, item.dim), dtype=dtype, device=self._torch_device)
 
     def using(self, *, write: bool = False) -> AbstractContextManager[None]:
         """Enter the store, explain the driver's errors, and check ids if every call does."""

@@ -57,6 +57,7 @@ class BatchArgument(ctypes.Structure):
 
     _fields_ = (
         ("ids", _POINTER),
+        ("arriving", _POINTER),
         ("n", _I64),
         ("data", _POINTER),
         ("lo", _I64),

@@ -31,6 +31,22 @@ class Counts:
         self._memory = memory
         self._bad: tuple[int, int] | None = None
 
+    def read(self, ids: int, nbytes: int) -> None:
+        """Count a read of `nbytes` for each of its ids."""
+        self.known.requested += ids
+        self.known.bytes_out += ids * nbytes
+
+    def wrote(self, ids: int, nbytes: int) -> None:
+        """Count a write of `nbytes` for each of its ids."""
+        self.known.requested += ids
+        self.known.written += ids
+        self.known.bytes_in += ids * nbytes
+
+    def leased(self, ids: int) -> None:
+        """Count a lease."""
+        self.known.requested += ids
+        self.known.unique_of += ids
+
     def take(self, stream: int) -> None:
         """Take over what the device has counted, and wait for it."""
         counts = self._memory.counters(stream)

@@ -139,13 +139,20 @@ class Workspace:
     """Lists that a batch keeps for its misses, with room for `size` ids."""
 
     _LISTS = (
+        ("ids", "i8"),
         ("deferred", "u4"),
         ("missed", "i8"),
         ("place", "i4"),
         ("contest", "u4"),
     )
-    _PREFETCH_LISTS = (("missed", "i8"), ("place", "i4"), ("leaving", "i8"), ("held", "i4"))
-    BYTES = 20
+    _PREFETCH_LISTS = (
+        ("ids", "i8"),
+        ("missed", "i8"),
+        ("place", "i4"),
+        ("leaving", "i8"),
+        ("held", "i4"),
+    )
+    BYTES = 28
 
     def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
         """Reserve the lists; those of a prefetch stay in use until its copies are over."""
@@ -166,6 +173,11 @@ class Workspace:
         return cls(device, max(1024, 1 << (ids - 1).bit_length()), prefetch=prefetch)
 
     def bind(self, batch: BatchArgument) -> None:
-        """Point the batch to these lists."""
+        """Point the batch to these lists, `ids` among them for those that come from the host."""
         for name, pointer in self._pointers.items():
             setattr(batch, name, pointer)
+
+    @property
+    def ids(self) -> int:
+        """Address of the list of ids."""
+        return self._pointers["ids"]

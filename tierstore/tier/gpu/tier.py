@@ -20,6 +20,7 @@ from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Mode
 from tierstore.tier.gpu.counts import Counts
 from tierstore.tier.gpu.fetches import Fetches
 from tierstore.tier.gpu.holding import Holding
+from tierstore.tier.gpu.inbox import Inbox
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.tier.gpu.mailbox import Mailbox
 from tierstore.tier.gpu.memory import GpuMemory, Workspace
@@ -39,9 +40,10 @@ _UNLIMITED = 2**32 - 1
 class GpuTier:
     """A cache of records over a host tier, by row; least recently used batch first out by default.
 
-    Rows are int64 arrays `(n,)` on the device, in any order, with or without duplicates; records
-    are uint8 arrays `(n, hi - lo)` on the device, or any C-contiguous arrays of as many bytes. Rows
-    outside the table read as bytes 0xff, which is NaN, and are not written; `check` reports them.
+    Rows are int64 arrays `(n,)` on the device, or of NumPy, copied before a call returns; in any
+    order, with or without duplicates. Records are uint8 arrays `(n, hi - lo)` on the device, or any
+    C-contiguous arrays of as many bytes. Rows outside the table read as bytes 0xff, which is NaN,
+    and are not written; `check` reports them.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class GpuTier:
         self._filled = False
         self._now = 0
         self._fetches = Fetches(device, self.memory.argument)
+        self._inbox = Inbox(device)
         self.mailbox = Mailbox(device)
         self.leases = Holding(self.order.launch)
         self._counts = Counts(self.memory)
@@ -114,9 +117,7 @@ class GpuTier:
             self._batch.admit = int(admit)
             self.describe(self._batch, out, lo, hi)
             self._run()
-            known, ids = self._counts.known, rows.shape[0]
-            known.requested += ids
-            known.bytes_out += ids * self._batch.bytes
+            self._counts.read(rows.shape[0], self._batch.bytes)
 
     def write(
         self,
@@ -140,10 +141,7 @@ class GpuTier:
             self.describe(self._batch, records, lo, hi)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
-            known, ids = self._counts.known, rows.shape[0]
-            known.requested += ids
-            known.written += ids
-            known.bytes_in += ids * self._batch.bytes
+            self._counts.wrote(rows.shape[0], self._batch.bytes)
 
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
@@ -156,9 +154,7 @@ class GpuTier:
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self.leases.add(lease)
-        known = self._counts.known
-        known.requested += rows.shape[0]
-        known.unique_of += rows.shape[0]
+        self._counts.leased(rows.shape[0])
         return lease
 
     def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
@@ -195,7 +191,7 @@ class GpuTier:
         workspace.bind(batch)
         arguments = Arguments(self.memory.argument, batch)
         with self.device.range("tierstore.fetch"):
-            self._begin(Mode.PREFETCH, rows, stream, batch)
+            self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
             batch.arrival += 1
             if batch.alone or self._fetches.held + rows.shape[0] > self.slots // 2:
                 ids = None
@@ -203,7 +199,7 @@ class GpuTier:
                 batch.held = 0
             else:
                 self._fetches.hold(batch)
-            self._probe(_blocks(rows.shape[0]), arguments.address, stream)
+            self._find(arguments, stream)
             self._promote(self._promote_beside, arguments.address, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
             self.order.mark()
@@ -221,8 +217,9 @@ class GpuTier:
         rows: Any,
         stream: int | None,
         batch: BatchArgument | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        """Describe the batch to come, all but its data."""
+        """Describe the batch to come, all but its data; a prefetch has one of its own."""
         n = rows.shape[0]
         if n > _MOST_IDS:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
@@ -240,7 +237,7 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
-        batch.ids = self.device.pointer(rows)
+        self._inbox.bring(rows, batch, workspace or self._workspace)
         batch.n = n
         batch.mode = mode
         batch.now = self._now
@@ -266,7 +263,7 @@ class GpuTier:
         arguments = self._arguments if lease is None else lease.arguments
         stream, blocks = self.order.stream, self._promote_blocks
         with self.device.range(_RANGES[arguments.batch.mode]):
-            self._probe(_blocks(arguments.batch.n), arguments.address, stream)
+            self._find(arguments, stream)
             if self._fetches:
                 self._fence(1, arguments.address, stream)
                 blocks = self._promote_beside
@@ -274,6 +271,11 @@ class GpuTier:
             spilled = self._settle(arguments, lease)
             self.order.mark()
         return spilled
+
+    def _find(self, arguments: Arguments, stream: int) -> None:
+        """Launch `probe`, which takes an id a thread."""
+        self._probe(-(-arguments.batch.n // BLOCK), arguments.address, stream)
+        self._inbox.sent(arguments.batch, stream)
 
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
@@ -379,13 +381,9 @@ class GpuTier:
         self._workspace = Workspace(self.device, 0)
         if self._staging is not None:
             self._staging.close()
+        self._inbox.close()
         self.mailbox.close()
         self.memory.close()
-
-
-def _blocks(ids: int) -> int:
-    """Blocks of `probe`, which takes an id a thread."""
-    return -(-ids // BLOCK)
 
 
 _NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
