@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
+
+# What the module signal wraps, which makes enums of handlers and takes ten times as long for it.
+from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import ClassVar
 
@@ -43,11 +46,11 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         if threading.current_thread() is not threading.main_thread():
             return
         if not interrupts_deferred._deferring:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = getsignal(SIGINT)
             if callable(handler):
                 self._caught = []
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+                signal(SIGINT, self._note)
                 interrupts_deferred._deferring = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -64,9 +67,9 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         """Put the handler back, and tell it what came meanwhile."""
         if self._handler is not None:
             interrupts_deferred._deferring = False
-            signal.signal(signal.SIGINT, self._handler)
+            signal(SIGINT, self._handler)
             if len(self._caught) == 1:
-                self._handler(signal.SIGINT, self._caught[0])
+                self._handler(SIGINT, self._caught[0])
 
 
 class Use(interrupts_deferred):

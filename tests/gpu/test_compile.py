@@ -22,6 +22,8 @@ STEP: dict[str, Any] = {
 }
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("kernels.cu", {}),
+    "columns": ("table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
+    "odd columns": ("table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),
     "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ class Batch:
     Attributes:
         ids: the ids, flat.
         lease: the lease on their rows.
-        positions: for each id, the index of its row in compact arrays; -1 for bad ids.
         counted: for each id whether it takes part in training, or None if all do.
     """
 
@@ -31,13 +30,22 @@ class Batch:
         self, table: Table, ids: Tensor, padding_idx: int | None, abandoned: deque[Lease]
     ) -> None:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`."""
-        self.ids = ids.reshape(-1)
-        self.lease = table.lease(self.ids)
+        self.ids = ids if ids.ndim == 1 else ids.reshape(-1)
+        self._abandoned = abandoned
         self._released = False
-        self.positions = torch.as_tensor(self.lease.positions)
+        self.lease = table.lease(self.ids)
         self.counted = None if padding_idx is None else self.ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
-        weakref.finalize(self, abandoned.append, self.lease).atexit = False
+
+    def __del__(self) -> None:
+        """Leave the lease to whoever calls next: a collector may run anywhere."""
+        if hasattr(self, "lease"):
+            self._abandoned.append(self.lease)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """For each id, the index of its row in compact arrays; -1 for bad ids."""
+        return torch.as_tensor(self.lease.positions)
 
     def rows(self, field: str) -> Tensor:
         """Return a field of the row of each id, `(ids, dim)`."""
@@ -56,17 +64,19 @@ class Batch:
 
     def gradient(self, of_each: Tensor) -> Gradient:
         """Sum the gradients `(ids, dim)` of the ids by row."""
-        positions, trained = self.positions, None
+        positions, trained = None, None
         if self.usable:
             self.lease.trim(wait=False)
         if self.counted is not None:
-            positions = torch.where(self.counted.to(positions.device), positions, -1)
+            positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
             trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
             trained = trained[:-1, None]
-        if not self.usable:  # a graph that is run backward again after the step, for example
-            return Gradient(self, sum_by_row(of_each, positions, self.lease.bound), trained)
-        return Gradient(self, summed(of_each, self.lease, positions), trained)
+        if self.usable:
+            return Gradient(self, summed(of_each, self.lease, positions), trained)
+        # A graph that is run backward again after the step, for example.
+        where = self.positions if positions is None else positions
+        return Gradient(self, sum_by_row(of_each, where, self.lease.bound), trained)
 
 
 @dataclass

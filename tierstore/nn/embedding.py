@@ -131,7 +131,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         if len(batch.ids):
             item = self.table.spec.layout.field(self.field)
-            own = gradient.to(batch.positions.device, getattr(torch, item.dtype))
+            own = gradient.to(self.table.device, getattr(torch, item.dtype))
             self.gradients.append(batch.gradient(own))
 
     def release_abandoned(self) -> None:

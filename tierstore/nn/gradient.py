@@ -23,16 +23,18 @@ def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
     return torch.ops.aten.embedding_dense_backward(values, positions, bound, -1, False)
 
 
-def summed(values: Tensor, lease: Lease, positions: Tensor) -> Tensor:
+def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
 
-    On a GPU float32 is added as it comes, which is several times faster, in no particular order and
-    leaving what is behind the distinct rows undefined; `torch.use_deterministic_algorithms(True)`
-    brings the order back.
+    Where `positions` is None they are those of the lease's ids. On a GPU float32 is added as it
+    comes, which is several times faster, in no particular order and leaving what is behind the
+    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
     if ordered or values.dtype != torch.float32 or not isinstance(lease, DeviceLease):
-        return sum_by_row(values, positions, lease.bound)
+        if positions is None:
+            positions = torch.as_tensor(lease.positions)
+        return sum_by_row(values, positions.reshape(-1), lease.bound)
     values = values.contiguous()
     dim = values.shape[1]
     total = values.new_empty(lease.bound, dim)
@@ -40,7 +42,8 @@ def summed(values: Tensor, lease: Lease, positions: Tensor) -> Tensor:
     macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
     lease.run(lease.device.load(_source(), "clear", macros), work, lease.bound)
     add = lease.device.load(_source(), "sum", macros)
-    lease.run(add, work, len(values), positions=(positions.data_ptr(), len(values)))
+    given = None if positions is None else (positions.data_ptr(), len(values))
+    lease.run(add, work, len(values), positions=given)
     return total
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tierstore.nn.batch import Gradient, merged
 from tierstore.optim.in_slot import InSlot
@@ -88,10 +89,13 @@ class Compact:
         """The rows, `(distinct rows, dim)`, with their gradient; on a GPU this may wait once."""
         if self._parameter is None:
             self._gradient.trim()
-            rows = self._gradient.batch.lease.read(self._of.field)
-            self._parameter = torch.nn.Parameter(rows)
-            self._parameter.grad = self._gradient.values
+            self._parameter = self._made(self._gradient.batch.lease.read(self._of.field))
         return self._parameter
+
+    def _made(self, rows: Tensor) -> torch.nn.Parameter:
+        parameter = torch.nn.Parameter(rows)
+        parameter.grad = self._gradient.values
+        return parameter
 
     @property
     def gradient(self) -> Gradient | None:
@@ -115,21 +119,18 @@ class Compact:
 
     def load(self) -> State:
         """Let the parameter be what its rows are now; return the optimizer's state for them."""
-        seen, self._parameter = self._parameter, None
-        fresh = self.parameter
-        if seen is not None:
-            seen.data = fresh.data
-            self._parameter = seen
-        return self._of.state.load(self._gradient.batch.lease)
+        self._gradient.trim()
+        rows, state = self._of.state.load(self._gradient.batch.lease)
+        if self._parameter is None:
+            self._parameter = self._made(rows)
+        else:
+            self._parameter.data = rows
+        return state
 
     def store(self, state: State) -> None:
         """Write the parameter and its state over the rows, but for those not to be trained."""
-        lease, trained = self._gradient.batch.lease, self._gradient.trained
-        weights = self.parameter.detach()
-        if trained is not None:
-            weights = torch.where(trained, weights, lease.read(self._of.field))
-        self._of.state.store(lease, state, trained)
-        lease.write(self._of.field, weights)
+        lease, weights = self._gradient.batch.lease, self.parameter.detach()
+        self._of.state.store(lease, weights, state, self._gradient.trained)
 
     def release(self) -> None:
         """Let the rows go."""

@@ -13,6 +13,7 @@ from tierstore.optim.probe import StatePlan
 from tierstore.spec import Field
 from tierstore.table import Table
 from tierstore.table.access import Lease
+from tierstore.table.columns import Columns
 
 __all__ = ["State", "StoredState"]
 
@@ -31,11 +32,13 @@ class StoredState:
     def __init__(self, table: Table, field: str, plan: StatePlan) -> None:
         """Bind what a probe has found to a table."""
         self._table = table
+        self._field = field
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._count = f"{self._prefix}step"
         self.fields = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
+        self._columns: Columns | None = None
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -56,18 +59,26 @@ class StoredState:
                 )
         return missing
 
-    def load(self, lease: Lease) -> State:
-        """Return the optimizer's state for the rows of a lease.
+    def load(self, lease: Lease) -> tuple[Tensor, State]:
+        """Return the weights and the optimizer's state for the rows of a lease.
 
         A state that the optimizer makes of the first gradient is left out before the first step.
         """
         begun = self.steps > 0
+        values = lease.read_columns(self._all())
         state: State = {key: self._shared(key, value) for key, value in self._plan.shared.items()}
         for key, kept in self._plan.rows.items():
             if begun or not kept.late:
-                values = lease.read(self.fields[key]).to(kept.dtype)
-                state[key] = values.reshape(lease.bound, *kept.shape)
-        return state
+                found = values[self.fields[key]].to(kept.dtype)
+                state[key] = found.reshape(lease.bound, *kept.shape)
+        return values[self._field], state
+
+    def _all(self) -> Columns:
+        """Return the weights and every state of a row, as they lie now."""
+        layout = self._table.spec.layout
+        if self._columns is None or self._columns.layout is not layout:
+            self._columns = Columns(layout, (self._field, *self.fields.values()))
+        return self._columns
 
     def _shared(self, key: str, initial: Any) -> Any:
         value = self._table.scalars.get(self._prefix + key, initial)
@@ -75,15 +86,20 @@ class StoredState:
             return torch.full_like(initial, float(value))
         return value
 
-    def store(self, lease: Lease, state: State, trained: Tensor | None) -> None:
-        """Write the state of the rows of a lease, of those `trained` if given; count the step."""
+    def store(self, lease: Lease, weights: Tensor, state: State, trained: Tensor | None) -> None:
+        """Write weights and state of the rows of a lease, of those `trained` if given.
+
+        Counts the step.
+        """
+        columns, values = self._all(), {self._field: weights}
         for key, kept in self._plan.rows.items():
             name = self.fields[key]
-            dtype = getattr(torch, self._table.spec.layout.field(name).dtype)
-            values = state[key].reshape(lease.bound, kept.dim).to(dtype)
-            if trained is not None:
-                values = torch.where(trained, values, lease.read(name))
-            lease.write(name, values)
+            dtype = getattr(torch, columns.layout.field(name).dtype)
+            values[name] = state[key].reshape(lease.bound, kept.dim).to(dtype)
+        if trained is not None:
+            before = lease.read_columns(columns)
+            values = {name: torch.where(trained, values[name], before[name]) for name in values}
+        lease.write_columns(columns, values)
         self.count_step()
         for key in self._plan.shared.keys() - self._plan.counts:
             value = state[key]

@@ -6,7 +6,7 @@ into what users get. `device_access` does the same on a GPU; a table has one of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from tierstore import rowcopy
 from tierstore.errors import ClosedError
 from tierstore.guard import Guard
 from tierstore.spec import Field, RecordLayout
+from tierstore.table.columns import Columns
 from tierstore.table.ids import Ids, host_ids, last_of_each
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.values import from_bytes, to_bytes
@@ -35,13 +36,15 @@ class Lease(Protocol):
     written in the tier below, with the same results.
 
     Attributes:
-        positions: for each id of the batch, in its shape, the index of its row in compact arrays.
         bound: the rows of a compact array; on a GPU more than the distinct rows before `trim`:
             those behind them are undefined, and are not written.
     """
 
-    positions: Any
     bound: int
+
+    @property
+    def positions(self) -> Any:
+        """For each id of the batch, in its shape, the index of its row in compact arrays."""
 
     @property
     def fresh(self) -> bool:
@@ -61,6 +64,12 @@ class Lease(Protocol):
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
+
+    def read_columns(self, columns: Columns) -> dict[str, Any]:
+        """Return several fields of the distinct rows as `read` does, by name."""
+
+    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
+        """Write `(bound, dim)` values over several fields of the distinct rows."""
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
@@ -257,6 +266,15 @@ class HostLease:
             return
         with self._guard.use(write=True):
             self._host.write_held(self.rows, data, lo, hi)
+
+    def read_columns(self, columns: Columns) -> dict[str, Any]:
+        """Return several fields of the distinct rows as `read` does, by name."""
+        return {name: self.read(name) for name in columns.names}
+
+    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
+        """Write `(bound, dim)` values over several fields of the distinct rows."""
+        for name in columns.names:
+            self.write(name, values[name])
 
     def _gather(self, field: str) -> Any:
         """Return the bytes of one field of the distinct rows."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tierstore.spec import Field
 from tierstore.table.access import check_lease
+from tierstore.table.columns import Columns
 from tierstore.table.ids import Ids
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.transfer import Device, Kernel
@@ -23,7 +27,6 @@ class DeviceLease:
     """A lease on the device; see `Lease`. `bound` is at least the number of distinct rows.
 
     Attributes:
-        positions: int32, in the shape of the ids, of their kind; -1 for ids outside the table.
         gpu: the tier's own lease, for kernels that work on records where they are.
     """
 
@@ -37,8 +40,12 @@ class DeviceLease:
         self._ids = Ids(np.empty(0, np.int64), (self.bound,), ids.kind)
         self._batch = ids
         self._open = True
-        positions = access.gpu.device.export(self.gpu.positions, ids.kind)
-        self.positions = positions.reshape(ids.shape)
+
+    @cached_property
+    def positions(self) -> Any:
+        """Int32, in the shape of the ids, of their kind; -1 for ids outside the table."""
+        positions = self.device.export(self.gpu.positions, self._kind)
+        return positions.reshape(self._batch.shape)
 
     @property
     def fresh(self) -> bool:
@@ -53,10 +60,16 @@ class DeviceLease:
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
         self._check()
-        with self.device.current():
+        if self.gpu.trimmed:
+            return True
+        before = self.device.enter()
+        try:
             trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
-        self.bound = self.gpu.bound
-        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        finally:
+            self.device.leave(before)
+        if trimmed:
+            self.bound = self.gpu.bound
+            self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed
 
     def run(
@@ -80,25 +93,34 @@ class DeviceLease:
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        self._check()
-        access, item = self._access, self._access.layout.field(field)
-        out = access.empty(self._kind, self.bound, item.nbytes)
-        with access.using():
-            self.gpu.gather(out, *access.layout.span(field), stream=access.stream(self._kind))
-            if self._kind == "numpy":
-                out = access.gpu.device.download(out)
-        return access.to_array(out, item, self._ids)
+        return self._copied(self.gpu.gather, field, self._ids)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
+        return self._copied(self.gpu.read, field, self._batch)
+
+    def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
         self._check()
-        access, item = self._access, self._access.layout.field(field)
-        out = access.empty(self._kind, len(self._batch.rows), item.nbytes)
+        access = self._access
+        item, span = access.layout.field(field), access.layout.span(field)
+        out = self._empty(item, ids)
         with access.using():
-            self.gpu.read(out, *access.layout.span(field), stream=access.stream(self._kind))
-            if self._kind == "numpy":
-                out = access.gpu.device.download(out)
-        return access.to_array(out, item, self._batch)
+            copy(out, *span, stream=access.stream(self._kind))
+            return self._answer(out, item, ids)
+
+    def _empty(self, item: Field, ids: Ids) -> Any:
+        """Return room on the device for a field of some rows."""
+        if self._kind == "torch":
+            return self._access.tensor(item, ids.shape)
+        return self._access.empty(self._kind, math.prod(ids.shape), item.nbytes)
+
+    def _answer(self, out: Any, item: Field, ids: Ids) -> Any:
+        """Return what was copied there as an array of the ids' kind."""
+        if self._kind == "torch":
+            return out
+        if self._kind == "numpy":
+            out = self.device.download(out)
+        return self._access.to_array(out, item, ids)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
@@ -108,6 +130,31 @@ class DeviceLease:
         with access.using(write=True):
             given = access.gpu.device.upload(data) if isinstance(data, np.ndarray) else data
             self.gpu.scatter(given, *access.layout.span(field), stream=access.stream(self._kind))
+
+    def read_columns(self, columns: Columns) -> dict[str, Any]:
+        """Return several fields of the distinct rows as `read` does, by name; one launch."""
+        self._check()
+        fields = {name: columns.layout.field(name) for name in columns.names}
+        out = {name: self._empty(item, self._ids) for name, item in fields.items()}
+        self._copy(columns, "gather", out)
+        return {name: self._answer(out[name], item, self._ids) for name, item in fields.items()}
+
+    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
+        """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
+        self._check()
+        access, layout = self._access, columns.layout
+        given = {}
+        for name in columns.names:
+            data = access.to_bytes(values[name], layout.field(name), self._ids, name)
+            given[name] = self.device.upload(data) if isinstance(data, np.ndarray) else data
+        self._copy(columns, "scatter", given, writes=columns.names)
+
+    def _copy(
+        self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
+    ) -> None:
+        pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
+        kernel, work = columns.copy(self.device, way, pointers)
+        self.run(kernel, work, self.bound, writes=writes)
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""

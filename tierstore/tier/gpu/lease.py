@@ -27,8 +27,8 @@ class GpuLease:
     that holds every row, else in a copy that is written back on release. `records` tells which.
 
     Attributes:
-        positions: int32 `(n,)`, for each id the index of its record; -1 for ids outside the table.
         bound: most that `count` can be; see `trim`. The first `count` of other lists are filled.
+        trimmed: whether `bound` is that number.
         base: address of slot 0; a record with a slot is at `base + slot * record_bytes`.
 
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
@@ -46,17 +46,21 @@ class GpuLease:
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
         self.arguments = Arguments(tier.memory.argument, self._batch)
-        self.positions = self._part(16 + 12 * ids, 4 * ids, np.int32)
         self.base = int(tier.memory.argument.slots)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._letter: Letter | None = None
-        self._trimmed = False
+        self.trimmed = False
         self._written: list[tuple[int, int]] = []
         self._seen = tier.changes
         self._open = True
+
+    @property
+    def positions(self) -> Any:
+        """Int32 `(n,)`, for each id the index of its record; -1 for ids outside the table."""
+        return self._part(16 + 12 * self._batch.n, 4 * self._batch.n, np.int32)
 
     @property
     def count(self) -> Any:
@@ -156,7 +160,7 @@ class GpuLease:
 
         The first call asks the device for the number. Returns whether `bound` is the number now.
         """
-        if self._trimmed or not self._batch.n:
+        if self.trimmed or not self._batch.n:
             return True
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
@@ -171,7 +175,7 @@ class GpuLease:
             self.bound = self._letter.read()
         else:
             return False
-        self._trimmed = True
+        self.trimmed = True
         return True
 
     def _note(self, lo: int, hi: int) -> None:
@@ -194,7 +198,7 @@ class GpuLease:
             if self._written and self.spilled.size and self in self._tier.leases:
                 self._write_spilled(stream)
             self._open = False
-            if self._letter is not None and not self._trimmed:
+            if self._letter is not None and not self.trimmed:
                 self._letter.drop()
             self._tier.leases.end(self, stream)
 
