@@ -13,6 +13,8 @@ TIERSTORE = Path(__file__).parents[2] / "tierstore"
 STEP: dict[str, Any] = {
     "OPTIMIZER": "ADAM",
     "WEIGHT": "F32",
+    "COMPUTED": "F32",
+    "STOCHASTIC": 0,
     "FIRST": "F32",
     "SECOND": "None",
     "THIRD": "None",
@@ -20,6 +22,8 @@ STEP: dict[str, Any] = {
     "SQUARES_FUSED": 1,
     **dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0),
 }
+BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16"}
+F16 = {"WEIGHT": "F16", "COMPUTED": "F16"}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("kernels.cu", {}),
     "columns": ("table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
@@ -29,8 +33,13 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),
     "adam": ("optim/step.cu", {**STEP, "SECOND": "BF16", "THIRD": "F16", "AMSGRAD": 1}),
     "adamw": ("optim/step.cu", {**STEP, "SECOND": "F32", "DECOUPLED": 1, "VECTOR": 1}),
-    "adagrad": ("optim/step.cu", {**STEP, "OPTIMIZER": "ADAGRAD", "WEIGHT": "BF16"}),
-    "row-wise": ("optim/step.cu", {**STEP, "OPTIMIZER": "ROWWISE", "WEIGHT": "F16"}),
+    "adagrad": ("optim/step.cu", {**STEP, **BF16, "OPTIMIZER": "ADAGRAD"}),
+    "row-wise": ("optim/step.cu", {**STEP, **F16, "OPTIMIZER": "ROWWISE"}),
+    "adam at random": ("optim/step.cu", {**STEP, "WEIGHT": "BF16", "STOCHASTIC": 1}),
+    "row-wise at random": (
+        "optim/step.cu",
+        {**STEP, "OPTIMIZER": "ROWWISE", "WEIGHT": "BF16", "STOCHASTIC": 1},
+    ),
     "rmsprop": (
         "optim/step.cu",
         {**STEP, "OPTIMIZER": "RMSPROP", "SECOND": "F32", "THIRD": "F32", "CENTERED": 1},

@@ -74,8 +74,11 @@ class InSlot:
         places = self._found(rule, group)
         if places is None:
             return False
-        gradient = gradient.contiguous()
+        gradient = gradient.to(places.computed).contiguous()
+        rows = lease.rows if self._state.at_random else None
         work = places.work(gradient, trained)
+        if rows is not None:
+            work.rows, work.count = rows.data_ptr(), self._state.steps + 1
         numbers = rule.numbers(group, self._state.steps + 1)
         work.number[: len(numbers)] = numbers
         lease.run(places.kernel(lease.device, gradient), work, lease.bound, writes=places.names)
@@ -95,7 +98,8 @@ class InSlot:
             if set(states) == set(self._state.fields):
                 names = (self._field, *(self._state.fields[state] for state in states))
                 if all(layout.field(name).dtype in _TYPES for name in names):
-                    self._places[key] = _Places(rule, layout, names, flags)
+                    at_random = self._state.at_random
+                    self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
         return self._places[key]
 
 
@@ -104,10 +108,17 @@ class _Places:
 
     Attributes:
         names: the fields, the weight first.
+        computed: the type of the gradient, and of what is computed.
     """
 
     def __init__(
-        self, rule: _Rule, layout: RecordLayout, names: tuple[str, ...], flags: Mapping[str, bool]
+        self,
+        rule: _Rule,
+        layout: RecordLayout,
+        names: tuple[str, ...],
+        flags: Mapping[str, bool],
+        *,
+        at_random: bool,
     ) -> None:
         self.names = names
         fields = [layout.field(name) for name in names]
@@ -120,12 +131,16 @@ class _Places:
         types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
+        computed = "float32" if at_random else fields[0].dtype
+        self.computed: torch.dtype = getattr(torch, computed)
+        self._macros |= {"COMPUTED": _TYPES[computed], "STOCHASTIC": int(at_random)}
         self._kernels: dict[int, tuple[Kernel, int]] = {}
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:
         """Return what the kernel is to do, all but its numbers."""
         marks = 0 if trained is None else trained.data_ptr()
-        work = _Step(gradient.data_ptr(), marks, self._dim, self._starts[0])
+        work = _Step(gradient.data_ptr(), marks)
+        work.dim, work.weight = self._dim, self._starts[0]
         work.state[: len(self._starts) - 1] = self._starts[1:]
         work.share = 1 / self._dim
         return work
@@ -152,7 +167,9 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("gradient", ctypes.c_uint64),
         ("trained", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
         ("dim", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
         ("weight", ctypes.c_uint32),
         ("state", ctypes.c_uint32 * 3),
         ("number", ctypes.c_float * 8),

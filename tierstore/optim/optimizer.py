@@ -43,6 +43,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         *,
         progress: Callable[[int, int], None] | None = None,
         in_slot: bool = True,
+        stochastic_rounding: bool = False,
         **options: Any,
     ) -> None:
         """Put an optimizer over embeddings.
@@ -57,16 +58,21 @@ class TieredOptimizer(torch.optim.Optimizer):
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
                 bfloat16 and float16, unless options ask for `foreach=False` or `capturable`. The
                 results are those of torch's `foreach=True`; False has torch compute them.
+            stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
+                so that steps too small for bfloat16 add up. What a row rounds to depends on the
+                row and the count of steps alone: results stay the same for any budget.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
-        Raises InvalidInputError for a class that cannot train rows, naming the reason, and where
-        fields must be added to a table with uncommitted rows.
+        Raises InvalidInputError for a class that cannot train rows, naming the reason, where fields
+        must be added to a table with uncommitted rows, and for stochastic rounding of weights that
+        are not bfloat16.
         """
         groups = _grouped(embeddings)
         self._class = optimizer_class
         self._options = options
         self._progress = progress
         self._in_slot = in_slot
+        self._at_random = stochastic_rounding
         self._fields: list[list[TrainedField]] = []
         self._inner = optimizer_class([_stand_in(groups[0])], **options)
         self._inner.param_groups.clear()
@@ -105,10 +111,16 @@ class TieredOptimizer(torch.optim.Optimizer):
     def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
         """Find the state that rows of a layer need, and give their table its fields."""
         table = layer.table
-        dtype = getattr(torch, table.spec.layout.field(layer.field).dtype)
+        stored = table.spec.layout.field(layer.field).dtype
+        if self._at_random and stored != "bfloat16":
+            raise InvalidInputError(
+                f"stochastic rounding is for bfloat16; field {layer.field!r} of table "
+                f"{table.name!r} is {stored}"
+            )
+        dtype = torch.float32 if self._at_random else getattr(torch, stored)
         dim, device = layer.embedding_dim, table.device
         plan = probe(self._class, options, dim=dim, dtype=dtype, device=device)
-        state = StoredState(table, layer.field, plan)
+        state = StoredState(table, layer.field, plan, at_random=self._at_random)
         missing = state.missing_fields()
         if missing:
             table.add_fields(missing, progress=self._progress)

@@ -89,12 +89,13 @@ class Compact:
         """The rows, `(distinct rows, dim)`, with their gradient; on a GPU this may wait once."""
         if self._parameter is None:
             self._gradient.trim()
-            self._parameter = self._made(self._gradient.batch.lease.read(self._of.field))
+            rows = self._gradient.batch.lease.read(self._of.field)
+            self._parameter = self._made(self._of.state.computed(rows))
         return self._parameter
 
     def _made(self, rows: Tensor) -> torch.nn.Parameter:
         parameter = torch.nn.Parameter(rows)
-        parameter.grad = self._gradient.values
+        parameter.grad = self._gradient.values.to(rows.dtype)
         return parameter
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from tierstore import laws
 from tierstore.errors import InvalidInputError
 from tierstore.optim.probe import StatePlan
+from tierstore.optim.rounding import rounded_at_random
 from tierstore.spec import Field
 from tierstore.table import Table
 from tierstore.table.access import Lease
@@ -29,8 +30,13 @@ class StoredState:
     For another field than the first, that field's name comes before (`bias_exp_avg`).
     """
 
-    def __init__(self, table: Table, field: str, plan: StatePlan) -> None:
-        """Bind what a probe has found to a table."""
+    def __init__(
+        self, table: Table, field: str, plan: StatePlan, *, at_random: bool = False
+    ) -> None:
+        """Bind what a probe has found to a table.
+
+        With `at_random` the weights, bfloat16, are trained in float32 and rounded at random.
+        """
         self._table = table
         self._field = field
         self._plan = plan
@@ -38,6 +44,7 @@ class StoredState:
         self._count = f"{self._prefix}step"
         self.fields = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
+        self.at_random = at_random
         self._columns: Columns | None = None
 
     def missing_fields(self) -> dict[str, Field]:
@@ -71,7 +78,11 @@ class StoredState:
             if begun or not kept.late:
                 found = values[self.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
-        return values[self._field], state
+        return self.computed(values[self._field]), state
+
+    def computed(self, weights: Tensor) -> Tensor:
+        """Return weights in the type they are trained in."""
+        return weights.float() if self.at_random else weights
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""
@@ -91,6 +102,9 @@ class StoredState:
 
         Counts the step.
         """
+        if self.at_random:
+            rows = torch.as_tensor(lease.rows, device=weights.device)[: lease.bound]
+            weights = rounded_at_random(weights, rows, self.steps + 1)
         columns, values = self._all(), {self._field: weights}
         for key, kept in self._plan.rows.items():
             name = self.fields[key]

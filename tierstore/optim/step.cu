@@ -4,7 +4,9 @@
 // theirs are: fused where nvcc fuses them there, and to the type of the weights wherever they store.
 // Compiled for each optimizer and the types of its fields, which are macros:
 //   OPTIMIZER              SGD, ADAM, ADAGRAD, ROWWISE or RMSPROP
-//   WEIGHT                 type of the weight and the gradient: F32, BF16 or F16
+//   WEIGHT                 type of the weight: F32, BF16 or F16
+//   COMPUTED               type of the gradient, and of what torch computes with
+//   STOCHASTIC             0 or 1: round the weight, BF16, up or down at random
 //   FIRST, SECOND, THIRD   types of the states' fields, None where there is no such state
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
 //   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
@@ -36,7 +38,9 @@ struct Rows {
 struct Step {
     const u8 *gradient;      // of each record, [count][dim]
     const u8 *trained;       // [count], or null where all are
+    const i64 *rows;         // [count]: row of each record; only where STOCHASTIC
     u32 dim;
+    u32 count;               // of steps, this one included
     u32 weight, state[3];    // first byte of each field within a record
     float number[8];         // what the host has worked out for all rows
     float share;             // 1 / dim
@@ -77,6 +81,26 @@ __device__ float value(F16 x) { return half_to_float(x.bits); }
 __device__ void set(F16 &x, float to) { x.bits = float_to_half(to); }
 #endif
 
+// Random bits for a row in a step, and for an element of it; those of rounding.py.
+__device__ u32 mixed(u32 x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+__device__ u32 key_of(u64 row, u32 count) {
+    return mixed(mixed((u32)row + count * 0x9e3779b9u) + (u32)(row >> 32));
+}
+__device__ u32 noise(u32 key, u32 element) { return mixed(key ^ element * 0x9e3779b9u) >> 16; }
+
+// Away from zero in as many of all cases as what is cut off has of the way to the next number.
+__device__ void set_weight(WEIGHT &x, float to, u32 key, u32 element) {
+#if STOCHASTIC
+    x.bits = to != to ? 0x7fff : (u16)((__float_as_uint(to) + noise(key, element)) >> 16);
+#else
+    set(x, to);
+#endif
+}
+
 // Neighbouring elements, moved in one access.
 template <class Type>
 struct alignas(sizeof(Type) * VECTOR) Pack {
@@ -98,7 +122,7 @@ __device__ void store(const Pack<None> &, u8 *, u64) {}
 
 // What is left of a result that torch stores before it goes on.
 __device__ float stored(float result) {
-    WEIGHT field;
+    COMPUTED field;
     set(field, result);
     return value(field);
 }
@@ -178,7 +202,8 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         if (step.trained && !step.trained[row]) continue;
         u8 *const record = (u8 *)rows.records[row];
         WEIGHT *const weight = (WEIGHT *)(record + step.weight);
-        const WEIGHT *const gradient = (const WEIGHT *)step.gradient + row * step.dim;
+        const COMPUTED *const gradient = (const COMPUTED *)step.gradient + row * step.dim;
+        const u32 key = STOCHASTIC ? key_of(step.rows[row], step.count) : 0;
         float squares = 0;
         for (u32 k = lane; k < step.dim; k += 32) {
             const float g = prepared(value(gradient[k]), value(weight[k]), step.number[0]);
@@ -194,7 +219,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         for (u32 k = lane; k < step.dim; k += 32) {
             const float p = value(weight[k]);
             const float g = prepared(value(gradient[k]), p, step.number[0]);
-            set(weight[k], addcdiv(p, mul(g, step.number[1]), deviation, 1));
+            set_weight(weight[k], addcdiv(p, mul(g, step.number[1]), deviation, 1), key, k);
         }
     }
 }
@@ -210,7 +235,9 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         const u32 pack = (u32)(i - row * packs);
         if (step.trained && !step.trained[row]) continue;
         u8 *const record = (u8 *)rows.records[row];
-        Pack<WEIGHT> g, p;
+        const u32 key = STOCHASTIC ? key_of(step.rows[row], step.count) : 0;
+        Pack<COMPUTED> g;
+        Pack<WEIGHT> p;
         Pack<FIRST> a;
         Pack<SECOND> b;
         Pack<THIRD> c;
@@ -223,7 +250,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
             float x = value(p.at[k]);
             float y[] = {stored(value(a.at[k])), stored(value(b.at[k])), stored(value(c.at[k]))};
             update(step.number, x, value(g.at[k]), y[0], y[1], y[2]);
-            set(p.at[k], x);
+            set_weight(p.at[k], x, key, pack * VECTOR + k);
             set(a.at[k], y[0]);
             set(b.at[k], y[1]);
             set(c.at[k], y[2]);

@@ -43,6 +43,10 @@ class Lease(Protocol):
     bound: int
 
     @property
+    def rows(self) -> Any:
+        """The id of each distinct row, int64 `(bound,)`; on a GPU of the ids' kind."""
+
+    @property
     def positions(self) -> Any:
         """For each id of the batch, in its shape, the index of its row in compact arrays."""
 

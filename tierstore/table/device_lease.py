@@ -47,6 +47,19 @@ class DeviceLease:
         positions = self.device.export(self.gpu.positions, self._kind)
         return positions.reshape(self._batch.shape)
 
+    @cached_property
+    def rows(self) -> Any:
+        """The id of each distinct row, int64 of at least `bound`; only for torch.
+
+        Undefined behind the distinct rows.
+        """
+        import torch
+
+        positions = self.positions.reshape(-1).long()
+        rows = positions.new_zeros(self.bound + 1)  # the last is for ids outside the table
+        rows[positions] = torch.as_tensor(self._batch.rows, device=positions.device)
+        return rows[:-1]
+
     @property
     def fresh(self) -> bool:
         """Whether it holds what the rows are now; see `GpuLease.fresh`."""
