@@ -35,5 +35,5 @@ class TestEmulated(OnAnEmulator.TestCase):  # type: ignore[misc]
 @pytest.mark.gpu
 class TestOnAGpu(OnAGpu.TestCase):  # type: ignore[misc]
     settings = settings(
-        max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=QUIET
+        max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=QUIET
     )
