@@ -61,7 +61,7 @@ __device__ u64 all_units(const Rows &rows) {
     return units * *rows.count;
 }
 
-// Blocks take neighbouring units, so that a record is read and written in one go.
+// Blocks take neighbouring units (columns.py counts them), so that a record is read and written in one go.
 template <bool BACK>
 __device__ void copy(const Rows &rows, const Columns &columns) {
     const u64 all = all_units(rows), part = (u64)blockDim.x * TOGETHER;

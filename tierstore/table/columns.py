@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from tierstore.spec import RecordLayout
-from tierstore.transfer import Device, Kernel
+from tierstore.transfer import BLOCK, Device, Kernel
 
 __all__ = ["Columns"]
+
+_TOGETHER = 2
+"""Units of a thread, as columns.cu has it."""
+_MOST_BLOCKS = 2**31 - 1
 
 
 class Columns:
@@ -35,14 +39,15 @@ class Columns:
         self._kernels: dict[tuple[str, int], tuple[Kernel, int]] = {}
 
     def copy(
-        self, device: Device, way: str, arrays: Mapping[str, int]
-    ) -> tuple[tuple[Kernel, int], ctypes.Structure]:
-        """Return the kernel that copies them between records and arrays, and its argument.
+        self, device: Device, way: str, arrays: Mapping[str, int], rows: int
+    ) -> tuple[tuple[Kernel, int], ctypes.Structure, int]:
+        """Return the kernel that copies them between records and arrays, its argument, its items.
 
         Args:
             device: where the records are.
             way: "gather" to the arrays, "scatter" from them.
             arrays: the address of each field's array, `(rows, nbytes)` without gaps.
+            rows: at least as many as there are records.
         """
         addresses = [arrays[name] for name in self.names]
         odd = functools.reduce(int.__or__, addresses, self._odd)
@@ -50,9 +55,14 @@ class Columns:
         if key not in self._kernels:
             width = key[1]
             units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
-            self._kernels[key] = device.load(_source(), way, {"WIDTH": width, "UNITS": units})
+            kernel, _ = device.load(_source(), way, {"WIDTH": width, "UNITS": units})
+            self._kernels[key] = kernel, _MOST_BLOCKS
         starts = [lo for lo, _ in self.spans]
-        return self._kernels[key], self._argument(tuple(addresses), tuple(starts))
+        # As many blocks as there are parts: a sixth faster here than as many as run at a time.
+        units_each = sum(hi - lo for lo, hi in self.spans) // key[1]
+        blocks = max(1, -(-rows * units_each // (_TOGETHER * BLOCK)))
+        work = self._argument(tuple(addresses), tuple(starts))
+        return self._kernels[key], work, 32 * blocks
 
 
 @functools.cache

@@ -166,8 +166,8 @@ class DeviceLease:
         self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
     ) -> None:
         pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
-        kernel, work = columns.copy(self.device, way, pointers)
-        self.run(kernel, work, self.bound, writes=writes)
+        kernel, work, items = columns.copy(self.device, way, pointers, self.bound)
+        self.run(kernel, work, items, writes=writes)
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
