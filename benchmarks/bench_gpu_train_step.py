@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 from common import Answer, arguments
-from gpu import DIM, filled, link, needed_device, power_law, seconds
+from gpu import DIM, filled, issue_seconds, link, needed_device, power_law, seconds
 from peers import Fbgemm, have
 
 QUESTION = "A step of Adam, gradient and update included, on a table of which a tenth is on the GPU"
+WAYS: dict[str, dict[str, Any]] = {
+    "in the slots": {},
+    "foreach": {"in_slot": False, "foreach": True},
+    "fused by torch": {"in_slot": False, "fused": True},
+}
+FEW = 1024
+"""Ids of a batch whose step is the host's work and little else."""
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "Adagrad": ("sum",)}
 WARMING = 40
 IN_A_ROW = 12
@@ -36,11 +44,9 @@ class Tiered:
         slots = rows // 10 if optimizer == "Adam" else rows
         self.scratch = filled(rows, slots, device, values, states=fields)
         self._kind = getattr(torch.optim, optimizer)
-        self.layers = {
-            way: TieredEmbedding(self.scratch.table) for way in ("in the slots", "foreach")
-        }
+        self.layers = {way: TieredEmbedding(self.scratch.table) for way in WAYS}
         self._optimizers = {
-            way: TieredOptimizer(self._kind, [layer], lr=1e-3, in_slot=way == "in the slots")
+            way: TieredOptimizer(self._kind, [layer], lr=1e-3, **WAYS[way])
             for way, layer in self.layers.items()
         }
 
@@ -158,6 +164,11 @@ class Bench:
             for ids in same[:3]:
                 step(ids)
         self.time(hits, same)
+        few, gradient = same[0][:FEW].contiguous(), self.gradient[:FEW]
+        self.issued = {
+            way: issue_seconds(functools.partial(adam.step(way, gradient), few))
+            for way in adam.layers
+        }
         del hits, missing
         self.others(same)
 
@@ -251,6 +262,8 @@ class Bench:
             f"{self.bytes / 1e6:.0f} MB over the link a step where rows are missing, both ways",
             "link: " + ", ".join(f"{rate / 1e9:.1f} GB/s {way}" for way, rate in self.link.items()),
             f"the model computes for {1e3 * self.model_seconds:.1f} ms",
+            f"the host issues a step of {FEW} ids in "
+            + ", ".join(f"{1e6 * taken:.0f} us ({way})" for way, taken in self.issued.items()),
             f"{IN_A_ROW} steps in a row are timed, one wait behind them",
         ]
 
