@@ -139,6 +139,16 @@ def test_bad_indexes(rng: np.random.Generator) -> None:
         gadget.getData((None, 0))
 
 
+def test_values_that_do_not_fit_the_index(rng: np.random.Generator) -> None:
+    array = noise(rng, (6, 3), "float32")
+    gadget = ours.DataGadget(array.copy())
+    gadget.gadgetInit()
+    for shape, index in (((5, 3), [0, 1]), ((2, 2), [0, 1]), ((3, 2), (slice(0, 2), slice(0, 2)))):
+        with pytest.raises(InvalidInputError, match=f"{shape[0]}, {shape[1]}.*means"):
+            gadget.insertData(torch.ones(shape), index)
+    np.testing.assert_array_equal(gadget.getNumpyVersion(), array)
+
+
 def test_small_float64_tables_at_a_hundred_hertz() -> None:
     """As a robot's driver uses them: slices of a 6 × 3 array, both ways."""
     gadget = ours.DataGadget(np.zeros((6, 3)))

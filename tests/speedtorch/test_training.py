@@ -95,10 +95,15 @@ def train_swapped(
     return {key: each.getNumpyVersion() for key, each in rows.items()}
 
 
-def check_same(place: Place, entry: tuple[Any, ...], batches: list[Any], *, sparse: bool) -> None:
+def check_same(
+    place: Place, entry: tuple[Any, ...], batches: list[Any], *, sparse: bool, **swapped: bool
+) -> None:
+    """Train both ways; `swapped` are options for the factories' optimizer alone."""
     start = {key: torch.randn(ROWS, DIM) for key in ("u", "v")}
-    expected = train_whole(*entry, start, batches, sparse=sparse)
-    found = train_swapped(place, *entry, start, batches, sparse=sparse)
+    optimizer_class, given = entry
+    expected = train_whole(optimizer_class, given, start, batches, sparse=sparse)
+    given = {**given, **swapped}
+    found = train_swapped(place, optimizer_class, given, start, batches, sparse=sparse)
     for key, value in expected.items():
         slack = 10 if place.on_gpu else 1  # sums come in another order
         np.testing.assert_allclose(found[key], value, rtol=slack * 1e-5, atol=slack * 1e-6)
@@ -110,12 +115,27 @@ def check_same(place: Place, entry: tuple[Any, ...], batches: list[Any], *, spar
 def test_every_optimizer_where_every_batch_has_every_row(
     tmp_path: Path, rng: np.random.Generator, name: str
 ) -> None:
-    """Among the batch are copies, so that this is about them too."""
+    check_same(Place("cpu", tmp_path), EVERY_ROW[name], whole_batches(rng), sparse=False)
+
+
+def whole_batches(rng: np.random.Generator) -> list[Any]:
+    """Every row in each, and copies of some, so that this is about them too."""
     batches = []
     for _ in range(5):
         ids = np.concatenate([rng.permutation(ROWS), rng.integers(0, ROWS, 50)])
         batches.append(np.stack([ids, rng.permutation(ids)], 1))
-    check_same(Place("cpu", tmp_path), EVERY_ROW[name], batches, sparse=False)
+    return batches
+
+
+@quiet
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*EVERY_ROW, "capturable Adam"])
+def test_every_optimizer_on_a_gpu(tmp_path: Path, rng: np.random.Generator, name: str) -> None:
+    """Fused and capturable ones count their steps there."""
+    place, kind = Place("cuda pinned", tmp_path), name.removeprefix("capturable ")
+    swapped = {} if kind == name else {"capturable": True}
+    check_same(place, EVERY_ROW[kind], whole_batches(rng), sparse=False, **swapped)
+    place.close()
 
 
 @quiet
@@ -208,6 +228,22 @@ def test_ids_of_every_kind(place: Place, rng: np.random.Generator, kind: Any) ->
         rows.beforeForwardPass(given, np.array([[5], [6]]))
     expected = rows.getNumpyVersion()[[*ids.reshape(-1), 5, 6]]
     np.testing.assert_array_equal(as_numpy(rows.model_variable.weight), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["cupy", "cuda"])
+def test_ids_that_are_on_the_gpu(tmp_path: Path, rng: np.random.Generator, kind: str) -> None:
+    import cupy
+
+    place = Place("cuda pinned", tmp_path)
+    rows = place.model(torch.nn.Embedding(1, DIM))
+    rows.uniformDistributionInit(-1, 1)
+    ids = rng.integers(0, ROWS, (4, 3))
+    given = cupy.asarray(ids) if kind == "cupy" else torch.from_numpy(ids).cuda()
+    rows.beforeForwardPass(given, np.array([[5], [6]]))
+    expected = rows.getNumpyVersion()[[*ids.reshape(-1), 5, 6]]
+    np.testing.assert_array_equal(as_numpy(rows.model_variable.weight), expected)
+    place.close()
 
 
 def test_ids_may_change_before_the_backward_pass(place: Place) -> None:

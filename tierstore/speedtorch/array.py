@@ -84,16 +84,17 @@ class ArrayRows(Held):
     def insertData(self, dataObject: Any, indexes: Any) -> None:
         """Do `array[indexes] = dataObject`, a tensor from anywhere, an array or a number.
 
-        Where an id repeats, its last row stays.
+        Where an id repeats, its last row stays. Raises InvalidInputError for values of a shape that
+        does not fit.
         """
         chosen = select(indexes, self.shape)
         values = torch.as_tensor(dataObject).detach().to(self._layout.torch_dtype)
         if chosen.rest is None:
             row = self.shape[1:]
-            rows = values.expand(*chosen.shape, *row).reshape(len(chosen.ids), *row)
+            rows = _expanded(values, (*chosen.shape, *row)).reshape(len(chosen.ids), *row)
         else:
             rows = self._rows(chosen)
-            chosen.put(values, rows)
+            chosen.put(_expanded(values, tuple(chosen.of(rows).shape)), rows)
         self.table.write(chosen.ids, self._layout.to_float_tensor(rows))
 
     # -- to the host
@@ -153,3 +154,15 @@ class ArrayRows(Held):
 
 _SHAPE = "shape"
 _DTYPE = "dtype"
+
+
+def _expanded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return values repeated to a shape, as assigning them in NumPy would."""
+    while values.ndim > len(shape) and values.shape[0] == 1:
+        values = values[0]
+    sizes = zip(reversed(values.shape), reversed(shape), strict=False)
+    if values.ndim > len(shape) or any(each not in (1, size) for each, size in sizes):
+        raise InvalidInputError(
+            f"values of shape {tuple(values.shape)} do not fit an index that means {shape}"
+        )
+    return values.expand(shape)
