@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,24 @@ _LEAST_IDS = 1024
 
 
 class Inbox:
-    """Brings the ids of batches to the device, which the host may run a few batches ahead of."""
+    """Brings the ids of batches to the device, which the host may run a few batches ahead of.
+
+    All places are in one block: of large batches that is large enough for huge pages.
+    """
 
     def __init__(self, device: Device) -> None:
-        """Reserve nothing: places grow with the batches that come."""
+        """Reserve nothing: the places grow with the batches that come."""
         self._device = device
-        self._places = deque(_Place(device) for _ in range(_PLACES))
+        self._arena: Arena | None = None
+        self._places = np.empty((_PLACES, 0), np.int64)
+        self._pointer = 0
+        self._read = [device.event() for _ in range(_PLACES)]
+        self._last = 0
 
     def bring(self, ids: Any, batch: BatchArgument, workspace: Workspace) -> None:
         """Let a batch find its ids where they are, or those of the host, copied, in a workspace."""
         if self._device.on_host(ids):
-            self._places.rotate()
-            batch.arriving = self._places[0].put(ids)
+            batch.arriving = self._put(ids)
             batch.ids = workspace.ids
         else:
             batch.arriving = 0
@@ -40,40 +45,33 @@ class Inbox:
     def sent(self, batch: BatchArgument, stream: int) -> None:
         """Note that what reads the ids of the batch brought last is in the stream."""
         if batch.arriving:
-            self._device.record(self._places[0].read, stream)
+            self._device.record(self._read[self._last], stream)
+
+    def _put(self, ids: npt.NDArray[np.int64]) -> int:
+        """Copy ids to a place that nothing reads any more; return where the device finds it."""
+        if ids.size > self._places.shape[1]:
+            self._grow(ids.size)
+        self._last = (self._last + 1) % _PLACES
+        self._await(self._read[self._last])
+        self._places[self._last, : ids.size] = ids
+        return self._pointer + self._last * self._places.strides[0]
+
+    def _grow(self, ids: int) -> None:
+        for each in self._read:
+            self._await(each)
+        self.close()
+        size = max(_LEAST_IDS, 1 << (ids - 1).bit_length())
+        self._arena = self._device.stage(8 * _PLACES * size)
+        block = self._arena.array[: 8 * _PLACES * size]
+        self._pointer = self._device.host_pointer(self._arena, block)
+        self._places = block.view(np.int64).reshape(_PLACES, size)
+
+    def _await(self, event: Any) -> None:
+        if not self._device.passed(event):
+            self._device.await_event(event)
 
     def close(self) -> None:
         """Give the memory back, once the device is done."""
-        for place in self._places:
-            place.close()
-
-
-class _Place:
-    """Pinned memory, and the marker behind the last work that reads it."""
-
-    def __init__(self, device: Device) -> None:
-        self.read: Any = device.event()
-        self._device = device
-        self._arena: Arena | None = None
-        self._ids = np.empty(0, np.int64)
-        self._pointer = 0
-
-    def put(self, ids: npt.NDArray[np.int64]) -> int:
-        if self._arena is not None and not self._device.passed(self.read):
-            self._device.await_event(self.read)
-        if ids.size > self._ids.size:
-            self._grow(ids.size)
-        self._ids[: ids.size] = ids
-        return self._pointer
-
-    def _grow(self, ids: int) -> None:
-        self.close()
-        size = max(_LEAST_IDS, 1 << (ids - 1).bit_length())
-        self._arena = self._device.stage(8 * size)
-        self._ids = self._arena.array[: 8 * size].view(np.int64)
-        self._pointer = self._device.host_pointer(self._arena, self._ids)
-
-    def close(self) -> None:
-        self._ids = np.empty(0, np.int64)
+        self._places = np.empty((_PLACES, 0), np.int64)
         if self._arena is not None:
             self._arena.close()
