@@ -71,8 +71,9 @@ class Selected(Plain):
 class Subject:
     """What is moved: the weight of an embedding, or the sums that Adagrad keeps for it."""
 
-    def __init__(self, kind: str, values: torch.Tensor, batch: int) -> None:
+    def __init__(self, kind: str, values: torch.Tensor, pinned: torch.Tensor, batch: int) -> None:
         self.kind, self._values, self._batch = kind, values, batch
+        self._pinned = pinned.copy_(values)
         self.rows, self.dim = values.shape
         self._device = values.device
 
@@ -113,14 +114,13 @@ class Subject:
         alone, batch = Budget(gpu_rows=1), Budget(gpu_rows=self._batch)
         if self._device.type == "cpu":
             return {
-                "PyTorch(CPU)": self.plain(Plain, self._values.clone()),
+                "PyTorch(CPU)": self.plain(Plain, self._pinned),
                 "tierstore(CPU)": self._filled(self.factory(facade)),
             }
-        pinned = self._values.cpu().pin_memory()
         made = {
             "PyTorch(cuda)": self.plain(Plain, self._values.clone()),
-            "PyTorch(PinnedCPU)": self.plain(Plain, pinned),
-            "PyTorch(index_select)": self.plain(Selected, pinned, batch=self._batch),
+            "PyTorch(PinnedCPU)": self.plain(Plain, self._pinned),
+            "PyTorch(index_select)": self.plain(Selected, self._pinned, batch=self._batch),
             "tierstore(cuda)": self._filled(self.factory(facade)),
             OURS: self._filled(self.factory(facade, CPUPinn=True, budget=alone)),
             CACHED: self._filled(self.factory(facade, CPUPinn=True, budget=batch)),
@@ -177,10 +177,11 @@ def measure(
     """Return the rows of the answer, for each number of cores; in a process of its own."""
     device = "cuda" if torch.cuda.is_available() and have("cupy") else "cpu"
     values = torch.rand(rows, dim, device=device)
+    pinned = torch.empty(rows, dim, pin_memory=device == "cuda")
     every = sorted(os.sched_getaffinity(0))
     found = []
     for kind in ("variable", "Adagrad sum"):
-        subject = Subject(kind, values, batch)
+        subject = Subject(kind, values, pinned, batch)
         contestants = subject.contestants()
         check(contestants, np.random.default_rng(3).permutation(rows)[:batch], values)
         for cores in counts:
