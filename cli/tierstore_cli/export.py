@@ -13,12 +13,22 @@ from tierstore.formats import read_keys
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import DTYPE, FIELD, STORE, TABLE, VERSION, RowRange, Rows
+from tierstore_cli.params import (
+    DTYPE,
+    FIELD,
+    READ_STORE,
+    TABLE,
+    VERSION,
+    Place,
+    RowRange,
+    Rows,
+    full_name,
+)
 from tierstore_cli.progress import Progress
 
 
 @click.command(cls=Command)
-@STORE
+@READ_STORE
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @TABLE
 @FIELD
@@ -29,7 +39,7 @@ from tierstore_cli.progress import Progress
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
     out: Output,
-    store: Path,
+    store: Place,
     target: Path,
     table: str | None,
     field: str | None,
@@ -67,7 +77,7 @@ def export(
             progress=progress,
         )
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "version": version,
         "table": chosen.name,
         "field": field,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,13 +14,13 @@ from tierstore_cli import summary
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import FIELD, STORE, TABLE, RowRange, Rows
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows
 from tierstore_cli.progress import Progress
 from tierstore_cli.rowstats import row_stats
 
 
 @click.command(cls=Command)
-@STORE
+@READ_STORE
 @TABLE
 @FIELD
 @click.option("--stats", is_flag=True, help="Describe the rows: norms, zero, NaN, infinite rows.")
@@ -30,7 +29,7 @@ from tierstore_cli.rowstats import row_stats
 @click.option("--versions", is_flag=True, help="List the versions that are kept.")
 def inspect(
     out: Output,
-    store: Path,
+    store: Place,
     table: str | None,
     field: str | None,
     stats: bool,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 import tierstore
 from tierstore.errors import RowIndexError
 from tierstore.store import Store
 from tierstore.table import Table
-from tierstore_cli.params import Rows
+from tierstore_cli.params import Place, Rows
 
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once: it needs no memory to keep rows in."""
 
 
-def open_store(path: Path, mode: str = "r", version: int | None = None) -> Store:
+def open_store(path: Place, mode: str = "r", version: int | None = None) -> Store:
     """Open a store without caches."""
     return tierstore.open(path, mode, version=version, budget=NO_CACHE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,7 +140,37 @@ def complete_table(
         return []
 
 
-STORE = click.argument("store", type=click.Path(path_type=Path))
+Place = Path | str
+"""A path, or the URL of a place in an object store."""
+
+
+class PlaceType(click.Path):
+    """A path or, unless `on_disk`, a URL."""
+
+    def __init__(self, *, on_disk: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._on_disk = on_disk
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a Path, or a URL as it is."""
+        if "://" not in str(value):
+            return super().convert(value, param, ctx)
+        if self._on_disk:
+            self.fail(
+                f"{value} is not on a disk: save it to one, and a copy back there when done",
+                param,
+                ctx,
+            )
+        return str(value)
+
+
+def full_name(place: Place) -> str:
+    """Return an absolute path, or a URL as it is."""
+    return place if isinstance(place, str) else os.path.abspath(place)
+
+
+STORE = click.argument("store", type=PlaceType(on_disk=True))
+READ_STORE = click.argument("store", type=PlaceType())
 TABLE = click.option(
     "--table",
     metavar="NAME",

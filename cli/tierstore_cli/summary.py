@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tierstore.budget import format_bytes
 from tierstore.table import Table
 from tierstore_cli.output import Grid
+from tierstore_cli.params import Place
 from tierstore_cli.rowstats import RowStats
 
 ELEMENTS_SHOWN = 8
 
 
-def headline(store: Path, data: dict[str, Any]) -> str:
+def headline(store: Place, data: dict[str, Any]) -> str:
     """Return what there is to say of the store as a whole."""
     facts = [
         f"format {data['format']}",
@@ -45,7 +45,7 @@ def tables(tables: list[dict[str, Any]]) -> Grid:
     return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
 
 
-def how_to_open(store: Path, folded: bool, lines: list[str]) -> str:
+def how_to_open(store: Place, folded: bool, lines: list[str]) -> str:
     """Return `lines`, Python that opens each base file, under a title that says what it shows."""
     title = "open it without tierstore:"
     if not folded:

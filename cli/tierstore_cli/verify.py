@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import click
 
 from tierstore_cli.background import in_background
@@ -12,7 +9,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import STORE
+from tierstore_cli.params import READ_STORE, Place, full_name
 from tierstore_cli.progress import Progress
 
 DAMAGE = 4
@@ -20,11 +17,11 @@ LISTED = 20
 
 
 @click.command(cls=Command)
-@STORE
+@READ_STORE
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="Check N random rows of each table."
 )
-def verify(out: Output, store: Path, sample: int | None) -> None:
+def verify(out: Output, store: Place, sample: int | None) -> None:
     """Check the rows and files of STORE against their checksums.
 
     Goes on after the first damage and lists all of it; exits with 4 if there is any. What is
@@ -41,7 +38,7 @@ def verify(out: Output, store: Path, sample: int | None) -> None:
         report = in_background(lambda told: opened.verify(sample=sample, progress=told), progress)
 
     data = {
-        "store": os.path.abspath(store),
+        "store": full_name(store),
         "version": version,
         "ok": report.ok,
         "rows_checked": report.rows_checked,

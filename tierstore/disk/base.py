@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tierstore import checksum, io
 from tierstore.disk import memmap, tuning, zarr
 from tierstore.disk.paging import Place
-from tierstore.disk.records import RecordFiles
+from tierstore.disk.ranged import record_files
 from tierstore.errors import CorruptRowError, CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
 
@@ -52,7 +52,7 @@ class Records(Protocol):
 class Base:
     """Records and their checksums. Only creation and folding write to it."""
 
-    def __init__(self, records: Records, checksums: RecordFiles, *, sparse: bool, gap: int) -> None:
+    def __init__(self, records: Records, checksums: Records, *, sparse: bool, gap: int) -> None:
         """Take over open files; pages at most `gap` bytes apart are fetched in one piece."""
         self._records = records
         self._checksums = checksums
@@ -203,5 +203,5 @@ def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
         raise InvalidInputError(f"{done} rows or more were given for a table of {base.rows}")
 
 
-def _checksum_file(file: io.File, spec: TableSpec) -> RecordFiles:
-    return RecordFiles([file], rows=spec.rows, record_bytes=4)
+def _checksum_file(file: io.File, spec: TableSpec) -> Records:
+    return record_files([file], rows=spec.rows, record_bytes=4)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tierstore import io
+from tierstore.disk.ranged import RangedRecords, record_files
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
@@ -38,7 +39,7 @@ def names(spec: TableSpec) -> list[str]:
     return [ROWS]
 
 
-def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
+def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | RangedRecords:
     """Create the file, with space for every row unless the table is sparse, and open it."""
     file = directory.create(ROWS)
     nbytes = DATA_OFFSET + spec.nbytes
@@ -50,7 +51,9 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles:
     return _records(file, spec)
 
 
-def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> RecordFiles:
+def open_records(
+    directory: io.Directory, spec: TableSpec, *, write: bool
+) -> RecordFiles | RangedRecords:
     """Open the file, whose header must be the one the spec gives; it is never evaluated."""
     file = directory.open_file(ROWS, write=write)
     if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
@@ -66,7 +69,7 @@ def open_records(directory: io.Directory, spec: TableSpec, *, write: bool) -> Re
     return _records(file, spec)
 
 
-def _records(file: io.File, spec: TableSpec) -> RecordFiles:
-    return RecordFiles(
+def _records(file: io.File, spec: TableSpec) -> RecordFiles | RangedRecords:
+    return record_files(
         [file], rows=spec.rows, record_bytes=spec.layout.record_bytes, offset=DATA_OFFSET
     )

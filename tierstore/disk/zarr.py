@@ -13,6 +13,7 @@ from typing import Any
 
 from tierstore import io
 from tierstore.disk.compressed import CompressedRecords
+from tierstore.disk.ranged import RangedRecords, record_files
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
@@ -110,7 +111,9 @@ def names(spec: TableSpec) -> list[str]:
     return [f"c.{number}.0" for number in range(-(-spec.rows // (spec.chunk_rows or 1)))]
 
 
-def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | CompressedRecords:
+def create(
+    directory: io.Directory, spec: TableSpec
+) -> RecordFiles | RangedRecords | CompressedRecords:
     """Create the array, with space for every row unless it is sparse or compressed, and open it."""
     with directory.make_directory(ARRAY) as array:
         array.write_file(METADATA, metadata(spec))
@@ -131,7 +134,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | Compressed
 
 def open_records(
     directory: io.Directory, spec: TableSpec, *, write: bool
-) -> RecordFiles | CompressedRecords:
+) -> RecordFiles | RangedRecords | CompressedRecords:
     """Open the array, whose metadata must be what this table's spec gives."""
     with directory.directory(ARRAY) as array:
         found = array.read_file(METADATA, 1 << 20)
@@ -156,8 +159,8 @@ def _chunk_bytes(spec: TableSpec) -> int:
     return (spec.chunk_rows or 0) * spec.layout.record_bytes
 
 
-def _records(files: list[io.File], spec: TableSpec) -> RecordFiles:
-    return RecordFiles(
+def _records(files: list[io.File], spec: TableSpec) -> RecordFiles | RangedRecords:
+    return record_files(
         files,
         rows=spec.rows,
         record_bytes=spec.layout.record_bytes,

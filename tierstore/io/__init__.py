@@ -3,13 +3,25 @@
 Every name is a single path component, resolved against an open directory and never followed through
 a link, so a store that is renamed while it is open stays the same store. Writes are positioned and
 complete, sizes are checked before anything is mapped, and nothing is ever written through a
-mapping: on a full disk that would kill the process with SIGBUS instead of raising.
+mapping: on a full disk that would kill the process with SIGBUS instead of raising. The files of a
+store that is only read may also be objects of a zarr store, behind the same classes.
 """
 
 from tierstore.io.directory import Directory
 from tierstore.io.file import File
 from tierstore.io.mapping import map_files
+from tierstore.io.objects import ObjectFile, Objects, locate, read_ranges
 from tierstore.io.publishing import publish
 from tierstore.io.system import filesystem
 
-__all__ = ["Directory", "File", "filesystem", "map_files", "publish"]
+__all__ = [
+    "Directory",
+    "File",
+    "ObjectFile",
+    "Objects",
+    "filesystem",
+    "locate",
+    "map_files",
+    "publish",
+    "read_ranges",
+]

@@ -26,6 +26,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 class File:
     """An open regular file of a store, read and written at positions."""
 
+    mappable = True
+
     def __init__(self, fd: int, path: str) -> None:
         """Take over the descriptor `fd`; `path` is for messages."""
         self.fd = fd

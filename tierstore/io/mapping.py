@@ -25,7 +25,8 @@ def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray
 
     More than one file needs `nbytes` to be a multiple of the page size. A file that is shorter is
     refused, since touching a page behind its end would kill the process. The mapping lives as long
-    as the array or a view of it; the files may be closed.
+    as the array or a view of it; the files may be closed. Objects, which cannot be mapped, are read
+    into memory.
     """
     for file in files:
         if file.size < nbytes:
@@ -35,6 +36,8 @@ def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray
             )
     if nbytes * len(files) == 0:
         return np.empty(0, np.uint8)
+    if not files[0].mappable:
+        return np.frombuffer(b"".join(file.read(nbytes) for file in files), np.uint8)
     with explained("map", files[0].path):
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         region = mmap.mmap(-1, nbytes * len(files), flags, mmap.PROT_READ)

@@ -282,8 +282,10 @@ def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manife
     History(directory, identity.uuid).publish(manifest)
 
 
-def open_directory(path: Path) -> io.Directory:
-    """Open the directory at a path; raises NotAStoreError or StoreIOError."""
+def open_directory(path: Path | io.Objects) -> io.Directory:
+    """Open the directory at a path, or of objects; raises NotAStoreError or StoreIOError."""
+    if isinstance(path, io.Objects):
+        return path.open()
     try:
         return io.Directory.open(path)
     except FileNotFoundError:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from tierstore import io
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
+from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
 from tierstore.store.creating import create_store
@@ -34,12 +37,17 @@ def create(
     its name: a full disk, a kill or a power cut leaves nothing. `progress(done, total)` is called
     with rows. Raises ExistsError, StoreFullError, InvalidInputError.
     """
-    create_store(path, tables, progress)
+    where = io.locate(path)
+    if isinstance(where, io.Objects):
+        raise InvalidInputError(
+            f"{where} is not on a disk: create the store on one, and save a copy of it there"
+        )
+    create_store(where, tables, progress)
     return open(path, "r+", budget=budget, policy=policy, keep=keep, device=device)
 
 
 def open(
-    path: str | Path,
+    path: Any,
     mode: str = "r",
     *,
     budget: Budget | None = None,
@@ -54,7 +62,8 @@ def open(
     """Open a store.
 
     Args:
-        path: the store's directory.
+        path: the store's directory; or for reading, where `Store.save` put a copy: a URL such as
+            "s3://bucket/emb.tier", for fsspec, or a zarr store.
         mode: "r" for one of many readers of one version, "r+" for the one writer.
         budget: memory for the tiers; see Budget for the defaults.
         policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
@@ -71,7 +80,7 @@ def open(
     Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
     """
     options = Options(
-        path=Path(path),
+        path=io.locate(path),
         mode=mode,
         budget=budget or Budget(),
         policy=policy,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tierstore import io
 from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
@@ -21,7 +21,7 @@ class Options:
     Raises InvalidInputError for what contradicts itself.
     """
 
-    path: Path
+    path: Path | io.Objects
     mode: str = "r"
     budget: Budget = field(default_factory=Budget)
     policy: Policies | None = None
@@ -33,7 +33,7 @@ class Options:
     check_ids: str = "async"
 
     def __post_init__(self) -> None:
-        """Check, and make the path absolute: the process may go elsewhere."""
+        """Check that they go together."""
         if self.mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:
@@ -44,7 +44,11 @@ class Options:
             )
         if self.check_ids not in ("async", "sync"):
             raise InvalidInputError(f"check_ids is 'async' or 'sync', not {self.check_ids!r}")
-        object.__setattr__(self, "path", Path(os.path.abspath(self.path)))
+        if self.writable and not isinstance(self.path, Path):
+            raise InvalidInputError(
+                f"{self.path} is not on a disk, and can only be read; save it to a disk to go on "
+                "from there"
+            )
 
     @property
     def writable(self) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import io
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.errors import (
@@ -274,7 +274,7 @@ class Store:
 
     def save(
         self,
-        path: str | Path,
+        path: Any,
         *,
         version: int | None = None,
         progress: Progress | None = None,
@@ -283,11 +283,17 @@ class Store:
 
         The copy is folded, complete and durable when it appears, has a uuid of its own and knows
         this store and version as its `parent`. Writing here may go on meanwhile.
+
+        `path` may also be a URL for fsspec, such as "s3://bucket/emb.tier", or a zarr store, where
+        nothing is yet: the files become objects of the same names, tables as zarr, one chunk and
+        four bytes a row of a table in memory at a time. `tierstore.open` reads them there, and
+        `save` brings them back to a disk.
         """
         self._guard.check()
+        where = io.locate(path)
         wanted = self.version if version is None else version
         if not self._guard.writable and wanted == self.version:
-            save_store(self.tables, self.payload, self._session.manifest, path, progress)
+            save_store(self.tables, self.payload, self._session.manifest, where, progress)
             return
         with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
             if source.uuid != self.uuid:
@@ -295,7 +301,7 @@ class Store:
                     f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
                     "open it again"
                 )
-            save_store(source.tables, source.payload, source._session.manifest, path, progress)
+            save_store(source.tables, source.payload, source._session.manifest, where, progress)
 
     def verify(
         self, *, sample: int | None = None, progress: Progress | None = None

@@ -1,0 +1,39 @@
+"""Commands on stores that are in an object store."""
+
+import uuid
+
+import numpy as np
+import pytest
+
+import tierstore
+
+pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def url():
+    return f"memory://{uuid.uuid4().hex}/emb.tier"
+
+
+def test_a_store_goes_there_and_comes_back(run, run_json, tmp_path, url):
+    path, back = tmp_path / "emb.tier", tmp_path / "back.tier"
+    run("init", path, "--table", "item", "--rows", 500, "--dim", 4, "--init", "normal(0,1)")
+    assert run_json("save", path, url) == {"store": str(path), "dest": url, "version": 1}
+    assert run_json("verify", url)["rows_checked"] == 500
+    data = run_json("inspect", url)
+    assert data["store"] == url and data["tables"][0]["backend"] == "zarr"
+    assert url in run("inspect", url, "--stats").stdout
+    assert run_json("export", url, tmp_path / "item.npy")["store"] == url
+    run("save", url, back)
+    with tierstore.open(path) as one:
+        expected = one["item"].read(np.arange(500))
+    assert np.array_equal(np.load(tmp_path / "item.npy"), expected)
+    with tierstore.open(back) as two:
+        assert np.array_equal(two["item"].read(np.arange(500)), expected)
+    assert "holds something" in run("save", path, url, code=1).stderr
+
+
+@pytest.mark.parametrize("command", ["init", "load", "fold"])
+def test_what_writes_wants_a_disk(run, url, tmp_path, command):
+    given = {"load": [tmp_path / "a.npy"], "init": ["--rows", 1, "--dim", 1]}.get(command, [])
+    assert "is not on a disk" in run(command, url, *given, code=2).stderr
