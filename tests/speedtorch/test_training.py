@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 
 EVERY_ROW = {
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
-    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "dampened": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    "momentum": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    "dampened": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.3}),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
     "Adadelta": (torch.optim.Adadelta, {"lr": 1.0}),
     "Adam": (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
