@@ -125,11 +125,11 @@ class Access(Protocol):
         """End every lease: the table has other tiers from now on."""
 
 
-def check_lease(is_open: bool, access: Access) -> None:
+def check_lease(is_open: bool, closed: bool) -> None:
     """Raise ClosedError for a lease that was released, or whose table has other tiers by now."""
     if not is_open:
         raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
-    if access.closed:
+    if closed:
         raise ClosedError(
             "the table got other fields or rows since this lease began, which ended it; take a new "
             "one with table.lease(ids), or run the forward pass again"
@@ -300,7 +300,7 @@ class HostLease:
                     self._host.give_back(self._slots)
 
     def _check(self) -> None:
-        check_lease(self._open, self._access)
+        check_lease(self._open, self._access.closed)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

@@ -6,19 +6,17 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tierstore.spec import Field
 from tierstore.table.access import check_lease
 from tierstore.table.columns import Columns
+from tierstore.table.device_arrays import DeviceArrays
 from tierstore.table.ids import Ids
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.transfer import Device, Kernel
-
-if TYPE_CHECKING:
-    from tierstore.table.device_access import DeviceAccess
 
 __all__ = ["DeviceLease"]
 
@@ -30,7 +28,7 @@ class DeviceLease:
         gpu: the tier's own lease, for kernels that work on records where they are.
     """
 
-    def __init__(self, access: DeviceAccess, ids: Ids) -> None:
+    def __init__(self, access: DeviceArrays, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
         self._access = access
         self._kind = ids.kind
@@ -68,7 +66,7 @@ class DeviceLease:
     @property
     def device(self) -> Device:
         """Where it is, which compiles kernels for `run`."""
-        return self._access.gpu.device
+        return self._access.device
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
@@ -178,7 +176,7 @@ class DeviceLease:
                     self.gpu.release(stream=self._access.stream(self._kind))
 
     def _check(self) -> None:
-        check_lease(self._open, self._access)
+        check_lease(self._open, self._access.closed)
 
     def __enter__(self) -> DeviceLease:
         """Return the lease itself."""
