@@ -355,3 +355,25 @@ def test_ids_of_the_host_may_change_once_they_are_given(place: Place) -> None:
             np.testing.assert_array_equal(place.get(out), rows)
         twin.tier.check()
         twin.check()
+
+
+def test_batches_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ids of the host, more than there are slots; where one repeats, its last record stays."""
+    monkeypatch.setattr("tierstore.tier.gpu.inbox._HEAD", 20)
+    with Twin(place, rows=300, slots=30) as twin:
+        twin.from_host = 1.0
+        for n in (10, 30, 39, 40, 90, 250):
+            batches = twin.tier._now
+            ids = np.append(twin.rng.integers(0, 300, n - 2), [7, 7])
+            ids[1] = 7
+            twin.read(ids)
+            twin.read(ids, 16, 24, admit=False)
+            twin.write(ids)
+            twin.write(ids, 3, 9)
+            assert twin.tier._now - batches == (8 if n >= 40 else 4)
+        twin.check()
+    with Twin(place, rows=300, slots=30, host_slots=100) as twin:
+        twin.from_host = 1.0
+        twin.read(twin.rng.integers(0, 300, 200))
+        assert twin.tier._now == 1
+        twin.check()

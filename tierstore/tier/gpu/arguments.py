@@ -103,7 +103,17 @@ class BatchArgument(ctypes.Structure):
 class Rows(ctypes.Structure):
     """`struct Rows`: the distinct records of a batch, for kernels that are not the tier's own."""
 
-    _fields_ = (("records", _POINTER), ("count", _POINTER), ("positions", _POINTER), ("n", _I64))
+    _fields_ = (
+        ("records", _POINTER),
+        ("count", _POINTER),
+        ("positions", _POINTER),
+        ("n", _I64),
+        ("held", _POINTER),
+        ("dirty", _POINTER),
+        ("host_changed", _POINTER),
+        ("host", _POINTER),
+        ("record", _I64),
+    )
 
 
 COUNTERS = np.dtype(

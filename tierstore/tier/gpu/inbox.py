@@ -16,6 +16,8 @@ __all__ = ["Inbox"]
 
 _PLACES = 4
 _LEAST_IDS = 1024
+_HEAD = 32_768
+"""Ids whose rows are on the link for longer than it takes to copy a few times as many ids."""
 
 
 class Inbox:
@@ -32,6 +34,17 @@ class Inbox:
         self._pointer = 0
         self._read = [device.event() for _ in range(_PLACES)]
         self._last = 0
+
+    def split(self, ids: Any, slots: int) -> tuple[tuple[Any, int], ...]:
+        """Return the parts that a batch is to go in, each with the number of ids before it.
+
+        Most rows of a batch of more ids than there are slots must cross the link. Where its ids
+        are the host's, the first part is on its way while the others are copied.
+        """
+        n = ids.shape[0]
+        if n < 2 * _HEAD or n <= slots or not self._device.on_host(ids):
+            return ((ids, 0),) if n else ()
+        return (ids[:_HEAD], 0), (ids[_HEAD:], _HEAD)
 
     def bring(self, ids: Any, batch: BatchArgument, workspace: Workspace) -> None:
         """Let a batch find its ids where they are, or those of the host, copied, in a workspace."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Rows
+from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Rows, TierArgument
 from tierstore.tier.gpu.mailbox import Letter
 from tierstore.transfer import Kernel
 
@@ -46,6 +46,7 @@ class GpuLease:
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
         self.arguments = Arguments(tier.memory.argument, self._batch)
+        self._rows = self._described(tier.memory.argument)
         self.base = int(tier.memory.argument.slots)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
@@ -56,6 +57,22 @@ class GpuLease:
         self._written: list[tuple[int, int]] = []
         self._seen = tier.changes
         self._open = True
+
+    def _described(self, tier: TierArgument) -> Rows:
+        """Describe the records to kernels that are not the tier's own."""
+        batch = self._batch
+        host_changed = tier.host_changed if tier.direct else 0
+        return Rows(
+            batch.records,
+            batch.count,
+            batch.positions,
+            batch.n,
+            batch.held,
+            tier.dirty,
+            host_changed,
+            tier.host,
+            tier.record,
+        )
 
     @property
     def positions(self) -> Any:
@@ -142,18 +159,16 @@ class GpuLease:
             kernel: from `Device.load`.
             work: copied by the launch.
             items: how much there is to do: a block works through 32 items or more.
-            writes: the byte ranges of the records that it writes.
+            writes: the byte ranges of the records that it writes; it calls `changed` for each.
             positions: address and number of positions other than those of the lease's ids.
             stream: where to run it.
         """
-        batch = self._batch
-        rows = Rows(batch.records, batch.count, *(positions or (batch.positions, batch.n)))
+        rows = self._rows
+        rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
         for lo, hi in writes:
             self._note(lo, hi)
         self._tier.order.run(kernel, ctypes.addressof(arguments), items, stream)
-        if writes:
-            self._copy("lease_scatter", None, 0, None, stream)
 
     def trim(self, *, wait: bool, stream: int | None = None) -> bool:
         """Lower `bound` to the number of distinct records if that is known, or wait for it.

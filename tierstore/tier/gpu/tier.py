@@ -84,6 +84,8 @@ class GpuTier:
         self._now = 0
         self._fetches = Fetches(device, self.memory.argument)
         self._inbox = Inbox(device)
+        # Where the host must help, a part would wait for it, and might fail when others are done.
+        self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox = Mailbox(device)
         self.leases = Holding(self.order.launch)
         self._counts = Counts(self.memory)
@@ -109,15 +111,15 @@ class GpuTier:
     ) -> None:
         """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
 
-        Two launches, whatever is hit. Rows that are missed take the place of others; with
-        `admit=False` they are copied from the host tier and not kept.
+        Two launches, whatever is hit, or two for each part; see `Inbox.split`. Rows that are missed
+        take the place of others; with `admit=False` they are copied and not kept.
         """
-        if rows.shape[0]:
-            self._begin(Mode.READ, rows, stream)
+        for part, first in self._inbox.split(rows, self._undivided):
+            self._begin(Mode.READ, part, stream)
             self._batch.admit = int(admit)
-            self.describe(self._batch, out, lo, hi)
+            self.describe(self._batch, out, lo, hi, first)
             self._run()
-            self._counts.read(rows.shape[0], self._batch.bytes)
+            self._counts.read(part.shape[0], self._batch.bytes)
 
     def write(
         self,
@@ -134,14 +136,14 @@ class GpuTier:
         Rows that are missed are fetched first, unless their whole record is written; with
         `admit=False` they are written where they are.
         """
-        if rows.shape[0]:
+        for part, first in self._inbox.split(rows, self._undivided):
             self.changes += 1
-            self._begin(Mode.WRITE, rows, stream)
+            self._begin(Mode.WRITE, part, stream)
             self._batch.admit = int(admit)
-            self.describe(self._batch, records, lo, hi)
+            self.describe(self._batch, records, lo, hi, first)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
-            self._counts.wrote(rows.shape[0], self._batch.bytes)
+            self._counts.wrote(part.shape[0], self._batch.bytes)
 
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
@@ -253,10 +255,13 @@ class GpuTier:
         batch.expired = self._fetches.expired
         batch.gain = gain
 
-    def describe(self, batch: BatchArgument, data: Any, lo: int, hi: int | None) -> None:
-        """Describe the data of a batch."""
-        pointer = 0 if data is None else self.device.pointer(data)
-        batch.describe(pointer, lo, self.record_bytes if hi is None else hi)
+    def describe(
+        self, batch: BatchArgument, data: Any, lo: int, hi: int | None, first: int = 0
+    ) -> None:
+        """Describe the data of a batch, which begins with row `first` of it."""
+        hi = self.record_bytes if hi is None else hi
+        pointer = 0 if data is None else self.device.pointer(data) + first * (hi - lo)
+        batch.describe(pointer, lo, hi)
 
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
