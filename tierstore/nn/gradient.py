@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from importlib.resources import files
 
 import torch
 from torch import Tensor
 
 from tierstore.table.access import Lease
 from tierstore.table.device_lease import DeviceLease
+from tierstore.tier.gpu.source import on_records
 
 __all__ = ["sum_by_row", "summed"]
 
@@ -40,8 +39,9 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     total = values.new_empty(lease.bound, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
     macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
-    lease.run(lease.device.load(_source(), "clear", macros), work, lease.bound)
-    add = lease.device.load(_source(), "sum", macros)
+    source = on_records("tierstore.nn", "sum.cu")
+    lease.run(lease.device.load(source, "clear", macros), work, lease.bound)
+    add = lease.device.load(source, "sum", macros)
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.run(add, work, len(values), positions=given)
     return total
@@ -51,8 +51,3 @@ class _Sum(ctypes.Structure):
     """`struct Sum`."""
 
     _fields_ = (("each", ctypes.c_uint64), ("total", ctypes.c_uint64), ("dim", ctypes.c_uint32))
-
-
-@functools.cache
-def _source() -> str:
-    return files("tierstore.nn").joinpath("sum.cu").read_text()

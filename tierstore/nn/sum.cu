@@ -1,20 +1,6 @@
 // The gradient of each distinct row: the sum of those of its ids, in no particular order.
 //
-// VECTOR, a macro, is how many float32 elements a thread moves in one access: 4 or 1. Offsets are
-// 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int i32;
-typedef long long i64;
-
-// The distinct rows of a batch, as their lease describes them.
-struct Rows {
-    const u64 *records;      // address of each record
-    const u32 *count;        // how many there are
-    const i32 *positions;    // [n]: index of each id's record, negative for none
-    i64 n;
-};
+// VECTOR, a macro, is how many float32 elements a thread moves in one access: 4 or 1.
 
 struct Sum {
     const float *each;       // gradient of each id, [n][dim]
@@ -25,9 +11,6 @@ struct Sum {
 struct alignas(4 * VECTOR) Pack {
     float at[VECTOR];
 };
-
-__device__ u64 thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ u64 threads() { return (u64)gridDim.x * blockDim.x; }
 
 // What lies behind the distinct rows stays as it is.
 extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {

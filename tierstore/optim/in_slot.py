@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
 from tierstore.table import Table
 from tierstore.table.device_lease import DeviceLease
+from tierstore.tier.gpu.source import on_records
 from tierstore.transfer import Device, Kernel
 
 __all__ = ["InSlot"]
@@ -150,7 +150,8 @@ class _Places:
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
         if vector not in self._kernels:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            self._kernels[vector] = device.load(_source(), "step", {**self._macros, **macros})
+            source = on_records("tierstore.optim", "step.cu")
+            self._kernels[vector] = device.load(source, "step", {**self._macros, **macros})
         return self._kernels[vector]
 
 
@@ -183,11 +184,6 @@ def _squares_fused(device: torch.device) -> int:
     one, number = (torch.full((1,), value, device=device) for value in (-1.0, 1 + 2**-12))
     (found,) = torch._foreach_addcmul([one], [number], [number], value=1)
     return int(float(found) != 2**-11)
-
-
-@functools.cache
-def _source() -> str:
-    return files("tierstore.optim").joinpath("step.cu").read_text()
 
 
 _FLAGS = dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0)

@@ -11,29 +11,12 @@
 //   VECTOR                 elements that a thread moves in one access: 4 or 1
 //   SQUARES_FUSED          0 or 1: whether this torch adds a square in one operation
 //   MAXIMIZE, DECOUPLED, AMSGRAD, NESTEROV, MOMENTUM, CENTERED      0 or 1 each
-//
-// Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int i32;
-typedef long long i64;
 
 #define SGD 1
 #define ADAM 2
 #define ADAGRAD 3
 #define ROWWISE 4
 #define RMSPROP 5
-
-// The distinct rows of a batch, as their lease describes them.
-struct Rows {
-    const u64 *records;      // address of each record
-    const u32 *count;        // how many there are
-    const i32 *positions;    // [n]: index of each id's record, negative for none
-    i64 n;
-};
 
 struct Step {
     const u8 *gradient;      // of each record, [count][dim]
@@ -45,9 +28,6 @@ struct Step {
     float number[8];         // what the host has worked out for all rows
     float share;             // 1 / dim
 };
-
-__device__ u64 thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ u64 threads() { return (u64)gridDim.x * blockDim.x; }
 
 // ------------------------------------------------------------------------------- types of a field
 
@@ -200,6 +180,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31;
     for (u64 row = thread() >> 5; row < *rows.count; row += threads() >> 5) {
         if (step.trained && !step.trained[row]) continue;
+        if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
         WEIGHT *const weight = (WEIGHT *)(record + step.weight);
         const COMPUTED *const gradient = (const COMPUTED *)step.gradient + row * step.dim;
@@ -234,6 +215,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
         const u64 row = all >> 32 ? i / packs : (u32)i / packs;
         const u32 pack = (u32)(i - row * packs);
         if (step.trained && !step.trained[row]) continue;
+        if (pack == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
         const u32 key = STOCHASTIC ? key_of(step.rows[row], step.count) : 0;
         Pack<COMPUTED> g;

@@ -3,25 +3,9 @@
 // Macros:
 //   UNITS    how many units each field takes, in a list: 32,32,32
 //   WIDTH    bytes of a unit, which a thread moves in one access: 16, 8, 4, 2 or 1
-//
-// Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
-
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int i32;
-typedef long long i64;
 
 static constexpr u32 EACH[] = {UNITS}, FIELDS = sizeof EACH / sizeof *EACH;
 static constexpr u32 TOGETHER = 2;  // units that a thread reads before it writes the first
-
-// The distinct rows of a batch, as their lease describes them.
-struct Rows {
-    const u64 *records;      // address of each record
-    const u32 *count;        // how many there are
-    const i32 *positions;    // [n]: index of each id's record, negative for none
-    i64 n;
-};
 
 struct Columns {
     u8 *array[FIELDS];       // of each record, [count][units]
@@ -34,6 +18,8 @@ struct alignas(WIDTH) Unit {
 
 struct Move {
     Unit *record, *column;
+    u64 row;
+    bool first;              // of its row
 };
 
 // Where a unit lies, of those of all fields of all rows one after another.
@@ -43,7 +29,7 @@ __device__ Move find(const Rows &rows, const Columns &columns, u64 unit) {
     const u64 row = unit >> 32 ? unit / of_row : (u32)unit / of_row;
     u32 within = (u32)(unit - row * of_row);
     const u64 record = rows.records[row];
-    Move move{};
+    Move move{nullptr, nullptr, row, within == 0};
     u32 before = 0;
     for (u32 field = 0; field < FIELDS; ++field) {
         if (within >= before && within < before + EACH[field]) {
@@ -76,6 +62,7 @@ __device__ void copy(const Rows &rows, const Columns &columns) {
                 const Move move = find(rows, columns, unit);
                 value[k] = *(BACK ? move.column : move.record);
                 to[k] = BACK ? move.record : move.column;
+                if (BACK && move.first) changed(rows, move.row);
             }
         }
 #pragma unroll

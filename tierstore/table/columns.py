@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 
 from tierstore.spec import RecordLayout
+from tierstore.tier.gpu.source import on_records
 from tierstore.transfer import BLOCK, Device, Kernel
 
 __all__ = ["Columns"]
@@ -55,7 +55,8 @@ class Columns:
         if key not in self._kernels:
             width = key[1]
             units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
-            kernel, _ = device.load(_source(), way, {"WIDTH": width, "UNITS": units})
+            source = on_records("tierstore.table", "columns.cu")
+            kernel, _ = device.load(source, way, {"WIDTH": width, "UNITS": units})
             self._kernels[key] = kernel, _MOST_BLOCKS
         starts = [lo for lo, _ in self.spans]
         # As many blocks as there are parts: a sixth faster here than as many as run at a time.
@@ -73,8 +74,3 @@ def _argument(fields: int) -> type[ctypes.Structure]:
         _fields_ = (("array", ctypes.c_uint64 * fields), ("start", ctypes.c_uint32 * fields))
 
     return Argument
-
-
-@functools.cache
-def _source() -> str:
-    return files("tierstore.table").joinpath("columns.cu").read_text()
