@@ -826,7 +826,7 @@ extern "C" __global__ void tierstore_install(const Tier t, const Batch b) {
 // Tell the lease where its rows without a slot lie, once there is room for them.
 extern "C" __global__ void tierstore_place_spill(const Tier t, const Batch b) {
     const u32 victims = t.counters->victims, missed = t.counters->missed;
-        for (u64 m = victims + thread(); m < missed; m += threads())
+    for (u64 m = victims + thread(); m < missed; m += threads())
         b.records[b.contest[m] - 1] = (u64)(b.spill + (i64)(m - victims) * t.record);
 }
 
@@ -992,7 +992,7 @@ extern "C" __global__ void tierstore_flush(const Tier t, const Batch b) {
 
 // Move all stamps back by b.now, keeping their order, before the batch numbers run out.
 extern "C" __global__ void tierstore_rebase(const Tier t, const Batch b) {
-        for (u64 s = thread(); s < t.capacity; s += threads()) {
+    for (u64 s = thread(); s < t.capacity; s += threads()) {
         const u32 number = t.stamp[s] & NUMBER, bits = t.stamp[s] & ~NUMBER;
         t.stamp[s] = bits | (number > b.now ? number - b.now : number ? 1 : 0);
     }

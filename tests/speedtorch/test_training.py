@@ -231,6 +231,44 @@ def test_ids_of_every_kind(place: Place, rng: np.random.Generator, kind: Any) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("GPUPytorch{}", {}),
+        ("CPUPytorch{}", {}),
+        ("Pytorch{}", {}),
+        ("Pytorch{}", {"deviceType": "cpu"}),
+        ("Pytorch{}", {"deviceType": "cpu", "pinType": True}),
+    ],
+)
+def test_torchs_families_serve_a_module_on_the_gpu(family: str, options: dict[str, Any]) -> None:
+    """Wherever the rows are; with rows on the CPU, SpeedTorch gave the module those."""
+    model = Model().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    make = getattr(ours, family.format("ModelFactory"))
+    make_state = getattr(ours, family.format("OptimizerFactory"))
+    with (
+        make(model.u, ROWS, DIM, **options) as rows,
+        make_state(optimizer, ROWS, DIM, model, "u", **options) as state,
+    ):
+        rows.zerosInit()
+        state.optInit()
+        for ids in ([1, 2, 3], [3, 5]):
+            rows.beforeForwardPass(ids)
+            state.beforeForwardPass(ids)
+            assert model.u.weight.is_cuda
+            model.u.weight.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rows.afterOptimizerStep(ids)
+            state.afterOptimizerStep(ids)
+        found = rows.getNumpyVersion()[:, 0]
+        assert found[[1, 2, 3, 5]].tolist() == pytest.approx([-0.5, -0.5, -1.0, -0.5], abs=0.3)
+        assert np.flatnonzero(found).tolist() == [1, 2, 3, 5]
+        assert np.flatnonzero(state.getNumpyVersion()[0].any(1)).tolist() == [1, 2, 3, 5]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["cupy", "cuda"])
 def test_ids_that_are_on_the_gpu(tmp_path: Path, rng: np.random.Generator, kind: str) -> None:
     import cupy

@@ -121,7 +121,10 @@ class Fetches:
     def find(self, ids: npt.NDArray[np.int64]) -> Any:
         """Return the device's copy of these ids, if rows are held for them; else None."""
         for fetch in tuple(self._queue):
-            if fetch.ids is not None and np.array_equal(fetch.ids, ids):
+            held = fetch.ids
+            if held is None or held.size != ids.size or held[0] != ids[0]:
+                continue  # most others differ at once, which array_equal would not notice
+            if np.array_equal(held, ids):
                 return fetch.rows
         return None
 
