@@ -5,7 +5,6 @@
 //   WIDTH    bytes of a unit, which a thread moves in one access: 16, 8, 4, 2 or 1
 
 static constexpr u32 EACH[] = {UNITS}, FIELDS = sizeof EACH / sizeof *EACH;
-static constexpr u32 TOGETHER = 2;  // units that a thread reads before it writes the first
 
 struct Columns {
     u8 *array[FIELDS];       // of each record, [count][units]
@@ -16,65 +15,47 @@ struct alignas(WIDTH) Unit {
     u8 bytes[WIDTH];
 };
 
-struct Move {
-    Unit *record, *column;
-    u64 row;
-    bool first;              // of its row
-};
-
-// Where a unit lies, of those of all fields of all rows one after another.
-__device__ Move find(const Rows &rows, const Columns &columns, u64 unit) {
-    u32 of_row = 0;
-    for (u32 field = 0; field < FIELDS; ++field) of_row += EACH[field];
-    const u64 row = unit >> 32 ? unit / of_row : (u32)unit / of_row;
-    u32 within = (u32)(unit - row * of_row);
-    const u64 record = rows.records[row];
-    Move move{nullptr, nullptr, row, within == 0};
-    u32 before = 0;
-    for (u32 field = 0; field < FIELDS; ++field) {
-        if (within >= before && within < before + EACH[field]) {
-            move.record = (Unit *)(record + columns.start[field]) + (within - before);
-            move.column = (Unit *)columns.array[field] + row * EACH[field] + (within - before);
-        }
-        before += EACH[field];
-    }
-    return move;
+__device__ constexpr bool alike() {
+    for (u32 field = 1; field < FIELDS; ++field)
+        if (EACH[field] != EACH[0]) return false;
+    return true;
 }
 
-__device__ u64 all_units(const Rows &rows) {
-    u64 units = 0;
-    for (u32 field = 0; field < FIELDS; ++field) units += EACH[field];
-    return units * *rows.count;
-}
-
-// Blocks take neighbouring units (columns.py counts them), so that a record is read and written in one go.
-template <bool BACK>
+// Copy fields [FIRST, FIRST + TOGETHER), which are alike; a thread a unit of each.
+template <bool BACK, u32 FIRST, u32 TOGETHER>
 __device__ void copy(const Rows &rows, const Columns &columns) {
-    const u64 all = all_units(rows), part = (u64)blockDim.x * TOGETHER;
-    for (u64 first = blockIdx.x * part; first < all; first += gridDim.x * part) {
+    const u64 all = (u64)*rows.count * EACH[FIRST];
+    for (u64 i = thread(); i < all; i += threads()) {
+        const u64 row = all >> 32 ? i / EACH[FIRST] : (u32)i / EACH[FIRST];
+        const u32 within = (u32)(i - row * EACH[FIRST]);
+        u8 *const record = (u8 *)rows.records[row];
         Unit value[TOGETHER];
-        Unit *to[TOGETHER];
-#pragma unroll
         for (u32 k = 0; k < TOGETHER; ++k) {
-            const u64 unit = first + (u64)k * blockDim.x + threadIdx.x;
-            to[k] = nullptr;
-            if (unit < all) {
-                const Move move = find(rows, columns, unit);
-                value[k] = *(BACK ? move.column : move.record);
-                to[k] = BACK ? move.record : move.column;
-                if (BACK && move.first) changed(rows, move.row);
-            }
+            const Unit *const column = (const Unit *)columns.array[FIRST + k] + i;
+            value[k] = BACK ? *column : ((const Unit *)(record + columns.start[FIRST + k]))[within];
         }
-#pragma unroll
-        for (u32 k = 0; k < TOGETHER; ++k)
-            if (to[k]) *to[k] = value[k];
+        for (u32 k = 0; k < TOGETHER; ++k) {
+            Unit *const column = (Unit *)columns.array[FIRST + k] + i;
+            *(BACK ? (Unit *)(record + columns.start[FIRST + k]) + within : column) = value[k];
+        }
+        if (BACK && FIRST == 0 && within == 0) changed(rows, row);
+    }
+}
+
+template <bool BACK, u32 FIRST = 0>
+__device__ void copy_all(const Rows &rows, const Columns &columns) {
+    if constexpr (alike()) {
+        copy<BACK, 0, FIELDS>(rows, columns);
+    } else if constexpr (FIRST < FIELDS) {
+        copy<BACK, FIRST, 1>(rows, columns);
+        copy_all<BACK, FIRST + 1>(rows, columns);
     }
 }
 
 extern "C" __global__ void tierstore_gather(const Rows rows, const Columns columns) {
-    copy<false>(rows, columns);
+    copy_all<false>(rows, columns);
 }
 
 extern "C" __global__ void tierstore_scatter(const Rows rows, const Columns columns) {
-    copy<true>(rows, columns);
+    copy_all<true>(rows, columns);
 }
