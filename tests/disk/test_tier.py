@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from tests.oracle import records
 from tests.tier.stack import random_span, read
 from tierstore import io
+from tierstore.disk import delta
 from tierstore.disk.generation import Generation, create
 from tierstore.disk.tier import DiskTier
+from tierstore.errors import StoreFullError
 from tierstore.manifest import TableInfo
 from tierstore.spec import TableSpec
 
@@ -54,12 +56,21 @@ class Writer:
         self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
 
 
+@pytest.fixture(params=["over", "behind"])
+def where(request, monkeypatch):
+    """Whether rows that are written again are written over, or behind all others."""
+    if request.param == "behind":
+        monkeypatch.setattr(delta, "_FEW", 1)
+        monkeypatch.setattr(delta, "_ROWS_A_WRITE", 1000)
+    return request.param
+
+
 @pytest.mark.parametrize("kind", SPECS)
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.integers(0, 2**32))
-def test_any_sequence_of_calls(tmp_path_factory, kind, seed):
+@given(seed=st.integers(0, 2**32))
+def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
     rng = np.random.default_rng(seed)
     committed = records(rng, ROWS, WIDTH)
     oracle = committed.copy()
@@ -176,3 +187,100 @@ def test_counters(tmp_path):
     stats = writer.tier.stats
     assert (stats.requested, stats.bytes_out) == (3, 48)
     assert (stats.written, stats.bytes_in) == (2, 2 * WIDTH)
+
+
+# Rows that are written again before they are committed
+
+
+@pytest.fixture
+def writer(tmp_path):
+    data = records(np.random.default_rng(1), 3000, WIDTH)
+    writer = Writer(tmp_path, TableSpec(3000, DIM), data)
+    writer.data = data.copy()
+    yield writer
+    writer.generation.close()
+
+
+def write(writer, rows):
+    new = records(np.random.default_rng(len(rows)), len(rows), WIDTH)
+    writer.tier.write(rows, new)
+    writer.data[rows] = new
+
+
+def check(writer):
+    rows = np.arange(3000)
+    assert np.array_equal(read(writer.tier, rows), writer.data)
+
+
+SCATTERED = np.arange(0, 3000, 20)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Pieces of one record: every second one is a write of its own."""
+    monkeypatch.setattr(delta, "_NEAR_BYTES", 0)
+
+
+def test_scattered_rows_are_appended_and_the_delta_stays_bounded(writer, narrow):
+    rng = np.random.default_rng(3)
+    write(writer, rng.permutation(3000))
+    before = writer.tier.live.count
+    write(writer, SCATTERED)
+    assert writer.tier.live.count == before + SCATTERED.size
+    sizes = []
+    for _ in range(60):
+        write(writer, rng.permutation(3000)[:150])
+        sizes.append(writer.tier.live.count)
+    assert max(sizes) <= 2 * 3000 + 150 and min(sizes) < max(sizes)
+    check(writer)
+    writer.commit()
+    check(writer)
+    writer.generation.close()
+    writer.open()
+    check(writer)
+    writer.fold(writer.version)
+    check(writer)
+
+
+def test_neighbours_are_written_over(writer, narrow):
+    write(writer, np.arange(3000))
+    write(writer, np.arange(500, 900))
+    assert writer.tier.live.count == 3000
+    check(writer)
+
+
+def test_what_was_superseded_is_discarded_with_the_rest(writer, narrow):
+    write(writer, np.random.default_rng(4).permutation(3000))
+    writer.commit()
+    kept = writer.data.copy()
+    for _ in range(3):
+        write(writer, SCATTERED[::-1].copy())
+    assert np.array_equal(np.sort(writer.tier.discard()), SCATTERED)
+    writer.data = kept
+    check(writer)
+
+
+def test_where_the_disk_is_full_rows_are_written_over(writer, narrow, monkeypatch):
+    rng = np.random.default_rng(5)
+    write(writer, rng.permutation(3000))
+    create = writer.tier._new_live
+
+    def full():
+        live = create()
+        monkeypatch.setattr(live, "put", fail)
+        return live
+
+    def fail(*given):
+        raise StoreFullError("no space")
+
+    monkeypatch.setattr(writer.tier, "_new_live", full)
+    names = set(writer.path.glob("g*/delta-*"))
+    while not writer.tier.live.full:
+        write(writer, rng.permutation(3000)[:200])
+    assert set(writer.path.glob("g*/delta-*")) == names
+    count = writer.tier.live.count
+    write(writer, SCATTERED)
+    assert writer.tier.live.count == count
+    check(writer)
+    writer.commit()
+    check(writer)

@@ -34,13 +34,13 @@ NEEDED = [
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
     "reshaping._replace > Directory.sync",
-    "saving.save_store > publish > Directory.sync",
+    "saving._new_directory > publish > Directory.sync",
     "session.Session._start > Directory.sync",
 ]
 EITHER = [
     "creating.create_store > publish > _sync_tree",
     "history.write_skeleton > Directory.write_file > File.sync",
-    "saving.save_store > publish > _sync_tree",
+    "saving._new_directory > publish > _sync_tree",
 ]
 """A new store is synced as it is written and, before it gets its name, as a whole."""
 

@@ -1,13 +1,14 @@
 """A delta: the records changed in one version, with their ids and checksums.
 
-    records   n × record_bytes     at position p: the p-th row to have changed
+    records   n × record_bytes     at position p: a row that changed
     ids       n × uint64
     sums      n × uint32           crc32c(id ‖ record)
     footer    64 bytes             what the file is, and a checksum of ids, sums and itself
 
-While a version is being written its delta is live: records are put at positions as they are
-evicted, and a row that is evicted again overwrites its own. Sealing adds the rest. No manifest
-names a live delta, so a crash leaves a file that the next writer removes.
+Where a row occurs more than once, the last one counts. While a version is being written its delta
+is live: records are put at positions as they are evicted; rows that are evicted again overwrite
+their own where those lie close together, and elsewhere supersede them. Sealing adds the rest. No
+manifest names a live delta, so a crash leaves a file that the next writer removes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _CHECKED_BYTES = 4 << 20
 _ALLOCATION = (1 << 20, 64 << 20)
 _NEAR_BYTES = 16 << 10
 _PIECE_BYTES = 4 << 20
+_FEW = 64
+_ROWS_A_WRITE = 8
+"""Records that are appended, and copied once more later, in the time of one write elsewhere."""
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that are unlikely to change again before the commit."""
 
@@ -148,13 +152,19 @@ class Delta:
 
 
 class LiveDelta:
-    """The delta of the version that is being written."""
+    """The delta of the version that is being written.
+
+    Attributes:
+        count: positions in use, those of superseded records too.
+        full: whether there is no space for more than is needed.
+    """
 
     def __init__(self, directory: io.Directory, name: str, record_bytes: int) -> None:
         """Create the file."""
         self.name = name
         self.record_bytes = record_bytes
         self.count = 0
+        self.full = False
         self._directory = directory
         self._file = directory.create(name)
         self._allocated = 0
@@ -213,6 +223,13 @@ class LiveDelta:
         self._file.write(np.ascontiguousarray(records), offset)
         if records.nbytes >= _SENT_AT_ONCE:
             self._file.start_writing(offset, records.nbytes)
+
+    def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
+        """Whether to put records at `positions` takes longer than to put them behind all others."""
+        if self.full or positions.size < _FEW:
+            return False
+        pieces = _pieces(np.sort(positions), self.record_bytes)
+        return len(pieces) * _ROWS_A_WRITE > positions.size
 
     def _reserve(self, count: int) -> None:
         if count > self._ids.size:

@@ -18,8 +18,9 @@ from tierstore.disk.delta import Delta, LiveDelta
 from tierstore.disk.pacing import paced
 from tierstore.disk.paging import Place
 from tierstore.disk.records import BLOCK_BYTES
-from tierstore.errors import CapacityError, CorruptStoreError
+from tierstore.errors import CapacityError, CorruptStoreError, TierStoreError
 from tierstore.stats import TierStats
+from tierstore.unique import unique
 
 __all__ = ["DiskTier"]
 
@@ -55,6 +56,7 @@ class DiskTier:
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
         self._live: LiveDelta | None = None
+        self._superseded = 0
         self._index = np.zeros(self.rows, np.int32)
         self._replaced = np.empty(0, np.int32)
         self._deltas: list[Delta] = []
@@ -88,10 +90,13 @@ class DiskTier:
         self._append(delta)
 
     def _point_to(self, ids: npt.NDArray[np.int64]) -> None:
-        """Let the index say that `ids` lie, in order, behind all committed deltas."""
+        """Let the index say that `ids` lie, in order, behind all committed deltas.
+
+        Of an id that repeats the last one counts, which a plain assignment need not see to.
+        """
         first = int(self._starts[-1]) + 1
         self._check_positions(first + ids.size)
-        self._index[ids] = np.arange(first, first + ids.size, dtype=np.int32)
+        np.maximum.at(self._index, ids, np.arange(first, first + ids.size, dtype=np.int32))
 
     def _append(self, delta: Delta) -> None:
         stop = int(self._starts[-1]) + delta.info.rows
@@ -243,22 +248,59 @@ class DiskTier:
             records = whole
         live = self._live
         if live is None:
-            if self._new_live is None:
-                raise RuntimeError("a read-only disk tier was written to")
-            live = self._live = self._new_live()
-        start = int(self._starts[-1])
+            live = self._live = self._create_live()
+            self._superseded = 0
+        start, first = int(self._starts[-1]), live.count
         places = self._index[rows]
-        fresh = np.flatnonzero(places <= start)
+        known = places > start  # in the live delta already
+        superseded = int(np.count_nonzero(known))
+        if live.scattered(places[known].astype(np.int64) - 1 - start):
+            added = np.arange(rows.size)
+        else:
+            added, superseded = np.flatnonzero(~known), 0
         positions = places.astype(np.int64) - 1 - start
-        positions[fresh] = np.arange(live.count, live.count + fresh.size)
-        self._check_positions(start + live.count + fresh.size)
-        first = live.count
-        replaced = _grown(self._replaced, first + fresh.size)
+        positions[added] = np.arange(first, first + added.size)
+        self._check_positions(start + first + added.size)
+        replaced = _grown(self._replaced, first + added.size)
         live.put(positions, rows, records)
-        replaced[first : first + fresh.size] = places[fresh]
+        before = places[added]
+        before[before > start] = replaced[before[before > start] - 1 - start]
+        replaced[first : first + added.size] = before
         self._replaced = replaced
-        self._index[rows[fresh]] = (positions[fresh] + 1 + start).astype(np.int32)
+        self._index[rows[added]] = (positions[added] + 1 + start).astype(np.int32)
         self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
+        self._superseded += superseded
+        if self._superseded > live.count // 2 and not live.full:
+            self._compact(live)
+
+    def _compact(self, live: LiveDelta) -> None:
+        """Write the live delta anew without the records that were superseded, by row.
+
+        Where there is no space for that, what is there stays, and is written over from now on.
+        """
+        rows = unique(live.ids)
+        places = self._index[rows].astype(np.int64) - 1 - int(self._starts[-1])
+        compact = self._create_live()
+        step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
+        try:
+            for at in range(0, rows.size, step):
+                part = rows[at : at + step]
+                records = np.empty((part.size, self.record_bytes), np.uint8)
+                live.read(places[at : at + step], records)
+                compact.put(np.arange(at, at + part.size), part, records)
+        except TierStoreError:
+            compact.remove()
+            live.full = True
+            return
+        self._replaced = self._replaced[places]
+        self._live, self._superseded = compact, 0
+        self._index[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + self._starts[-1]
+        live.remove()
+
+    def _create_live(self) -> LiveDelta:
+        if self._new_live is None:
+            raise RuntimeError("a read-only disk tier was written to")
+        return self._new_live()
 
     def flush(self) -> None:
         """Do nothing: what was written is in the live delta already."""
@@ -275,8 +317,9 @@ class DiskTier:
         live, self._live = self._live, None
         if live is None:
             return np.empty(0, np.int64)
-        rows = live.ids.copy()
-        self._index[rows] = self._replaced[: rows.size]
+        rows = live.ids
+        self._index[rows] = self._replaced[: rows.size]  # the same for each that repeats
+        rows = unique(rows)
         live.remove()
         return rows
 
@@ -324,6 +367,9 @@ class DiskTier:
         for delta in folded:
             self._index[np.asarray(delta.ids)] = 0
         self._deltas, self._starts = [], np.zeros(1, np.int64)
+        moved = [np.asarray(delta.ids) for delta in kept]
+        for ids in moved if self._live is None else [*moved, self._live.ids]:
+            self._index[ids] = 0
         for delta in kept:
             self._lay(delta)
         if self._live is not None:
