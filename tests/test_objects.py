@@ -17,6 +17,7 @@ from tierstore.errors import (
     CorruptStoreError,
     ExistsError,
     InvalidInputError,
+    MissingExtraError,
     NotAStoreError,
     StoreIOError,
 )
@@ -186,6 +187,15 @@ def test_urls_that_nothing_knows(store):
         tierstore.open("nothing://bucket/emb.tier")
     with pytest.raises(NotAStoreError):
         tierstore.open(f"memory://{uuid.uuid4().hex}/emb.tier")
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    def missing(url, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(zarr.storage.FsspecStore, "from_url", missing)
+    with pytest.raises(MissingExtraError, match="Install s3fs"):
+        tierstore.open("s3://bucket/emb.tier")
 
 
 def rewrite(place, ending, change):
