@@ -60,8 +60,8 @@ class Objects:
                 where = FsspecStore.from_url(where, read_only=not write)
             except ImportError as error:
                 raise MissingExtraError(
-                    f"{self.name} cannot be reached ({error}); pip install 'zarr[remote]', and what "
-                    "this kind of store needs beside it"
+                    f"{self.name} cannot be reached ({error}); pip install 'zarr[remote]', and "
+                    "what this kind of store needs beside it"
                 ) from error
             except ValueError as error:
                 raise InvalidInputError(f"{self.name} cannot be reached: {error}") from error
