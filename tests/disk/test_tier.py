@@ -52,7 +52,8 @@ class Writer:
             self.publish(*self.info.deltas, delta)
 
     def fold(self, upto: int) -> None:
-        self.tier.fold(*self.tier.newest(upto))
+        for _ in self.tier.merge(upto).steps():
+            pass
         self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
 
 
@@ -96,7 +97,7 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
             oracle = committed.copy()
         elif action == "fold":
             upto = int(rng.integers(1, writer.version + 1))
-            rows, _ = tier.newest(upto)
+            rows = tier.rows_upto(upto)
             writer.fold(upto)
             assert all(delta.version > upto for delta in writer.info.deltas)
             assert tier.damaged(rows) == []
@@ -130,19 +131,6 @@ def test_commits_without_changes_write_nothing(tmp_path):
     writer.commit()
     assert writer.info.deltas == ()
     assert [entry.name for entry in tmp_path.rglob("delta-*")] == []
-
-
-def test_the_newest_image_of_each_row_is_found(tmp_path):
-    rng = np.random.default_rng(3)
-    writer = Writer(tmp_path, SPECS["memmap"], records(rng, ROWS, WIDTH))
-    for rows in ([5, 2, 8], [2, 9], [5]):
-        writer.tier.write(np.array(rows), records(rng, len(rows), WIDTH))
-        writer.commit()
-    rows, places = writer.tier.newest(upto=4)
-    assert dict(zip(rows.tolist(), places.tolist(), strict=True)) == {2: 3, 5: 5, 8: 2, 9: 4}
-    rows, places = writer.tier.newest(upto=3)
-    assert dict(zip(rows.tolist(), places.tolist(), strict=True)) == {2: 3, 5: 0, 8: 2, 9: 4}
-    assert writer.tier.newest(upto=1)[0].size == 0
 
 
 def test_what_is_uncommitted_survives_a_fold_of_what_is(tmp_path):

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -20,6 +20,7 @@ import numpy as np
 import tierstore
 from tests.durability.disk import ROOT, Disk, Enter, Event, Image, Mark, Sync, Write
 from tests.durability.recorder import Recorder
+from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
 from tierstore import io
 from tierstore.budget import Budget
@@ -76,17 +77,29 @@ class Recording:
     log: list[Event]
     states: list[State]
     start: int = 0
+    overlaps: int = 0
+    """Steps of the workload that were done while a fold was under way."""
 
     @classmethod
-    def of(cls, seed: int, steps: Iterable[str], *, backend: str | None = None) -> Recording:
-        """Record a workload that begins with `create`; the same seed gives the same log."""
-        with scratch() as root, seeded(seed), small_deltas():
+    def of(
+        cls, seed: int, steps: Iterable[str], *, backend: str | None = None, folds: bool = False
+    ) -> Recording:
+        """Record a workload that begins with `create`; the same seed gives the same log.
+
+        With `folds`, they begin soon and go on a little between any two steps.
+        """
+        conducted = folds_in_steps(seed) if folds else nullcontext()
+        with scratch() as root, seeded(seed), small_deltas(), conducted as conductor:
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
             with mock.patch.object(io.system, "calls", recorder):
-                twin.run(["create", *steps])
+                for step in ["create", *steps]:
+                    twin.run([step])
+                    if conductor is not None:
+                        conductor.advance()
                 twin.close()
-            return cls(recorder.log, twin.states)
+            overlaps = 0 if conductor is None else conductor.overlaps
+            return cls(recorder.log, twin.states, overlaps=overlaps)
 
     def recovered(self, events: list[Event], name: str = "s") -> Recording:
         """Record how a writer takes up what `events` left, commits and closes."""

@@ -47,7 +47,7 @@ def _folding(path: Path) -> None:
             store.commit(step=step)
         with (
             mock.patch("tierstore.disk.base.Base.sync", side_effect=KeyboardInterrupt),
-            mock.patch("tierstore.store.folding.fold_if_quick"),
+            mock.patch("tierstore.store.folding.Folder.fold_if_quick"),
         ):
             try:
                 store.fold()

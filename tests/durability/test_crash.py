@@ -31,6 +31,16 @@ WORKLOADS = [
 ]
 
 
+FOLDS = "write commit " * 6 + "confirm write commit rollback write commit write"
+FOLDING = [
+    (11, FOLDS, "memmap"),
+    (12, FOLDS, "zarr"),
+    (13, FOLDS, "zstd"),
+    (14, f"{FOLDS} commit grow write commit write commit reopen write commit write commit", None),
+]
+"""Folds go on between these steps, some of them while versions are committed."""
+
+
 def survive(recording: Recording, seed: int, each: int) -> int:
     """Judge crashes of a workload and return their number."""
     judge, count = Judge(recording.states), 0
@@ -69,6 +79,16 @@ def recover(seed: int, recording: Recording, times: int) -> int:
 @pytest.mark.fault(30)
 def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend)
+    assert survive(recording, seed, 1) > 150
+
+
+@pytest.mark.parametrize(("seed", "steps", "backend"), FOLDING)
+@pytest.mark.fault(30)
+def test_a_power_cut_while_a_fold_goes_on_behind(
+    seed: int, steps: str, backend: str | None
+) -> None:
+    recording = Recording.of(seed, steps.split(), backend=backend, folds=True)
+    assert recording.overlaps > 4
     assert survive(recording, seed, 1) > 150
 
 

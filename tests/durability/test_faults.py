@@ -57,6 +57,16 @@ def fold(store: tierstore.Store) -> None:
     store.fold()
 
 
+def fold_behind(store: tierstore.Store) -> None:
+    """Commit, which begins a fold, and close, which waits for it."""
+    with (
+        mock.patch("tierstore.store.folding._MOST_DELTAS", 0),
+        mock.patch("tierstore.disk.merging._STEP_BYTES", 256),
+    ):
+        commit(store)
+        store.close()
+
+
 def create_table(store: tierstore.Store) -> None:
     if "new" not in store.tables:
         spec = tierstore.TableSpec(9, 5, init=tierstore.from_array(rows(9, 5, 3)), backend="zarr")
@@ -113,8 +123,8 @@ def go_back(store: tierstore.Store) -> None:
 ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
-        commit, rewrite, fold, create_table, add_fields, set_keys, grow, confirm, save, create,
-        close, go_back,
+        commit, rewrite, fold, fold_behind, create_table, add_fields, set_keys, grow, confirm, save,
+        create, close, go_back,
     )
 }  # fmt: skip
 

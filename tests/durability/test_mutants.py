@@ -7,6 +7,7 @@ added, and must be needed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.durability.crash import Recording
 from tests.durability.disk import Enter, Sync
 from tests.durability.judge import Failure, Judge
-from tests.durability.test_crash import COMMITS, SHAPES
+from tests.durability.test_crash import COMMITS, FOLDS, SHAPES
 
 NEEDED = [
     "creating.create_store > publish > Directory.sync",
@@ -33,9 +34,9 @@ NEEDED = [
     "history.History.sweep > Directory.sync",
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
-    "reshaping._replace > Directory.sync",
+    "reshaping.replace > Directory.sync",
     "saving._new_directory > publish > Directory.sync",
-    "session.Session._start > Directory.sync",
+    "opened.Opened._start > Directory.sync",
 ]
 EITHER = [
     "creating.create_store > publish > _sync_tree",
@@ -68,9 +69,16 @@ def recordings() -> list[Recording]:
     return [made[0].recovered(log[: published + 1]), *made]
 
 
-def is_caught(pattern: str) -> bool:
+@cache
+def behind() -> list[Recording]:
+    """Workloads in which folds go on while versions are committed."""
+    return [Recording.of(seed, FOLDS.split(), backend=backend, folds=True)
+            for seed, backend in ((11, "memmap"), (13, "zstd"))]  # fmt: skip
+
+
+def is_caught(pattern: str, within: Callable[[], list[Recording]] = recordings) -> bool:
     """Whether a state that must not be is found once the matching syncs do nothing."""
-    for recording in recordings():
+    for recording in within():
         mutant = recording.without(pattern)
         dropped = [
             number
@@ -97,6 +105,11 @@ def test_every_sync_has_a_mutant() -> None:
 @pytest.mark.parametrize("site", NEEDED)
 def test_no_sync_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$")
+
+
+@pytest.mark.parametrize("site", [site for site in NEEDED if re.match("records|compressed", site)])
+def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
+    assert is_caught(f"^{re.escape(site)}$", behind)
 
 
 def test_a_new_store_is_synced_one_way_or_the_other() -> None:

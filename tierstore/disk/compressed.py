@@ -6,6 +6,8 @@ by a complete new file that takes its name, so a crash leaves the old chunk or t
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import uuid
 from collections import OrderedDict
 from typing import Any, Protocol
@@ -52,7 +54,8 @@ def _check_length(packed: bytes) -> None:
 class CompressedRecords:
     """The records of a compressed array, read and replaced by whole chunks.
 
-    The few chunks decoded last are kept, since rows of a batch often share them.
+    The few chunks decoded last are kept, since rows of a batch often share them. One thread may
+    write while another reads.
     """
 
     def __init__(self, directory: io.Directory, spec: TableSpec, *, write: bool) -> None:
@@ -65,6 +68,7 @@ class CompressedRecords:
         self._is_blosc = spec.compression == "lz4"
         self._write = write
         self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()  # so that what is kept is what the file of a chunk holds
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
@@ -110,15 +114,19 @@ class CompressedRecords:
         self._directory.close()
 
     def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
-        chunk = self._decoded.get(number)
-        if chunk is None:
-            chunk = self._decode(number)
-            self._decoded[number] = chunk
-            if len(self._decoded) > _CACHED_CHUNKS:
-                self._decoded.popitem(last=False)
-        else:
-            self._decoded.move_to_end(number)
+        """Return the records of a chunk, to be read only."""
+        with self._lock:
+            chunk = self._decoded.get(number)
+            if chunk is None:
+                chunk = self._decode(number)
+            self._keep(number, chunk)
         return chunk
+
+    def _keep(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
+        self._decoded[number] = chunk
+        self._decoded.move_to_end(number)
+        if len(self._decoded) > _CACHED_CHUNKS:
+            self._decoded.popitem(last=False)
 
     def _decode(self, number: int) -> npt.NDArray[np.uint8]:
         shape = (self._chunk_rows, self.record_bytes)
@@ -148,6 +156,13 @@ class CompressedRecords:
     def _replace(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
         name = f"c.{number}.0"
         temporary = f"{name}.{uuid.uuid4().hex[:8]}.partial"
-        self._directory.write_file(temporary, bytes(self._codec.encode(chunk)))
-        self._directory.rename(temporary, name)
-        self._decoded[number] = chunk
+        packed = bytes(self._codec.encode(chunk))
+        try:
+            self._directory.write_file(temporary, packed)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._directory.unlink(temporary)
+            raise
+        with self._lock:
+            self._directory.rename(temporary, name)
+            self._keep(number, chunk)

@@ -196,14 +196,19 @@ class Generation:
         self.directory.close()
 
 
-def sweep_generation(table: io.Directory, name: str, named: set[str], *, used: bool) -> None:
-    """Remove what no version names from a generation, or all of one that none uses."""
+def sweep_generation(
+    table: io.Directory, name: str, named: set[str], *, used: bool, is_open: bool = False
+) -> None:
+    """Remove what no version names from a generation, or all of one that none uses.
+
+    In one that is open, a fold may be about to give a chunk its name.
+    """
     with table.directory(name) as directory:
         for entry in directory.names():
             delta = DELTA_NAME.fullmatch(entry) or KEYS_NAME.fullmatch(entry)
             if (delta and entry not in named) or (not used and _BASE_NAME.fullmatch(entry)):
                 directory.unlink(entry)
-            elif entry == _ARRAY and directory.is_directory(entry):
+            elif entry == _ARRAY and not (used and is_open) and directory.is_directory(entry):
                 _sweep_array(directory, used=used)
     if not used:
         table.remove_directory(name)

@@ -1,13 +1,14 @@
-"""Asking the disk for what comes next while what has come is copied."""
+"""When a disk is asked for what: ahead of what is copied, and, for what can wait, with rests."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["paced"]
+__all__ = ["at_leisure", "paced"]
 
 _LEAD = 8
 
@@ -42,3 +43,15 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
         over.set()
         room.release()
         thread.join()
+
+
+def at_leisure(steps: Iterator[None], hurry: threading.Event) -> Iterator[None]:
+    """Pass on steps of work, each followed by a rest as long as it took, until `hurry` is set.
+
+    Half of the disk, and of a core, is left to others.
+    """
+    begin = time.perf_counter()
+    for _ in steps:
+        yield
+        hurry.wait(time.perf_counter() - begin)
+        begin = time.perf_counter()

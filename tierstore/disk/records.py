@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 
 import numpy as np
@@ -67,25 +67,32 @@ class RecordFiles:
 
         Where many pages of a block change, the block is read, patched and written in one piece;
         elsewhere a write to part of a page must read it. Either way the pages of the next block are
-        on their way while one is written.
+        on their way while one is written, and those that had to be read are let go again: others
+        need the memory more.
         """
         span = max(1, BLOCK_BYTES // self.record_bytes)
         starts = np.flatnonzero(np.diff(rows // span, prepend=-1)).tolist()
         blocks = [slice(*ends) for ends in pairwise([*starts, rows.size])]
-        for block in blocks[:1]:
-            self._announce(rows[block])
+        fetched = [self._announce(rows[block]) for block in blocks[:1]]
         for block, following in zip_longest(blocks, blocks[1:]):
             if following is not None:
-                self._announce(rows[following])
+                fetched.append(self._announce(rows[following]))
             self._write_block(rows[block], records[block])
+            if fetched.pop(0):
+                for file, offset, nbytes in self._ranges(int(rows[block][0]), int(rows[block][-1])):
+                    file.write_out(offset, nbytes)
 
-    def _announce(self, rows: npt.NDArray[np.int64]) -> None:
-        """Have the disk read what writing `rows` of a block needs to know."""
+    def _announce(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Have the disk read what writing `rows` of a block needs to know; False: it is there."""
         first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 != rows.size:
-            paging.announce(
-                self.records, np.arange(first, last + 1) if self._is_dense(rows) else rows
-            )
+        if last - first + 1 == rows.size or paging.looks_resident(self.records, rows):
+            return False
+        if self._is_dense(rows):
+            for file, offset, nbytes in self._ranges(first, last):
+                file.advise(os.POSIX_FADV_WILLNEED, offset, nbytes)
+        else:
+            paging.announce(self.records, rows)
+        return True
 
     def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether `rows` touch so many pages that all between are best written too."""
@@ -98,7 +105,8 @@ class RecordFiles:
         if last - first + 1 == rows.size:
             self._put(first, records)
         elif self._is_dense(rows):
-            block = self.records[first : last + 1].copy()
+            parts = [file.read(nbytes, at) for file, at, nbytes in self._ranges(first, last)]
+            block = np.frombuffer(bytearray().join(parts), np.uint8).reshape(-1, self.record_bytes)
             block[rows - first] = records
             self._put(first, block)
         else:
@@ -108,16 +116,21 @@ class RecordFiles:
 
     def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
         """Write consecutive records, each part into the file that holds it."""
-        done = 0
-        while done < len(records):
-            number, row = divmod(first + done, self._rows_per_file)
-            count = min(len(records) - done, self._rows_per_file - row)
-            part = np.ascontiguousarray(records[done : done + count])
+        data, done = np.ascontiguousarray(records).reshape(-1), 0
+        for file, offset, nbytes in self._ranges(first, first + len(records) - 1):
+            file.write(data[done : done + nbytes], offset)
+            if nbytes >= _SENT_AT_ONCE:
+                file.start_writing(offset, nbytes)
+            done += nbytes
+
+    def _ranges(self, first: int, last: int) -> Iterator[tuple[io.File, int, int]]:
+        """Yield where rows `first` to `last` lie: a file, where in it, and how many bytes."""
+        while first <= last:
+            number, row = divmod(first, self._rows_per_file)
+            count = min(last + 1 - first, self._rows_per_file - row)
             offset = self._offset + row * self.record_bytes
-            self._files[number].write(part, offset)
-            if part.nbytes >= _SENT_AT_ONCE:
-                self._files[number].start_writing(offset, part.nbytes)
-            done += count
+            yield self._files[number], offset, count * self.record_bytes
+            first += count
 
     def sync(self) -> None:
         """Make every write durable.

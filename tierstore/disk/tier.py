@@ -7,7 +7,6 @@ index says for every row which delta position holds its newest image, or that th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from tierstore.disk import paging
 from tierstore.disk.base import Base
 from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.merging import Merge
 from tierstore.disk.pacing import paced
 from tierstore.disk.paging import Place
 from tierstore.disk.records import BLOCK_BYTES
@@ -323,45 +323,25 @@ class DiskTier:
         live.remove()
         return rows
 
-    def newest(self, upto: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the rows in committed deltas of versions up to `upto`, ascending, and where.
+    def rows_upto(self, version: int) -> npt.NDArray[np.int64]:
+        """Return the rows in committed deltas of versions up to this one, ascending."""
+        ids = [np.asarray(delta.ids) for delta in self._upto(version)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
 
-        The place of a row is the position of its newest image among those deltas.
+    def merge(self, version: int) -> Merge:
+        """Return what writes the deltas of versions up to this one into the base.
+
+        Reads, writes and commits may go on meanwhile: they find these rows in the deltas, which
+        must not be dropped before the merge has ended.
         """
-        count = sum(delta.info.version <= upto for delta in self._deltas)
-        ids = [np.asarray(delta.ids, np.int64) for delta in self._deltas[:count]]
-        if not ids:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
-        return rows, int(self._starts[count]) - 1 - last
+        return Merge(self._base, self._upto(version))
 
-    def fold(self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
-        """Write the images of `rows` at delta positions `places`, given by `newest`, to the base.
-
-        Idempotent, and durable on return. Readers of the versions these deltas belong to, and of
-        newer ones, see no difference: they find these rows in the deltas.
-        """
-        step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
-        for start in range(0, rows.size, step):
-            part, at = rows[start : start + step], places[start : start + step]
-            records = np.empty((part.size, self.record_bytes), np.uint8)
-            sums = np.empty(part.size, np.uint32)
-            for number, (first, stop) in enumerate(pairwise(self._starts.tolist())):
-                which = np.flatnonzero((at >= first) & (at < stop))
-                if which.size:
-                    delta = self._deltas[number]
-                    for place in delta.places(at[which] - first):
-                        place.announce(self._base.gap)
-                    images = np.empty((which.size, self.record_bytes), np.uint8)
-                    delta.read(at[which] - first, images)
-                    records[which] = images
-                    sums[which] = delta.sums[at[which] - first]
-            self._base.write(part, records, sums)
-        self._base.sync()
+    def _upto(self, version: int) -> Sequence[Delta]:
+        return [delta for delta in self._deltas if delta.info.version <= version]
 
     def drop(self, upto: int) -> list[str]:
         """Forget deltas of versions up to `upto`, once folded, and return their file names."""
-        count = sum(delta.info.version <= upto for delta in self._deltas)
+        count = len(self._upto(upto))
         gone = int(self._starts[count])
         folded, kept = self._deltas[:count], self._deltas[count:]
         for delta in folded:

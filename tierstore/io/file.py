@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import os
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -21,6 +22,8 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _MAX_IO = 1 << 30
 _SYNC_FILE_RANGE_WRITE = 2
+_SYNC_FILE_RANGE_WAIT = 7
+"""Wait for what is being written, write the rest, and wait for that."""
 
 
 class File:
@@ -101,6 +104,16 @@ class File:
         libc = ctypes.CDLL(None)
         libc.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
         libc.sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+    def write_out(self, offset: int, nbytes: int) -> None:
+        """Wait until a range has gone to the disk, and let the system forget it.
+
+        Advice: nothing is durable by it.
+        """
+        libc = ctypes.CDLL(None)
+        libc.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
+        libc.sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WAIT)
+        self.advise(os.POSIX_FADV_DONTNEED, offset, nbytes)
 
     def lock(self, *, exclusive: bool) -> bool:
         """Take the advisory lock of the file without waiting; return whether it was free."""

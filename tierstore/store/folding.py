@@ -1,70 +1,182 @@
-"""Folding: merging deltas into the base they lie over.
+"""Folding: merging deltas into the base they lie over, behind whoever reads, writes and commits.
 
-Every record a fold writes is a whole image that a delta still holds, so a fold that is cut short is
-simply done again, and readers of the folded versions never see its traces.
+A fold has three parts.
+
+1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
+   cannot be opened from then on. That takes a moment in which nobody reads the store.
+2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
+   needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
+   Commits go on meanwhile; their deltas stay.
+3. The first commit that finds this done publishes a manifest without those deltas, and removes
+   them.
+
+Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
+stopped or is cut off is simply done again, and nobody ever sees its traces.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 
-from tierstore.manifest import TableInfo
+from tierstore.disk.pacing import at_leisure
+from tierstore.errors import StoreIOError
 from tierstore.store.history import FOLD
-from tierstore.table import Table
+from tierstore.store.opened import Opened
 
-if TYPE_CHECKING:
-    from tierstore.store.session import Session
-
-__all__ = ["fold", "fold_if_quick", "wants_fold"]
+__all__ = ["Behind", "Folder"]
 
 _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
 
 
-def wants_fold(table: Table, upto: int) -> bool:
-    """Whether deltas up to a version exceed 64, or both 1 GiB and a quarter of the base."""
-    deltas = [delta.info for delta in table.disk.deltas if delta.info.version <= upto]
-    nbytes = sum(delta.size for delta in deltas)
-    return len(deltas) > _MOST_DELTAS or nbytes > max(_MOST_BYTES, table.spec.nbytes // 4)
+class Folder:
+    """Folds a store; its methods expect to be called inside the guard, as its only writer."""
 
+    def __init__(self, store: Opened) -> None:
+        """Fold nothing yet."""
+        self._store = store
+        self._upto = 0
+        self._work: Behind | None = None
 
-def _fold_tables(tables: Iterable[Table], upto: int) -> dict[str, TableInfo]:
-    """Write the deltas of versions up to `upto` into the bases, durably.
+    def tend(self) -> None:
+        """After a commit: end a fold whose thread is done, and begin one if much has gathered.
 
-    Returns what a manifest then says of the tables: the same without those deltas.
-    """
-    infos = {}
-    for table in tables:
-        table.disk.fold(*table.disk.newest(upto))
-        info = table.generation.info
-        kept = tuple(delta for delta in info.deltas if delta.version > upto)
-        infos[table.name] = dataclasses.replace(info, deltas=kept)
-    return infos
+        Where as much again has gathered while one was under way, wait for that: deltas must not
+        come faster than they go.
+        """
+        oldest = min(self._store.history.versions())
+        if self._work is not None:
+            if not self._work.done() and not self._much(self._upto, oldest):
+                return
+            self.finish()
+        if self._much(0, oldest) and self._begin(oldest):
+            self._work = Behind(self._steps(oldest))
 
-
-def fold(session: Session, upto: int) -> bool:
-    """Fold the deltas of versions up to `upto`; return False where readers prevent it."""
-    newest = upto == session.manifest.version
-    keep = 1 if newest else session.keep
-    with session.directory.open_file(FOLD, write=True) as lock:
-        if not lock.lock(exclusive=True):
+    def fold(self, upto: int) -> bool:
+        """Fold the deltas of versions up to `upto` now; return False where readers prevent it."""
+        self.finish()
+        if not self._begin(upto):
             return False
-        session.publish(floor=upto, confirmed=upto if newest else session.manifest.confirmed)
-        session.sweep(keep, unread=True)
-        infos = _fold_tables(session.tables.values(), upto)
-        session.publish(tables=infos)
-        session.sweep(keep, unread=True)
-    return True
+        for _ in self._steps(upto):
+            pass
+        self._end(upto)
+        return True
+
+    def fold_if_quick(self) -> None:
+        """Fold to the oldest kept version, if there is something and it takes but a moment."""
+        oldest = min(self._store.history.versions())
+        if any(sizes := self._sizes(0, oldest)) and sum(map(sum, sizes)) <= _QUICK_BYTES:
+            self.fold(oldest)
+
+    def finish(self) -> None:
+        """Wait for the fold under way, if there is one, and end it.
+
+        Raises what went wrong in it; then there is none any more. An interrupt stops it.
+        """
+        work, self._work = self._work, None
+        if work is not None:
+            try:
+                work.finish()
+            except BaseException:
+                work.stop()
+                raise
+            self._end(self._upto)
+
+    def stop(self) -> None:
+        """Give the fold under way up, if there is one; a later one does it again."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.stop()
+
+    def _sizes(self, after: int, upto: int) -> list[list[int]]:
+        """Return the bytes of each table's deltas of versions after one and up to another."""
+        return [
+            [delta.info.size for delta in table.disk.deltas if after < delta.info.version <= upto]
+            for table in self._store.tables.values()
+        ]
+
+    def _much(self, after: int, upto: int) -> bool:
+        """Whether those of a table exceed 64, or both 1 GiB and a quarter of its base."""
+        return any(
+            len(sizes) > _MOST_DELTAS or sum(sizes) > max(_MOST_BYTES, table.spec.nbytes // 4)
+            for sizes, table in zip(
+                self._sizes(after, upto), self._store.tables.values(), strict=True
+            )
+        )
+
+    def _begin(self, upto: int) -> bool:
+        """Say that deltas up to `upto` are being merged; return False where readers prevent it.
+
+        A reader of an older version would see newer rows in the base. Who comes later finds a
+        manifest by which it sees none of them.
+        """
+        store = self._store
+        newest = upto == store.manifest.version
+        with store.directory.open_file(FOLD, write=True) as lock:
+            if not lock.lock(exclusive=True):
+                return False
+            store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
+            store.sweep(1 if newest else store.keep, unread=True)
+        self._upto = upto
+        return True
+
+    def _steps(self, upto: int) -> Iterator[None]:
+        """Write the deltas up to `upto` into the bases, durably, some records at each step."""
+        # Who holds this holds the store and its lock: no second writer may come beside it.
+        for merge in [table.disk.merge(upto) for table in self._store.tables.values()]:
+            yield from merge.steps()
+
+    def _end(self, upto: int) -> None:
+        """Publish that the deltas up to `upto` are no more, and remove them."""
+        store = self._store
+        infos = {}
+        for name, table in store.tables.items():
+            info = table.generation.info
+            kept = tuple(delta for delta in info.deltas if delta.version > upto)
+            infos[name] = dataclasses.replace(info, deltas=kept)
+        store.publish(tables=infos)
+        store.sweep(1 if upto == store.manifest.version else store.keep)
 
 
-def fold_if_quick(session: Session) -> None:
-    """Fold to the oldest kept version, if there is something and it takes but a moment."""
-    deltas = [delta.info for table in session.tables.values() for delta in table.disk.deltas]
-    if not deltas or sum(delta.size for delta in deltas) > _QUICK_BYTES:
-        return
-    oldest = min(session.history.versions())
-    if any(delta.version <= oldest for delta in deltas):
-        fold(session, oldest)
+class Behind(Future[None]):
+    """Work that a thread of its own does in steps, resting in between until somebody waits."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        """Begin with it."""
+        super().__init__()
+        self._steps = steps
+        self._hurry = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tierstore-fold", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise StoreIOError(f"no thread can be started to fold the store: {error}") from error
+
+    def _run(self) -> None:
+        try:
+            for _ in at_leisure(self._steps, self._hurry):
+                if self._over.is_set():
+                    raise CancelledError
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(None)
+        finally:
+            del self._steps
+
+    def finish(self) -> None:
+        """Wait until all is done, without more rests; raise what went wrong."""
+        self._hurry.set()
+        self.result()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Have it end after the step it is at, and wait for that."""
+        self._over.set()
+        self._hurry.set()
+        self._thread.join()

@@ -243,7 +243,8 @@ class History:
                 named = {delta.name for info in here for delta in info.deltas}
                 named.update(*(info.keys.files for info in here if info.keys), live)
                 if here or nobody_reads():
-                    sweep_generation(table, generation, named, used=bool(here))
+                    opened = generation in live
+                    sweep_generation(table, generation, named, used=bool(here), is_open=opened)
         return bool(generations)
 
 

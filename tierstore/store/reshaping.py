@@ -1,14 +1,15 @@
 """Changing what a table is made of: another spec, more fields, more rows, other keys.
 
 The records are streamed into a new generation beside the old one, which lives on while a kept
-version names it; one commit makes the new one the table.
+version names it; one commit makes the new one the table. There must be no fold under way: it writes
+to the old one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,9 @@ from tierstore.disk.keys import write_keys
 from tierstore.errors import ExistsError, InvalidInputError
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
+from tierstore.store.opened import Opened
 from tierstore.strictjson import json_values
 from tierstore.table import Table
-
-if TYPE_CHECKING:
-    from tierstore.store.session import Session
 
 __all__ = ["add_fields", "grow", "replace", "set_keys"]
 
@@ -31,7 +30,7 @@ Blocks = Iterator[npt.NDArray[np.uint8]]
 
 
 def replace(
-    session: Session,
+    store: Opened,
     name: str,
     spec: TableSpec,
     blocks: Iterable[npt.NDArray[np.uint8]] | None,
@@ -44,62 +43,48 @@ def replace(
 
     External keys stay where none are given and the number of rows is the same.
     """
-    with session.alone("change a table"):
-        _replace(session, name, spec, blocks, scalars, keys, progress)
-
-
-def _replace(
-    session: Session,
-    name: str,
-    spec: TableSpec,
-    blocks: Iterable[npt.NDArray[np.uint8]] | None,
-    scalars: Mapping[str, Any],
-    keys: Sequence[Any] | None,
-    progress: Progress | None,
-) -> None:
-    session.check_clean("change a table")
-    if not session.directory.exists(name):
-        session.directory.make_directory(name).close()
-    old = session.tables.get(name)
+    store.check_clean("change a table")
+    if not store.directory.exists(name):
+        store.directory.make_directory(name).close()
+    old = store.tables.get(name)
     if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
         keys = old.keys[:]
-    with session.directory.directory(name) as table:
-        info = generations.create(table, spec, session.manifest.seq + 1, blocks, progress)
+    with store.directory.directory(name) as table:
+        info = generations.create(table, spec, store.manifest.seq + 1, blocks, progress)
         if keys is not None:
             with table.directory(info.generation) as generation:
                 written = write_keys(generation, keys, spec.rows)
             info = dataclasses.replace(info, keys=written)
-    session.directory.sync()
+    store.directory.sync()
     info = dataclasses.replace(info, scalars=json_values(scalars))
-    with session.unbroken():
-        session.commit_tables({name: info})
-        session.reopen(name, info)
-    session.tidy()
+    with store.unbroken():
+        store.commit_tables({name: info})
+        store.reopen(name, info)
 
 
 def add_fields(
-    session: Session, name: str, fields: Mapping[str, Field], progress: Progress | None = None
+    store: Opened, name: str, fields: Mapping[str, Field], progress: Progress | None = None
 ) -> None:
     """Add fields to every record of a table, with their first values."""
-    table = session.tables[name]
+    table = store.tables[name]
     for field in fields:
         if field in table.fields:
             raise ExistsError(f"table {name!r} has a field {field!r}")
     every = {**table.fields, **fields}
     spec = dataclasses.replace(table.spec, fields=every, sparse=False, chunk_rows=None)
     blocks = _widened(table, spec)
-    replace(session, name, spec, blocks, scalars=table.scalars, progress=progress)
+    replace(store, name, spec, blocks, scalars=table.scalars, progress=progress)
 
 
 def grow(
-    session: Session,
+    store: Opened,
     name: str,
     rows: int,
     init: Law | None = None,
     keys: Sequence[Any] | None = None,
 ) -> None:
     """Append rows to a table; new ones follow `init`, or are zero."""
-    table = session.tables[name]
+    table = store.tables[name]
     if rows < table.rows:
         raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
     if table.keys is not None and (keys is None or len(keys) != rows - table.rows):
@@ -109,19 +94,17 @@ def grow(
     fields = {field: dataclasses.replace(item, init=None) for field, item in table.fields.items()}
     spec = dataclasses.replace(table.spec, rows=rows, fields=fields, init=init, chunk_rows=None)
     every = None if table.keys is None else [*table.keys[:].tolist(), *(keys or ())]
-    replace(session, name, spec, _lengthened(table, spec), scalars=table.scalars, keys=every)
+    replace(store, name, spec, _lengthened(table, spec), scalars=table.scalars, keys=every)
 
 
-def set_keys(session: Session, name: str, keys: Sequence[Any]) -> None:
+def set_keys(store: Opened, name: str, keys: Sequence[Any]) -> None:
     """Give a table's rows external keys."""
-    with session.alone("set keys"):
-        session.check_clean("set keys")
-        table = session.tables[name]
-        generation = table.generation
-        written = write_keys(generation.directory, keys, table.rows)
-        session.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-        table.forget_keys()
-        session.tidy()
+    store.check_clean("set keys")
+    table = store.tables[name]
+    generation = table.generation
+    written = write_keys(generation.directory, keys, table.rows)
+    store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+    table.forget_keys()
 
 
 def _widened(table: Table, spec: TableSpec) -> Blocks:

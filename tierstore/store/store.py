@@ -29,7 +29,6 @@ from tierstore.errors import (
 from tierstore.info import StoreInfo, Version
 from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
-from tierstore.store import reshaping
 from tierstore.store.committing import Draft, PendingCommit
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
@@ -204,7 +203,7 @@ class Store:
         with self._guard.use(write=True, interruptible=True), self._session.alone("fold"):
             self._session.check_clean("fold")
             before = set(self._session.history.versions())
-            if not self._session.fold(self._session.manifest.version):
+            if not self._session.folder.fold(self._session.manifest.version):
                 raise LockedError(
                     f"{self.path} is open for reading elsewhere; fold when the readers are done"
                 )
@@ -233,9 +232,7 @@ class Store:
         with self._guard.use(write=True, interruptible=True):
             if name in self._session.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
-            reshaping.replace(
-                self._session, name, spec, blocks, scalars={}, keys=keys, progress=progress
-            )
+            self._session.replace(name, spec, blocks, keys=keys, progress=progress)
             return self._session.tables[name]
 
     def replace_table(
@@ -255,15 +252,7 @@ class Store:
         """
         with self._guard.use(write=True, interruptible=True):
             table = self[name]
-            reshaping.replace(
-                self._session,
-                name,
-                spec,
-                blocks,
-                scalars=table.scalars,
-                keys=keys,
-                progress=progress,
-            )
+            self._session.replace(name, spec, blocks, keys=keys, progress=progress)
             return table
 
     def add_fields(
@@ -360,11 +349,17 @@ class Store:
         )
 
     def close(self) -> None:
-        """Close the store; what was not committed is dropped, with a warning that counts it."""
+        """Close the store; what was not committed is dropped, with a warning that counts it.
+
+        Waits for a fold under way; Ctrl-C gives that up, and so does leaving `with` by an error.
+        """
+        self._close()
+
+    def _close(self, *, at_once: bool = False) -> None:
         try:
             self._raise_unseen()
         finally:
-            self._session.close()
+            self._session.close(at_once=at_once)
 
     def __enter__(self) -> Self:
         """Return the store itself."""
@@ -377,7 +372,7 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         """Close the store."""
-        self.close()
+        self._close(at_once=error is not None)
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         """Pickle a reader as what it takes to open it; refuse for a writer."""

@@ -65,7 +65,7 @@ def verify_store(
     floor = history.floor()
     for table in tables:
         bad: set[int] = set()
-        folding, _ = table.disk.newest(floor)
+        folding = table.disk.rows_upto(floor)
         for rows in _blocks(table, sample):
             bad.update(_damaged_base(table.disk, rows, folding))
             report.rows_checked += rows.size
@@ -164,7 +164,7 @@ def _damaged_in_version(
 def _damaged_rows(tier: DiskTier, info: TableInfo, floor: int, seen: set[str]) -> set[int]:
     bad = {row for delta in tier.deltas if delta.info.name not in seen for row in delta.damaged()}
     if info.generation not in seen:
-        folding, _ = tier.newest(floor)
+        folding = tier.rows_upto(floor)
         for rows in _all_rows(tier):
             bad.update(_damaged_base(tier, rows, folding))
     return bad

@@ -1,0 +1,240 @@
+"""Folds that go on behind the caller: when they begin and end, who waits, and what errors do."""
+
+import os
+import signal
+import threading
+import time
+import warnings
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.durability.stepwise import Stepwise, folds_in_steps
+from tierstore.budget import Budget
+from tierstore.disk.generation import Generation
+from tierstore.disk.merging import Merge
+from tierstore.errors import LockedError, StoreFullError
+from tierstore.store import folding
+
+ROWS, DIM = 200, 8
+EVERY = np.arange(ROWS)
+BACKENDS = {
+    "memmap": {},
+    "zarr": {"backend": "zarr"},
+    "zstd": {"backend": "zarr", "compression": "zstd", "chunk_rows": 16},
+}
+
+
+class Trainer:
+    """A store with an account of its rows."""
+
+    def __init__(self, path, **spec):
+        self.rng = np.random.default_rng(5)
+        self.truth = self.rng.standard_normal((ROWS, DIM)).astype(np.float32)
+        spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(self.truth), **spec)
+        self.path = path
+        self.versions = {1: self.truth.copy()}
+        self.store = tierstore.create(path, {"t": spec}, budget=Budget(host_rows=20))
+
+    def commit(self, count=1):
+        for _ in range(count):
+            rows = self.rng.permutation(ROWS)[: int(self.rng.integers(20, ROWS))]
+            self.truth[rows] = self.rng.standard_normal((rows.size, DIM))
+            self.store["t"].write(rows, self.truth[rows])
+            self.versions[self.store.commit()] = self.truth.copy()
+
+    def deltas(self):
+        return [delta.info.version for delta in self.store["t"].disk.deltas]
+
+    def check(self):
+        assert np.array_equal(self.store["t"].read(EVERY), self.truth)
+        assert self.store.verify().ok
+
+
+@pytest.fixture
+def steps():
+    with folds_in_steps():
+        yield
+
+
+@pytest.fixture(params=BACKENDS)
+def trainer(request, tmp_path):
+    trainer = Trainer(tmp_path / "s", **BACKENDS[request.param])
+    yield trainer
+    trainer.store.close()
+
+
+def begun(trainer):
+    """Commit until a fold is under way, and return it."""
+    trainer.commit(3)
+    fold = Stepwise.newest
+    assert fold is not None and not fold.done()
+    return fold
+
+
+def test_commits_reads_and_readers_go_on_while_it_does(trainer, steps):
+    fold = begun(trainer)
+    readers = []
+    while not fold.done():
+        fold.step()
+        trainer.check()
+        for version in trainer.store.versions():
+            reader = tierstore.open(trainer.path, version=version.version, budget=Budget(host=0))
+            readers.append((reader, trainer.versions[reader.version]))
+        if len(readers) == 20:
+            trainer.commit()
+    for reader, expected in readers:
+        assert np.array_equal(reader["t"].read(EVERY), expected)
+        assert reader.verify().ok
+        reader.close()
+    before = trainer.deltas()
+    trainer.commit()
+    assert before[0] == 2
+    assert trainer.deltas() == [*before[2:], trainer.store.version]
+    trainer.check()
+
+
+def test_a_reader_puts_the_next_one_off(trainer, steps):
+    fold = begun(trainer)
+    with tierstore.open(trainer.path, budget=Budget(host=0)) as reader:
+        fold.finish()
+        trainer.commit(5)
+        assert Stepwise.newest is fold
+        assert np.array_equal(reader["t"].read(EVERY), trainer.versions[reader.version])
+        with pytest.raises(LockedError):
+            trainer.store.fold()
+    trainer.commit()
+    assert Stepwise.newest is not fold
+    trainer.check()
+
+
+def test_an_error_is_a_warning_and_the_next_commit_begins_anew(trainer, steps):
+    fold = begun(trainer)
+    error = StoreFullError("no space")
+    with mock.patch("tierstore.disk.base.Base.write", side_effect=error):
+        fold.step()
+    with pytest.warns(RuntimeWarning, match="put off: no space"):
+        trainer.commit()
+    trainer.check()
+    trainer.commit()
+    assert Stepwise.newest is not fold
+    Stepwise.newest.finish()
+    trainer.commit()
+    trainer.check()
+
+
+def test_a_commit_waits_where_deltas_come_faster_than_they_go(trainer, steps):
+    fold = begun(trainer)
+    trainer.commit()
+    assert not fold.done()
+    trainer.commit()
+    assert fold.done()
+    trainer.check()
+
+
+@pytest.mark.parametrize("change", ["grow", "set_keys", "add_fields", "replace", "fold", "close"])
+def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
+    fold = begun(trainer)
+    store, table = trainer.store, trainer.store["t"]
+    fresh = trainer.rng.standard_normal((ROWS, DIM)).astype(np.float32)
+    {
+        "grow": lambda: table.grow(ROWS + 1),
+        "set_keys": lambda: table.set_keys(list(range(ROWS))),
+        "add_fields": lambda: store.add_fields("t", {"more": tierstore.Field(2)}),
+        "replace": lambda: store.replace_table(
+            "t", tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(fresh))
+        ),
+        "fold": store.fold,
+        "close": store.close,
+    }[change]()
+    assert fold.done()
+    store.close()
+    with tierstore.open(trainer.path, "r+", budget=Budget(host=0)) as again:
+        expected = fresh if change == "replace" else trainer.truth
+        assert np.array_equal(again["t"].read(EVERY), expected)
+        assert again.verify().ok
+
+
+def test_leaving_by_an_error_gives_it_up(trainer, steps):
+    with pytest.raises(ValueError, match="mine"), trainer.store:
+        fold = begun(trainer)
+        before = Stepwise.newest
+        raise ValueError("mine")
+    assert fold is before
+    with tierstore.open(trainer.path, budget=Budget(host=0)) as again:
+        assert np.array_equal(again["t"].read(EVERY), trainer.truth)
+        assert again.verify().ok
+
+
+def test_a_reader_finds_a_version_that_is_published_again(trainer, steps):
+    """The fold ends between the moments a reader of that version reads its manifest and deltas."""
+    fold = begun(trainer)
+    fold.finish()
+    version, init = trainer.store.version, Generation.__init__
+
+    def end_the_fold_first(self, *args, **options):
+        monkey.stop()
+        trainer.store.confirm(version)
+        init(self, *args, **options)
+
+    monkey = mock.patch.object(Generation, "__init__", end_the_fold_first)
+    monkey.start()
+    with tierstore.open(trainer.path, version=version, budget=Budget(host=0)) as reader:
+        assert np.array_equal(reader["t"].read(EVERY), trainer.truth)
+        assert reader.verify().ok
+
+
+# With the thread itself
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(folding, "_MOST_DELTAS", 1)
+    monkeypatch.setattr("tierstore.disk.merging._STEP_BYTES", 512)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_thread_folds_behind_many_commits(trainer, soon):
+    trainer.commit(60)
+    trainer.store.close()
+    assert len(list(trainer.path.rglob("delta-*"))) < 60
+    trainer.store = tierstore.open(trainer.path, "r+", budget=Budget(host_rows=7))
+    trainer.check()
+
+
+def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch):
+    """A fold that takes for ever; the store is as it was committed, and can be opened."""
+    going = threading.Event()
+
+    def endless(self):
+        while True:
+            going.set()
+            time.sleep(0.001)
+            yield
+
+    monkeypatch.setattr(Merge, "steps", endless)
+    trainer.commit(4)
+    assert going.wait(60)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.store.close()
+    assert "tierstore-fold" not in [thread.name for thread in threading.enumerate()]
+    monkeypatch.undo()
+    with tierstore.open(trainer.path, "r+", budget=Budget(host=0)) as again:
+        assert np.array_equal(again["t"].read(EVERY), trainer.truth)
+        assert again.verify().ok
+
+
+def test_without_a_thread_it_is_put_off(trainer, soon):
+    with (
+        mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")),
+        pytest.warns(RuntimeWarning, match="no thread can be started to fold"),
+    ):
+        trainer.commit(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.commit()
+    trainer.check()

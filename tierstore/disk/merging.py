@@ -1,0 +1,77 @@
+"""Merging: the newest image of each row that some deltas hold is written over the base.
+
+Nothing else is written, and whoever reads the table finds these rows in the deltas, so nobody has
+to wait for a merge. Each record it writes is a whole image that stays in its delta until the base
+is synced: a merge that is cut short is simply done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.disk.base import Base
+from tierstore.disk.delta import Delta
+from tierstore.disk.records import BLOCK_BYTES
+
+__all__ = ["Merge"]
+
+_STEP_BYTES = BLOCK_BYTES
+_WINDOW_ROWS = 4 << 20
+"""Rows of the table whose newest images are looked up at a time, for four bytes each."""
+_IDS = 1 << 20
+
+
+class Merge:
+    """Deltas, oldest first, on their way into the base they lie over."""
+
+    def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
+        """Take note of what is to be merged; nothing is read yet."""
+        self._base = base
+        self._deltas = tuple(deltas)
+        self._starts = np.cumsum([0, *(delta.info.rows for delta in deltas)]).tolist()
+
+    def steps(self) -> Iterator[None]:
+        """Write the images, some at each step, and with the last step make the base durable.
+
+        Whoever stops in between has done no harm.
+        """
+        if not self._deltas:
+            return
+        step = max(1, _STEP_BYTES // self._base.record_bytes)
+        for rows, places in self._newest():
+            for start in range(0, rows.size, step):
+                self._write(rows[start : start + step], places[start : start + step])
+                yield
+        self._base.sync()
+
+    def _newest(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield the rows in the deltas, ascending, and the position of the newest image of each."""
+        for first in range(0, self._base.rows, _WINDOW_ROWS):
+            newest = np.zeros(min(_WINDOW_ROWS, self._base.rows - first), np.int32)
+            for delta, start in zip(self._deltas, self._starts, strict=False):
+                for at in range(0, delta.info.rows, _IDS):
+                    rows = delta.ids[at : at + _IDS] - first
+                    here = np.flatnonzero((rows >= 0) & (rows < newest.size))
+                    newest[rows[here]] = here + (start + at + 1)
+            rows = np.flatnonzero(newest)
+            yield rows + first, newest[rows].astype(np.int64) - 1
+
+    def _write(self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
+        """Write the images at positions `places` of the deltas, laid end to end, over `rows`."""
+        records = np.empty((rows.size, self._base.record_bytes), np.uint8)
+        sums = np.empty(rows.size, np.uint32)
+        for delta, (first, stop) in zip(self._deltas, pairwise(self._starts), strict=True):
+            which = np.flatnonzero((places >= first) & (places < stop))
+            if which.size:
+                at = places[which] - first
+                for place in delta.places(at):
+                    place.announce(self._base.gap)
+                images = np.empty((which.size, self._base.record_bytes), np.uint8)
+                delta.read(at, images)
+                records[which] = images
+                sums[which] = delta.sums[at]
+        self._base.write(rows, records, sums)
