@@ -22,7 +22,8 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
 
 _MOST_UNITS = 4
-_BYTES_PER_THREAD = 1 << 20
+_BYTES_PER_THREAD = 4 << 20
+"""To wake a thread can take as long as copying a megabyte."""
 _MOST_THREADS = 16
 
 

@@ -244,3 +244,13 @@ def test_texts_among_the_scalars_come_back(tmp_path: Path, text: str) -> None:
         store.commit()
     with tierstore.open(tmp_path / "s") as store:
         assert store["t"].scalars == {"text": text}
+
+
+def test_a_manifest_that_was_read_before_is_read_again(store: Sample) -> None:
+    """What an open store knows of a manifest holds as long as its bytes are the same."""
+    with tierstore.open(store.path, budget=Budget(host=0)) as reader:
+        versions = reader.versions()
+        assert reader.versions() == versions
+        with damaged(newest_manifest(store.path), lambda data: data[:-2]):
+            assert len(reader.versions()) == len(versions) - 1
+        assert reader.versions() == versions

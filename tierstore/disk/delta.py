@@ -168,7 +168,7 @@ class LiveDelta:
         self._directory = directory
         self._file = directory.create(name)
         self._allocated = 0
-        self._records = np.empty((0, record_bytes), np.uint8)
+        self._mapped = np.empty((0, record_bytes), np.uint8)
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
         self._torn = np.empty(0, np.int64)
@@ -195,10 +195,10 @@ class LiveDelta:
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, records = positions[order], rows[order], records[order]
-        sums = checksum.row_checksums(rows, records)
         try:
             for part in _pieces(positions, self.record_bytes):
                 self._write(positions[part], records[part])
+            sums = checksum.row_checksums(rows, records)  # while the disk is at work
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
@@ -216,7 +216,7 @@ class LiveDelta:
         first, last = int(positions[0]), int(positions[-1])
         offset = first * self.record_bytes
         if last - first >= positions.size:
-            piece = self._records[first : last + 1].copy()
+            piece = self._records(last + 1)[first:].copy()
             piece[positions - first] = records
             self._file.write(piece, offset)
             return
@@ -243,24 +243,26 @@ class LiveDelta:
             least, most = _ALLOCATION
             step = max(needed - self._allocated, min(max(self._allocated, least), most))
             self._file.allocate(self._allocated, step)
-            self._map(self._allocated + step)
+            self._allocated += step
 
-    def _map(self, nbytes: int) -> None:
-        """Map the first `nbytes` of the file, all of which can be written to."""
-        data = io.map_files([self._file], nbytes, advice=mmap.MADV_RANDOM)
-        whole = nbytes // self.record_bytes
-        self._records = data[: whole * self.record_bytes].reshape(whole, self.record_bytes)
-        self._allocated = nbytes
+    def _records(self, count: int) -> npt.NDArray[np.uint8]:
+        """Return the first `count` records, for which there is space, as they are in the file."""
+        if len(self._mapped) < count:
+            whole = self._allocated // self.record_bytes
+            nbytes = whole * self.record_bytes
+            data = io.map_files([self._file], nbytes, advice=mmap.MADV_RANDOM)
+            self._mapped = data.reshape(whole, self.record_bytes)
+        return self._mapped[:count]
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
         if self._torn.size:
             self._refuse(np.intersect1d(positions, self._torn))
-        _read(self.name, self._records, self._ids, self._sums, positions, out)
+        _read(self.name, self._records(self.count), self._ids, self._sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
         """Return where the records at `positions` are mapped."""
-        return [Place(self._records, positions)]
+        return [Place(self._records(self.count), positions)]
 
     def seal(self, *, store: bytes, version: int) -> DeltaInfo:
         """Complete the file and make it durable; its name is not, until the directory is synced.
@@ -276,7 +278,8 @@ class LiveDelta:
         self._file.allocate(body, size - body)
         self._file.write(tail + footer, body)
         self._file.truncate(size)
-        self._map(body)
+        self._allocated = body
+        self._mapped = self._mapped[: self.count]
         self._file.sync()
         return DeltaInfo(self.name, size, self.count, version, _checksum(footer))
 
@@ -290,7 +293,7 @@ class LiveDelta:
     def close(self) -> None:
         """Close the file; a mapping of it lives as long as it is read."""
         self._file.close()
-        self._records = np.empty((0, self.record_bytes), np.uint8)
+        self._mapped = np.empty((0, self.record_bytes), np.uint8)
 
     def remove(self) -> None:
         """Close and delete the file: its rows were never committed."""

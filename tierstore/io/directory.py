@@ -94,9 +94,10 @@ class Directory:
     def read_file(self, name: str, limit: int) -> bytes:
         """Return a whole file; raises FormatError if it is larger than `limit` bytes."""
         with self.open_file(name) as file:
-            if file.size > limit:
-                raise FormatError(f"{file.path} has {file.size} bytes; at most {limit} are read")
-            return file.read(limit)
+            size = file.size
+            if size > limit:
+                raise FormatError(f"{file.path} has {size} bytes; at most {limit} are read")
+            return file.read(size)
 
     def write_file(self, name: str, data: Buffer) -> None:
         """Create a file with these bytes and make them durable; the name is not yet."""

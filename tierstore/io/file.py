@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from tierstore.errors import StoreIOError
 from tierstore.io import system
-from tierstore.io.system import explained, sync_descriptor
+from tierstore.io.system import explained, libc, sync_descriptor
 
 __all__ = ["Buffer", "File"]
 
@@ -101,18 +100,14 @@ class File:
 
         A sync then has less to wait for.
         """
-        libc = ctypes.CDLL(None)
-        libc.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
-        libc.sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+        libc().sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
     def write_out(self, offset: int, nbytes: int) -> None:
         """Wait until a range has gone to the disk, and let the system forget it.
 
         Advice: nothing is durable by it.
         """
-        libc = ctypes.CDLL(None)
-        libc.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
-        libc.sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WAIT)
+        libc().sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WAIT)
         self.advise(os.POSIX_FADV_DONTNEED, offset, nbytes)
 
     def lock(self, *, exclusive: bool) -> bool:

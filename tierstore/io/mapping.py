@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tierstore.errors import CorruptStoreError, StoreIOError
 from tierstore.io.file import File
-from tierstore.io.system import explained
+from tierstore.io.system import explained, libc
 
 __all__ = ["map_files"]
 
@@ -53,12 +53,9 @@ def _map_over(array: npt.NDArray[np.uint8], files: Sequence[File], nbytes: int) 
     Python's own mapping of a file keeps a descriptor of it; this keeps none, so that a store may
     have as many deltas as it likes.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     address = array.ctypes.data
     for file in files:
-        mapped = libc.mmap(
+        mapped = libc().mmap(
             address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file.fd, 0
         )
         if mapped != address:

@@ -7,20 +7,32 @@ them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tierstore.errors import CommitFailedError, StoreFullError, StoreIOError, TierStoreError
 
-__all__ = ["calls", "explained", "filesystem", "sync_descriptor"]
+__all__ = ["calls", "explained", "filesystem", "libc", "sync_descriptor"]
 
 calls: Any = os
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOOKUPS = frozenset({"open", "examine"})
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    """Return the C library, for what `os` does not have."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    library.sync_file_range.argtypes = (ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_uint)
+    return library
 
 
 @contextlib.contextmanager

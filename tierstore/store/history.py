@@ -57,6 +57,7 @@ class History:
         """Refer to the open directory of the store with this uuid."""
         self._directory = directory
         self._store = store
+        self._parsed: dict[int, tuple[bytes, Manifest]] = {}
 
     def _numbers(self) -> list[int]:
         found = map(MANIFEST_NAME.fullmatch, self._directory.names())
@@ -65,11 +66,16 @@ class History:
     def _load(self, seq: int) -> Manifest:
         name = manifest_name(seq)
         path = self._directory.join(name)
-        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path)
+        data = self._directory.read_file(name, MAX_BYTES)
+        known = self._parsed.get(seq)
+        if known is not None and known[0] == data:
+            return known[1]
+        manifest = Manifest.decode(data, path)
         if manifest.uuid != self._store:
             raise FormatError(f"{path} belongs to another store, {manifest.uuid}")
         if manifest.seq != seq:
             raise FormatError(f"{path} bears the number {manifest.seq} inside")
+        self._parsed[seq] = data, manifest
         return manifest
 
     def newest(self) -> Manifest:
@@ -105,6 +111,7 @@ class History:
                 continue  # swept between the listing and the reading
             except FormatError as error:
                 damage[seq] = error
+        self._parsed = {each.seq: self._parsed[each.seq] for each in manifests}
         return manifests, damage
 
     def versions(self) -> dict[int, Manifest]:
