@@ -17,6 +17,7 @@ from crc32c import crc32c as _crc32c
 
 __all__ = ["crc32c", "mismatches", "row_checksums"]
 
+
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
     """Return the crc32c of contiguous bytes, continuing from `value`."""
     return int(_crc32c(memoryview(cast(Any, data)), value))
