@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from tierstore.budget import format_bytes
 from tierstore.machine import speeds
 from tierstore.machine.standing import Standing, stand
 from tierstore_cli.command import Command
+from tierstore_cli.limits import limits
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.progress import Progress
 from tierstore_cli.sizing import Bytes
@@ -53,20 +53,7 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
         "speeds": found.to_dict(),
         "tierstore": [each.to_dict() for each in stands],
     }
-    out.show(data, Grid((), _limits(found), frozenset({1})), "", _standings(stands))
-
-
-def _limits(found: speeds.Speeds) -> list[tuple[str, str]]:
-    link = "none" if found.link_bytes is None else f"{format_bytes(int(found.link_bytes))}/s"
-    return [
-        ("copying memory, one thread", f"{format_bytes(int(found.copy_bytes))}/s"),
-        ("gathering rows of 512 B", f"{found.gather_rows:,.0f}/s"),
-        ("reading the disk in order", f"{format_bytes(int(found.sequential_bytes))}/s"),
-        ("random reads of 4 KiB", f"{found.random_reads:,.0f}/s"),
-        ("appending and syncing 8 MiB", f"{format_bytes(int(found.append_bytes))}/s"),
-        ("appending and syncing 4 KiB", f"{found.syncs:,.0f}/s"),
-        ("the link to the GPU", link),
-    ]
+    out.show(data, Grid((), limits(found), frozenset({1})), "", _standings(stands))
 
 
 def _standings(stands: list[Standing]) -> Grid:

@@ -8,8 +8,10 @@ import click
 
 from tierstore import machine
 from tierstore.budget import format_bytes
+from tierstore.machine import speeds
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
+from tierstore_cli.limits import limits
 from tierstore_cli.output import Grid, Output
 
 
@@ -18,8 +20,9 @@ from tierstore_cli.output import Grid, Output
 def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 
-    Nothing is changed, nothing leaves the machine, and no GPU is touched. Exits with 1 when
-    something is wrong, and prints the line that mends it.
+    Shows how fast it is, too, once `tierstore bench` has measured that. Nothing is changed, nothing
+    leaves the machine, and no GPU is touched. Exits with 1 when something is wrong, and prints the
+    line that mends it.
 
     \b
     Examples:
@@ -28,7 +31,10 @@ def doctor(out: Output, path: Path) -> None:
       tierstore doctor --json
     """
     facts = machine.examine(path)
-    out.show(facts.to_dict(), Grid((), _rows(facts)))
+    found = speeds.known(path)
+    measured = [("speeds", "not measured yet: tierstore bench")] if found is None else limits(found)
+    data = {**facts.to_dict(), "speeds": None if found is None else found.to_dict()}
+    out.show(data, Grid((), [*_rows(facts), *measured]))
     if facts.problems:
         raise Failure("\n".join(facts.problems))
 

@@ -17,6 +17,7 @@ KEYS = {
     "cuda",
     "storage",
     "problems",
+    "speeds",
 }
 
 
@@ -41,6 +42,17 @@ def test_text_names_what_matters(run):
     text = run("doctor").stdout
     for name in ("python", "numpy", "torch", "cupy", "ulimit -l", "disk", "page reads"):
         assert name in text
+
+
+def test_speeds_once_they_are_measured(run, run_json, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "not measured yet: tierstore bench" in run("doctor", tmp_path).stdout
+    assert run_json("doctor", tmp_path)["speeds"] is None
+    measured = run_json("bench", tmp_path, "--size", "1MiB", "--seconds", "0.01")["speeds"]
+    assert run_json("doctor", tmp_path)["speeds"] == measured
+    text = run("doctor", tmp_path).stdout
+    assert "copying memory, one thread" in text
+    assert "the link to the GPU" in text
 
 
 def test_a_wrong_pair_prints_the_line_that_mends_it_and_fails(run, run_json, monkeypatch):
