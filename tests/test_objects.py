@@ -16,6 +16,7 @@ from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
     ExistsError,
+    FormatError,
     InvalidInputError,
     MissingExtraError,
     NotAStoreError,
@@ -248,6 +249,14 @@ def test_a_store_that_cannot_be_reached_is_a_typed_error(saved, monkeypatch):
         monkeypatch.setattr(saved, "get", fail)
         with pytest.raises(StoreIOError, match=r"rows\.zarr.*no route to host"):
             reader["plain"].read([1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0"])
+def test_names_are_single_components(name):
+    directory = io.Objects(zarr.storage.MemoryStore()).open(write=True)
+    for call in (directory.open_file, directory.create, directory.exists, directory.directory):
+        with pytest.raises(FormatError):
+            call(name)
 
 
 # Ranges

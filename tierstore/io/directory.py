@@ -16,7 +16,7 @@ from tierstore.io import system
 from tierstore.io.file import Buffer, File
 from tierstore.io.system import explained, sync_descriptor
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "component"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")
@@ -48,7 +48,7 @@ class Directory:
         path = self.join(name)
         try:
             with explained("open", path):
-                return Directory(system.calls.open(_component(name), flags, dir_fd=self.fd), path)
+                return Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
         except StoreIOError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise FormatError(f"{path} is not a directory") from error
@@ -64,7 +64,7 @@ class Directory:
     def make_directory(self, name: str) -> Directory:
         """Create a directory within this one and open it."""
         with explained("create", self.join(name)):
-            system.calls.mkdir(_component(name), 0o777, dir_fd=self.fd)
+            system.calls.mkdir(component(name), 0o777, dir_fd=self.fd)
         return self.directory(name)
 
     def create(self, name: str) -> File:
@@ -72,7 +72,7 @@ class Directory:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
         with explained("create", self.join(name)):
             return File(
-                system.calls.open(_component(name), flags, 0o666, dir_fd=self.fd), self.join(name)
+                system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), self.join(name)
             )
 
     def open_file(self, name: str, *, write: bool = False) -> File:
@@ -81,7 +81,7 @@ class Directory:
         path = self.join(name)
         try:
             with explained("open", path):
-                fd = system.calls.open(_component(name), flags, dir_fd=self.fd)
+                fd = system.calls.open(component(name), flags, dir_fd=self.fd)
         except StoreIOError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise FormatError(f"{path} is not a regular file") from error
@@ -130,7 +130,7 @@ class Directory:
         """Return the status of an entry itself, not of what a link points to."""
         with explained("examine", self.join(name)):
             status: os.stat_result = system.calls.stat(
-                _component(name), dir_fd=self.fd, follow_symlinks=False
+                component(name), dir_fd=self.fd, follow_symlinks=False
             )
         return status
 
@@ -162,18 +162,18 @@ class Directory:
         """Rename an entry, replacing a file of the new name."""
         with explained("rename", self.join(old)):
             system.calls.rename(
-                _component(old), _component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
+                component(old), component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
             )
 
     def unlink(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
         with explained("remove", self.join(name)), contextlib.suppress(FileNotFoundError):
-            system.calls.unlink(_component(name), dir_fd=self.fd)
+            system.calls.unlink(component(name), dir_fd=self.fd)
 
     def remove_directory(self, name: str) -> None:
         """Remove an empty directory; one that is not empty is left, and that is no error."""
         with contextlib.suppress(OSError):
-            system.calls.rmdir(_component(name), dir_fd=self.fd)
+            system.calls.rmdir(component(name), dir_fd=self.fd)
 
     def sync(self) -> None:
         """Make the directory's names durable; raises CommitFailedError, which is final."""
@@ -209,7 +209,8 @@ class Directory:
         self.close()
 
 
-def _component(name: str) -> str:
+def component(name: str) -> str:
+    """Return a name that is a single path component; raises FormatError for any other."""
     if _COMPONENT.fullmatch(name) is None or name in (".", ".."):
         raise FormatError(f"not a file name: {name!r}")
     return name

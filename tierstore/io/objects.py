@@ -22,7 +22,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.io.directory import Directory
+from tierstore.io.directory import Directory, component
 from tierstore.io.file import Buffer, File
 
 __all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "read_ranges"]
@@ -241,7 +241,7 @@ class ObjectDirectory(Directory):
         self._prefix = prefix
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
+        return f"{self._prefix}/{component(name)}" if self._prefix else component(name)
 
     def _do(self, action: str, name: str, function: Callable[..., Awaitable[T]], *given: Any) -> T:
         return _wait(function(*given), action, self.join(name))
@@ -311,7 +311,7 @@ class ObjectDirectory(Directory):
     def clear(self) -> None:
         """Remove every object here, as far as that can be done: for what came to nothing."""
         with contextlib.suppress(StoreIOError):
-            self._do("remove", "", self._store.delete_dir, self._prefix)
+            _wait(self._store.delete_dir(self._prefix), "clear", self.path)
 
     def remove_directory(self, name: str) -> None:
         """Do nothing: what holds no object is not there."""
