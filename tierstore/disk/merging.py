@@ -56,7 +56,8 @@ class Merge:
                 for at in range(0, delta.info.rows, _IDS):
                     rows = delta.ids[at : at + _IDS] - first
                     here = np.flatnonzero((rows >= 0) & (rows < newest.size))
-                    newest[rows[here]] = here + (start + at + 1)
+                    places = (here + (start + at + 1)).astype(np.int32)
+                    np.maximum.at(newest, rows[here], places)  # of a row that repeats, the last
             rows = np.flatnonzero(newest)
             yield rows + first, newest[rows].astype(np.int64) - 1
 
