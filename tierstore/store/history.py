@@ -154,7 +154,8 @@ class History:
         """
         name = manifest_name(manifest.seq)
         temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
-        data = _checked(manifest.encode())
+        data = manifest.encode()
+        parsed = _checked(data)
         try:
             self._directory.write_file(temporary, data)
             published = self._directory.put_if_absent(temporary, name)
@@ -172,6 +173,7 @@ class History:
                 "twice, which the lock should prevent; open it again"
             )
         self._directory.sync()
+        self._parsed[manifest.seq] = data, parsed
 
     def _is_published(self, name: str, data: bytes) -> bool:
         """Read back whether a publication whose answer was lost took place."""
@@ -268,18 +270,17 @@ def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, M
     return {version: found[version] for version in sorted(found) if floor <= version <= limit}
 
 
-def _checked(data: bytes) -> bytes:
-    """Return the bytes of a manifest; InvalidInputError if nobody could open the store by it."""
+def _checked(data: bytes) -> Manifest:
+    """Parse the bytes of a manifest; InvalidInputError if nobody could open the store by it."""
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
             f"this version's manifest would have {len(data)} bytes, at most {MAX_BYTES} are read; "
             "fold the store, or keep large values in the payload"
         )
     try:
-        Manifest.decode(data, "this version's manifest")
+        return Manifest.decode(data, "this version's manifest")
     except FormatError as error:
         raise InvalidInputError(f"{error}; nothing was committed") from None
-    return data
 
 
 def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manifest) -> None:
