@@ -43,7 +43,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     def __enter__(self) -> None:
         """Take the handler's place, where there is one and this thread may."""
         self._handler = None
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return
         if not interrupts_deferred._deferring:
             handler = getsignal(SIGINT)
@@ -104,6 +104,12 @@ class Use(interrupts_deferred):
         trace: TracebackType | None = None,
     ) -> None:
         """Let the next thread in, unless what happened must close the store."""
+        if error is not None:
+            self._judge(error)
+        self._leave()
+
+    def _judge(self, error: BaseException) -> None:
+        """Close the store after an error that its memory may not be whole after."""
         if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError):
             self._guard.close(str(error))
         elif (
@@ -112,7 +118,6 @@ class Use(interrupts_deferred):
             and not self._interruptible
         ):
             self._guard.close("it was interrupted in the middle of a call")
-        self._leave()
 
     def _leave(self) -> None:
         try:
