@@ -272,3 +272,20 @@ def test_where_the_disk_is_full_rows_are_written_over(writer, narrow, monkeypatc
     check(writer)
     writer.commit()
     check(writer)
+
+
+def test_where_no_more_fits_rows_are_written_over(writer, narrow, monkeypatch):
+    write(writer, np.random.default_rng(6).permutation(3000))
+    live = writer.tier.live
+    monkeypatch.setattr(live, "_allocated", 3000 * WIDTH)
+
+    def allocate(offset, nbytes):
+        raise StoreFullError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live._file, "allocate", allocate)
+        write(writer, SCATTERED)
+        assert live.count == 3000 and live.full
+        check(writer)
+    writer.commit()
+    check(writer)

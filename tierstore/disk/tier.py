@@ -18,7 +18,7 @@ from tierstore.disk.merging import Merge
 from tierstore.disk.pacing import paced
 from tierstore.disk.paging import Place
 from tierstore.disk.records import BLOCK_BYTES
-from tierstore.errors import CapacityError, CorruptStoreError, TierStoreError
+from tierstore.errors import CapacityError, CorruptStoreError, StoreFullError, TierStoreError
 from tierstore.stats import TierStats
 from tierstore.unique import unique
 
@@ -262,7 +262,14 @@ class DiskTier:
         positions[added] = np.arange(first, first + added.size)
         self._check_positions(start + first + added.size)
         replaced = _grown(self._replaced, first + added.size)
-        live.put(positions, rows, records)
+        try:
+            live.put(positions, rows, records)
+        except StoreFullError:
+            if not superseded:
+                raise
+            live.full = True
+            self.write(rows, records)
+            return
         before = places[added]
         before[before > start] = replaced[before[before > start] - 1 - start]
         replaced[first : first + added.size] = before
