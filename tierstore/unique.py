@@ -21,4 +21,4 @@ def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     ordered = np.sort(values)
     first = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered.compress(first)
+    return ordered if first.all() else ordered.compress(first)
