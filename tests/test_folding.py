@@ -127,7 +127,7 @@ def test_an_error_is_a_warning_and_the_next_commit_begins_anew(trainer, steps):
 
 def test_a_commit_waits_where_deltas_come_faster_than_they_go(trainer, steps):
     fold = begun(trainer)
-    trainer.commit()
+    trainer.commit(2)
     assert not fold.done()
     trainer.commit()
     assert fold.done()

@@ -326,10 +326,10 @@ def test_a_fold_waits_for_readers_and_for_what_is_uncommitted(path, store):
 
 
 def test_many_commits_fold_by_themselves(path, store):
-    for seed in range(70):
+    for seed in range(220):
         expected = change(store, seed, count=2)
         store.commit()
-    assert len(list(path.rglob("delta-*"))) <= 66
+    assert len(list(path.rglob("delta-*"))) <= 3 * 64 + 3  # however slow the thread is
     assert np.array_equal(store["item"].read(EVERY), expected)
     store.close()
     with reopened(path) as again:

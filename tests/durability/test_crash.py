@@ -105,8 +105,10 @@ def test_a_power_cut_in_a_recovery_leaves_a_committed_state(
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_power_cuts_in_random_workloads(seed: int) -> None:
     rng = random.Random(seed)
-    steps = rng.choices([*STEPS.split(), "write", "write", "commit", "reopen", "save"], k=12)
-    recording = Recording.of(seed, steps)
+    folds = seed % 2 == 1  # behind the steps, of which there are more
+    more = ["write", "commit"] * 5 if folds else []
+    steps = rng.choices([*STEPS.split(), "write", "write", "commit", "reopen", "save", *more], k=12)
+    recording = Recording.of(seed, steps + more, folds=folds)
     count = survive(recording, seed, 2) + recover(seed, recording, 3)
     print(f"seed {seed}: {count} crash states")
     assert count > 250

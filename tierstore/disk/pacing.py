@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 __all__ = ["at_leisure", "paced"]
 
 _LEAD = 8
+_REST = 3
 
 
 def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
@@ -46,12 +47,12 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
 
 
 def at_leisure(steps: Iterator[None], hurry: threading.Event) -> Iterator[None]:
-    """Pass on steps of work, each followed by a rest as long as it took, until `hurry` is set.
+    """Pass on steps of work, with rests in between until `hurry` is set.
 
-    Half of the disk, and of a core, is left to others.
+    A rest takes three times as long as the step before it, so that others have most of the disk.
     """
     begin = time.perf_counter()
     for _ in steps:
         yield
-        hurry.wait(time.perf_counter() - begin)
+        hurry.wait(_REST * (time.perf_counter() - begin))
         begin = time.perf_counter()

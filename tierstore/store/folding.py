@@ -45,12 +45,12 @@ class Folder:
     def tend(self) -> None:
         """After a commit: end a fold whose thread is done, and begin one if much has gathered.
 
-        Where as much again has gathered while one was under way, wait for that: deltas must not
+        Where twice as much has gathered while one was under way, wait for that: deltas must not
         come faster than they go.
         """
         oldest = min(self._store.history.versions())
         if self._work is not None:
-            if not self._work.done() and not self._much(self._upto, oldest):
+            if not self._work.done() and not self._much(self._upto, oldest, times=2):
                 return
             self.finish()
         if self._much(0, oldest) and self._begin(oldest):
@@ -99,10 +99,11 @@ class Folder:
             for table in self._store.tables.values()
         ]
 
-    def _much(self, after: int, upto: int) -> bool:
+    def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
         """Whether those of a table exceed 64, or both 1 GiB and a quarter of its base."""
         return any(
-            len(sizes) > _MOST_DELTAS or sum(sizes) > max(_MOST_BYTES, table.spec.nbytes // 4)
+            len(sizes) > times * _MOST_DELTAS
+            or sum(sizes) > times * max(_MOST_BYTES, table.spec.nbytes // 4)
             for sizes, table in zip(
                 self._sizes(after, upto), self._store.tables.values(), strict=True
             )
