@@ -929,7 +929,7 @@ extern "C" __global__ void tierstore_lease_gather(const Tier t, const Batch b) {
     }
 }
 
-// The reverse, marking the records dirty; without data it only marks them.
+// The reverse, marking the records dirty.
 extern "C" __global__ void tierstore_lease_scatter(const Tier t, const Batch b) {
     const Team team = everyone();
     const u32 count = *b.count, span = span_for(team, count);
@@ -938,7 +938,7 @@ extern "C" __global__ void tierstore_lease_scatter(const Tier t, const Batch b) 
         const bool mine = lane() < span && k < count;
         if (mine && b.held[k] >= 0) t.dirty[b.held[k]] = 1;
         else if (mine && t.direct) mark_host(t, (i64)(b.records[k] - (u64)t.host) / t.record);
-        copy(mine && b.data ? (u64)(b.data + (i64)k * b.bytes) : 0, mine ? b.records[k] + b.lo : 0,
+        copy(mine ? (u64)(b.data + (i64)k * b.bytes) : 0, mine ? b.records[k] + b.lo : 0,
              span, b.bytes, b.width);
     }
 }

@@ -24,12 +24,11 @@ class GpuLease:
     """The distinct records of a batch of ids, pinned until `release`.
 
     Each record stays in its slot; where all slots are taken it stays in the host tier's memory if
-    that holds every row, else in a copy that is written back on release. `records` tells which.
+    that holds every row, else in a copy that is written back on release.
 
     Attributes:
-        bound: most that `count` can be; see `trim`. The first `count` of other lists are filled.
+        bound: most that `count` can be; see `trim`.
         trimmed: whether `bound` is that number.
-        base: address of slot 0; a record with a slot is at `base + slot * record_bytes`.
 
     All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
     """
@@ -47,7 +46,6 @@ class GpuLease:
         self._batch.positions = start + 16 + 12 * ids
         self.arguments = Arguments(tier.memory.argument, self._batch)
         self._rows = self._described(tier.memory.argument)
-        self.base = int(tier.memory.argument.slots)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
@@ -83,16 +81,6 @@ class GpuLease:
     def count(self) -> Any:
         """uint32 `(1,)`, the number of distinct records."""
         return self._part(0, 4, np.uint32)
-
-    @property
-    def records(self) -> Any:
-        """uint64 `(bound,)`, the address of each record."""
-        return self._part(16, 8 * self.bound, np.uint64)
-
-    @property
-    def slots(self) -> Any:
-        """int32 `(bound,)`, the slot of each record, or -1."""
-        return self._part(16 + 8 * self._batch.n, 4 * self.bound, np.int32)
 
     def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
         return self._block[start : start + nbytes].view(dtype)
@@ -137,11 +125,6 @@ class GpuLease:
     ) -> None:
         """Copy to `out[i]` bytes `lo:hi` of the i-th id's record, 0xff where there is none."""
         self._copy("lease_read", out, lo, hi, stream)
-
-    def changed(self, lo: int = 0, hi: int | None = None, *, stream: int | None = None) -> None:
-        """Mark records changed, after a kernel of the caller's own wrote bytes `lo:hi` of them."""
-        self._note(lo, self._tier.record_bytes if hi is None else hi)
-        self._copy("lease_scatter", None, 0, None, stream)
 
     def run(
         self,

@@ -260,8 +260,7 @@ class GpuTier:
     ) -> None:
         """Describe the data of a batch, which begins with row `first` of it."""
         hi = self.record_bytes if hi is None else hi
-        pointer = 0 if data is None else self.device.pointer(data) + first * (hi - lo)
-        batch.describe(pointer, lo, hi)
+        batch.describe(self.device.pointer(data) + first * (hi - lo), lo, hi)
 
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
