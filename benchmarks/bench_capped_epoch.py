@@ -2,7 +2,8 @@
 
 The process runs in a memory cgroup. Ids follow a power law; a step takes the distinct rows of its
 batch, adds a random gradient to them and puts them back, so every row it evicts must be written.
-Batches are announced ahead, as `tierstore.lookahead` does; it is committed a few times.
+Batches are announced ahead, as `tierstore.lookahead` does; it is committed a few times, and folds
+go on behind it. The epoch ends when the store is closed, which waits for a fold under way.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ def epoch(path: Path, budget: int, batch: int, steps: int, commits: int) -> None
                 at = time.perf_counter()
                 store.commit(step=number)
                 committing += time.perf_counter() - at
-        seconds = time.perf_counter() - begin
+        training = time.perf_counter() - begin
         stats = table.stats()
         found = {
-            "seconds": seconds,
             "committing": committing,
             "disk_rows": stats["disk"].requested,
             "written_rows": stats["disk"].written,
             "hit_rate": stats["host"].unique_hit_rate,
-            "cpu_seconds": time.process_time(),
         }
+    seconds = time.perf_counter() - begin
+    found |= {"seconds": seconds, "closing": seconds - training, "cpu_seconds": time.process_time()}
     print(json.dumps(found))
 
 
@@ -100,7 +101,7 @@ def main() -> None:
         "random reads allow",
         notes=[
             " ".join(line.strip() for line in (__doc__ or "").splitlines()[2:]).strip(),
-            "commits include folds: the base is rewritten when 1 GiB of changes has gathered",
+            "a fold begins when 1 GiB of changes has gathered, and rewrites the base",
             "allowed: the misses ÷ the disk's random 4 KiB reads, measured before and after",
         ],
     )
@@ -129,12 +130,13 @@ def main() -> None:
             | {"ids/s": found["ids"] / found["seconds"], "hit rate": found["hit_rate"]}
             | {"misses/s": found["disk_rows"] / found["seconds"], "limit/s": limit}
             | {"s": found["seconds"], "of them in commits": found["committing"]}
+            | {"closing": found["closing"]}
             | {"allowed s": allowed, "CPU s": found["cpu_seconds"]}
             | {"written/s": found["written_rows"] / found["seconds"]}
         )
         answer.ratios["of the rows a second the disk allows"] = ratio
-        between = found["seconds"] - found["committing"]
-        answer.ratios["the same without the time of commits and folds"] = allowed / between
+        between = found["seconds"] - found["committing"] - found["closing"]
+        answer.ratios["the same without the time of commits and of closing"] = allowed / between
         answer.met = None if isinstance(group, str) else ratio >= 0.7
     answer.give(options)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 __all__ = ["at_leisure", "paced"]
 
 _LEAD = 8
-_REST = 3
+_REST = 2
 
 
 def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
@@ -49,7 +49,7 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
 def at_leisure(steps: Iterator[None], hurry: threading.Event) -> Iterator[None]:
     """Pass on steps of work, with rests in between until `hurry` is set.
 
-    A rest takes three times as long as the step before it, so that others have most of the disk.
+    A rest takes twice as long as the step before it, so that others have most of the disk.
     """
     begin = time.perf_counter()
     for _ in steps:

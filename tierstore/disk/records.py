@@ -48,6 +48,7 @@ class RecordFiles:
         self._files = files
         self._offset = offset
         self._rows_per_file = rows_per_file or rows
+        self._written: list[tuple[io.File, int, int]] = []
         length = offset + self._rows_per_file * record_bytes
         mapped = io.map_files(files, length, advice=mmap.MADV_RANDOM)
         data = mapped[offset : offset + rows * record_bytes]
@@ -78,9 +79,15 @@ class RecordFiles:
             if following is not None:
                 fetched.append(self._announce(rows[following]))
             self._write_block(rows[block], records[block])
+            self._let_go()
             if fetched.pop(0):
-                for file, offset, nbytes in self._ranges(int(rows[block][0]), int(rows[block][-1])):
-                    file.write_out(offset, nbytes)
+                self._written = [*self._ranges(int(rows[block][0]), int(rows[block][-1]))]
+
+    def _let_go(self) -> None:
+        """Wait until the block before is on the disk, and let the system forget it."""
+        written, self._written = self._written, []
+        for file, offset, nbytes in written:
+            file.write_out(offset, nbytes)
 
     def _announce(self, rows: npt.NDArray[np.int64]) -> bool:
         """Have the disk read what writing `rows` of a block needs to know; False: it is there."""
@@ -138,6 +145,7 @@ class RecordFiles:
         Raises CorruptStoreError if another program put a file in the place of one of these, as zarr
         does with chunks it writes: what was written here would be lost with the old one.
         """
+        self._let_go()
         for file in self._files:
             file.sync()
             if file.nameless:

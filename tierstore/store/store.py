@@ -162,14 +162,13 @@ class Store:
         return pending
 
     def _before_commit(self, step: int | None, payload: Mapping[str, object] | None) -> None:
-        """Check what is to be committed, and wait for what was begun before."""
+        """Check what is to be committed, and raise what went wrong before."""
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InvalidTypeError(f"step is an int, not {step!r}")
         for name in payload or ():
             check_name(name, "payload")
         self._raise_unseen()
         self._guard.check(write=True)
-        self._session.prefetcher.wait()
 
     def _raise_unseen(self) -> None:
         """Raise the error of a commit in the background, if nobody has asked for it."""
