@@ -30,6 +30,10 @@ class SlotMap(Protocol):
     dirty: npt.NDArray[np.uint8]
 
     @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends."""
+
+    @property
     def used(self) -> int:
         """Slots that hold a row, or are about to."""
 
@@ -81,6 +85,8 @@ class SlotMap(Protocol):
 
 class DirectSlots:
     """Every row has its own slot; only whether it has been loaded is to be known."""
+
+    keeps_batch = True
 
     def __init__(self, rows: int, take: Take) -> None:
         """Start with no row loaded."""
@@ -175,6 +181,11 @@ class CachedSlots:
         self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends."""
+        return self.policy.keeps_batch
 
     @property
     def used(self) -> int:

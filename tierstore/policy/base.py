@@ -23,6 +23,10 @@ class Policy(Protocol):
     """
 
     @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends, done with or not."""
+
+    @property
     def nbytes(self) -> int:
         """Bytes taken now."""
 

@@ -77,6 +77,11 @@ class Ranked:
         return 4 * slots
 
     @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends."""
+        return self.ranking.keeps_batch
+
+    @property
     def nbytes(self) -> int:
         """Bytes taken now."""
         return int(self._keys.nbytes) + self.ranking.nbytes

@@ -93,25 +93,35 @@ class HostTier:
         missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
         self._count(rows, rows.size - missing.size, None if slots is rows else slots)
         self.stats.count(bytes_out=rows.size * (hi - lo))
-        if not missing.size:
-            rowcopy.gather(self.records, slots, out, lo)
-        elif missing.size < rows.size:
-            # Before the rows that are missing take the place of some that are here. To copy any
-            # record in their stead takes less than to leave them out.
-            rowcopy.gather(self.records, np.maximum(slots, 0), out, lo)
+        late = admit and self.map.keeps_batch  # else what is missing may take the place of a hit
+        if not late:
+            self._copy_found(slots, missing.size, out, lo)
         if admit:
             self.map.use(rows)
             self.map.touch(slots.compress(slots >= 0) if missing.size else slots, done=True)
             if missing.size:
                 wanted = rows.take(missing)
                 self._promote(self.map.distinct(wanted))
-                slots = self.map.lookup(wanted)
-                here = slots >= 0
-                self._copy(slots.compress(here), missing.compress(here), out, lo)
-                missing = missing.compress(~here)
+                found = self.map.lookup(wanted)
+                if late:
+                    slots[missing] = found
+                else:
+                    here = found >= 0
+                    self._copy(found.compress(here), missing.compress(here), out, lo)
+                missing = missing.compress(found < 0)
             self.map.next_batch()
+        if late:
+            self._copy_found(slots, missing.size, out, lo)
         if missing.size:
             self._read_below(rows, missing, out, lo, hi, admit=admit)
+
+    def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
+        """Copy byte ranges of the records in `slots` to `out`, but for so many that have none.
+
+        Those get bytes of any record: that takes less than to leave them out.
+        """
+        if missing < slots.size:
+            rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
 
     def _copy(self, slots: Slots, which: npt.NDArray[np.intp], out: Bytes, lo: int) -> None:
         """Copy byte ranges of the records in `slots` to the places `which` in `out`."""
@@ -359,12 +369,10 @@ class HostTier:
     def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
         """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them."""
         slots = self.map.lookup(rows)
-        here = np.flatnonzero(slots >= 0)
-        if here.size == rows.size:
-            rowcopy.gather(self.records, slots, out, lo)
-        else:
-            self._copy(slots[here], here, out, lo)
-            self._read_below(rows, np.flatnonzero(slots < 0), out, lo, hi, admit=False)
+        missing = np.flatnonzero(slots < 0)
+        self._copy_found(slots, missing.size, out, lo)
+        if missing.size:
+            self._read_below(rows, missing, out, lo, hi, admit=False)
         self.stats.count(bytes_out=rows.size * (hi - lo))
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
