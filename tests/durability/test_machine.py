@@ -17,6 +17,7 @@ import tierstore
 from tests.durability.crash import durable, scratch, small_deltas
 from tests.durability.disk import Disk
 from tests.durability.recorder import Recorder
+from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
 from tierstore import io
 from tierstore.budget import Budget
@@ -39,6 +40,8 @@ class StoreMachine(RuleBasedStateMachine):
         warnings.simplefilter("ignore")
         self.small = small_deltas()
         self.small.__enter__()
+        self.folds = folds_in_steps(seed)
+        self.conductor = self.folds.__enter__()
         self.scratches: list[Any] = []
         self._record([])
         self.twin = Twin(self.root, self.recorder.mark, seed, backend=backend, device=self.device)
@@ -63,6 +66,11 @@ class StoreMachine(RuleBasedStateMachine):
             self._do("fold")
         except LockedError:
             assert self.readers
+
+    @rule()
+    def a_fold_goes_on(self) -> None:
+        with mock.patch.object(io.system, "calls", self.recorder):
+            self.conductor.advance()
 
     @rule()
     def open_reader(self) -> None:
@@ -116,6 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.twin.close()
             for place in self.scratches:
                 place.__exit__(None, None, None)
+            self.folds.__exit__(None, None, None)
             self.small.__exit__(None, None, None)
             self.quiet.__exit__(None, None, None)
 
