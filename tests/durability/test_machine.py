@@ -40,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
         warnings.simplefilter("ignore")
         self.small = small_deltas()
         self.small.__enter__()
-        self.folds = folds_in_steps(seed)
+        self.folds = folds_in_steps(seed, most_deltas=0)
         self.conductor = self.folds.__enter__()
         self.scratches: list[Any] = []
         self._record([])
@@ -66,6 +66,12 @@ class StoreMachine(RuleBasedStateMachine):
             self._do("fold")
         except LockedError:
             assert self.readers
+
+    @rule()
+    def train(self) -> None:
+        """Write and commit so often that a fold begins."""
+        for step in ("write", "commit") * 3:
+            self._do(step)
 
     @rule()
     def a_fold_goes_on(self) -> None:
