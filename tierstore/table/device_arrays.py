@@ -166,16 +166,11 @@ class DeviceArrays:
         return typed.reshape(*ids.shape, item.dim)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
-        """Return values for these ids as an array of the bytes of a field, checked.
-
-        It is where they were, and of any type.
-        """
-        if not is_torch(values) or self.device.torch_name == "cpu":
+        """Return values for these ids as bytes of a field, checked, where they were."""
+        if not is_torch(values) or values.device.type != self.torch_device.type:
             return to_bytes(values, item, ids.shape, name)
         import torch
 
-        if values.device.type == "cpu":
-            return to_bytes(values, item, ids.shape, name)
         dtype = str(values.dtype).removeprefix("torch.")
         if dtype not in _WIDER[item.dtype]:
             raise InvalidTypeError(
@@ -187,10 +182,12 @@ class DeviceArrays:
             raise InvalidInputError(
                 f"{name} for these ids is {expected}, not {tuple(values.shape)}"
             )
-        if dtype == item.dtype and values.is_contiguous() and not values.is_neg():
-            return values
-        plain = values.detach().resolve_conj().resolve_neg().to(getattr(torch, item.dtype))
-        return plain.contiguous().reshape(-1, item.dim).view(torch.uint8)
+        plain = values.detach()
+        if dtype != item.dtype or not plain.is_contiguous() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg().to(getattr(torch, item.dtype)).contiguous()
+        if not plain.numel():  # of any strides
+            return plain.new_empty((0, item.nbytes), dtype=torch.uint8)
+        return plain.reshape(-1, item.dim).view(torch.uint8)
 
 
 def _cupy_typed(data: Any, dtype: str) -> Any:
