@@ -21,6 +21,7 @@ from tierstore.stats import Occupancy, TierStats
 from tierstore.tier import room
 from tierstore.tier.arena import ALIGNMENT, Arena
 from tierstore.tier.base import Bytes, Rows, Tier, stream
+from tierstore.tier.requests import Requests
 from tierstore.unique import unique
 
 __all__ = ["HostTier"]
@@ -28,7 +29,6 @@ __all__ = ["HostTier"]
 Slots = npt.NDArray[np.integer[Any]]
 
 _FILL_BYTES = 8 << 20
-_UNIQUE_SAMPLE = 64
 
 
 class HostTier:
@@ -60,7 +60,7 @@ class HostTier:
         self.slots = min(slots, self.rows)
         self.direct = self.slots == self.rows
         self.stats = TierStats()
-        self._batches = 0
+        self._requests = Requests(self.stats)
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arena(kind, self.nbytes + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
@@ -91,7 +91,7 @@ class HostTier:
         hi = self.record_bytes if hi is None else hi
         slots = self.map.lookup(rows)
         missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
-        self._count(rows, rows.size - missing.size, None if slots is rows else slots)
+        self._requests.count(rows, rows.size - missing.size, None if slots is rows else slots)
         self.stats.count(bytes_out=rows.size * (hi - lo))
         late = admit and self.map.keeps_batch  # else what is missing may take the place of a hit
         if not late:
@@ -189,9 +189,9 @@ class HostTier:
         slots = self.map.lookup(rows)
         missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
         if positions is not None:
-            self._count_distinct(slots, missing.size, positions)
+            self._requests.count_distinct(slots, missing.size, positions)
         elif not ahead:
-            self._count(rows, rows.size - missing.size, slots)
+            self._requests.count(rows, rows.size - missing.size, slots)
         if slots is rows:
             return slots
         if not ahead:
@@ -231,7 +231,7 @@ class HostTier:
         """Write whole records of distinct rows, as far as there is room; return their slots."""
         slots = self.map.lookup(rows)
         missing = np.flatnonzero(slots < 0)
-        self._count(rows, rows.size - missing.size, slots)
+        self._requests.count(rows, rows.size - missing.size, slots)
         self.map.use(rows)
         if not missing.size:
             self.map.touch(slots)
@@ -284,21 +284,6 @@ class HostTier:
         step = len(self._stage)
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
-    def _count(self, rows: Rows, hits: int, slots: Slots | None = None) -> None:
-        """Count requests and hits, and every so often the distinct ids behind them."""
-        self.stats.count(requested=rows.size, hits=hits)
-        if self._batches % _UNIQUE_SAMPLE == 0:
-            distinct = unique(rows).size
-            found = distinct if slots is None else unique(rows[slots >= 0]).size
-            self.stats.count(unique=distinct, unique_hits=found, unique_of=rows.size)
-        self._batches += 1
-
-    def _count_distinct(self, slots: Slots, missing: int, positions: npt.NDArray[np.intp]) -> None:
-        """Count a batch whose distinct rows are known."""
-        hits = positions.size - int(np.count_nonzero(slots[positions] < 0))
-        self.stats.count(requested=positions.size, hits=hits, unique_of=positions.size)
-        self.stats.count(unique=slots.size, unique_hits=slots.size - missing)
-
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings missing rows nearer to the tier below, if anything does."""
         return self.below.prefetch(rows[self.map.lookup(rows) < 0])
@@ -310,8 +295,7 @@ class HostTier:
         """
         if isinstance(self.map, CachedSlots):
             self.map.announce(rows)
-            room = max(0, self.slots // 2 - self.map.pins.ahead)
-            rows = unique(rows)[:room]
+            rows = unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
             slots = self._locate(rows, ahead=True, force=True)
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
