@@ -64,9 +64,17 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def small_deltas() -> Iterator[None]:
-    """Let live deltas grow by little, so that images are small."""
-    with mock.patch("tierstore.disk.delta._ALLOCATION", (4096, 1 << 20)):
+def small_deltas(*, behind: bool = False) -> Iterator[None]:
+    """Let live deltas grow by little, so that images are small.
+
+    Rows that are evicted again are written over, or with `behind` behind all others.
+    """
+    few, rows_a_write = (1, 1000) if behind else (64, 8)
+    with (
+        mock.patch("tierstore.disk.delta._ALLOCATION", (4096, 1 << 20)),
+        mock.patch("tierstore.disk.delta._FEW", few),
+        mock.patch("tierstore.disk.delta._ROWS_A_WRITE", rows_a_write),
+    ):
         yield
 
 
@@ -89,7 +97,8 @@ class Recording:
         With `folds`, they begin soon and go on a little between any two steps.
         """
         conducted = folds_in_steps(seed) if folds else nullcontext()
-        with scratch() as root, seeded(seed), small_deltas(), conducted as conductor:
+        behind = seed % 2 == 1
+        with scratch() as root, seeded(seed), small_deltas(behind=behind), conducted as conductor:
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
             with mock.patch.object(io.system, "calls", recorder):
