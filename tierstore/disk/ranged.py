@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import io
 from tierstore.disk.paging import Place
-from tierstore.disk.records import RecordFiles
+from tierstore.disk.records import LaidRecords, RecordFiles
 from tierstore.errors import InvalidInputError
 
 __all__ = ["RangedRecords", "record_files"]
@@ -25,43 +24,20 @@ _HELD_BYTES = 32 << 20
 """Bytes that are read before any of them is used."""
 
 
-def record_files(
-    files: Sequence[io.File],
-    *,
-    rows: int,
-    record_bytes: int,
-    offset: int = 0,
-    rows_per_file: int | None = None,
-) -> RecordFiles | RangedRecords:
-    """Return the records in these files, mapped where they can be; see `RecordFiles`."""
-    made = RecordFiles if all(file.mappable for file in files) else RangedRecords
-    return made(
-        files, rows=rows, record_bytes=record_bytes, offset=offset, rows_per_file=rows_per_file
-    )
+def record_files(files: Sequence[io.File], **laid: Any) -> RecordFiles | RangedRecords:
+    """Return the records in these files, mapped where they can be; see `LaidRecords`."""
+    if all(file.mappable for file in files):
+        return RecordFiles(files, **laid)
+    return RangedRecords(files, **laid)
 
 
-class RangedRecords:
-    """Fixed-size records in objects of `rows_per_file` each, the first of which starts at `offset`.
+class RangedRecords(LaidRecords):
+    """Records in objects, written once, from the first row to the last.
 
-    Written once, from the first row to the last; those that are left out are zero.
+    Those that are left out are zero.
     """
 
-    def __init__(
-        self,
-        files: Sequence[io.File],
-        *,
-        rows: int,
-        record_bytes: int,
-        offset: int = 0,
-        rows_per_file: int | None = None,
-    ) -> None:
-        """Refer to the objects."""
-        self.rows = rows
-        self.record_bytes = record_bytes
-        self._files = files
-        self._offset = offset
-        self._rows_per_file = rows_per_file or rows
-        self._writing = 0
+    _writing = 0
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, neighbours in one range."""
@@ -132,14 +108,6 @@ class RangedRecords:
         """Send what was not sent yet."""
         for file in self._files:
             file.sync()
-
-    def damaged_files(self) -> list[str]:
-        """Return the last object's name if the rest of it, behind the last row, is not zero."""
-        last = self.rows - (len(self._files) - 1) * self._rows_per_file
-        end = self._offset + last * self.record_bytes
-        rest = self._rows_per_file * self.record_bytes + self._offset - end
-        block = np.frombuffer(self._files[-1].read(rest, end), np.uint8)
-        return [os.path.basename(self._files[-1].path)] if block.any() else []
 
     def close(self) -> None:
         """Do nothing: objects are not kept open."""

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from tierstore.disk.paging import Place
 from tierstore.errors import CorruptStoreError
 from tierstore.unique import unique
 
-__all__ = ["BLOCK_BYTES", "RecordFiles"]
+__all__ = ["BLOCK_BYTES", "LaidRecords", "RecordFiles"]
 
 BLOCK_BYTES = 4 << 20
 """Bytes that are staged at a time: small enough for the caches, large enough for the disk."""
@@ -27,7 +28,7 @@ _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
 
 
-class RecordFiles:
+class LaidRecords:
     """Fixed-size records in files of `rows_per_file` each, the first of which starts at `offset`.
 
     Where there is more than one file, each starts at 0 and holds whole pages.
@@ -42,17 +43,33 @@ class RecordFiles:
         offset: int = 0,
         rows_per_file: int | None = None,
     ) -> None:
-        """Map the files, which must be complete, and keep them for writing."""
+        """Take over the files, which must be complete."""
         self.rows = rows
         self.record_bytes = record_bytes
         self._files = files
         self._offset = offset
         self._rows_per_file = rows_per_file or rows
+
+    def damaged_files(self) -> list[str]:
+        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        last = self.rows - (len(self._files) - 1) * self._rows_per_file
+        end = self._offset + last * self.record_bytes
+        rest = self._rows_per_file * self.record_bytes + self._offset - end
+        block = np.frombuffer(self._files[-1].read(rest, end), np.uint8)
+        return [os.path.basename(self._files[-1].path)] if block.any() else []
+
+
+class RecordFiles(LaidRecords):
+    """Records that are mapped to be read, and written to the files."""
+
+    def __init__(self, files: Sequence[io.File], **laid: Any) -> None:
+        """Map the files and keep them for writing; see `LaidRecords`."""
+        super().__init__(files, **laid)
         self._written: list[tuple[io.File, int, int]] = []
-        length = offset + self._rows_per_file * record_bytes
+        length = self._offset + self._rows_per_file * self.record_bytes
         mapped = io.map_files(files, length, advice=mmap.MADV_RANDOM)
-        data = mapped[offset : offset + rows * record_bytes]
-        self.records: npt.NDArray[np.uint8] = data.reshape(rows, record_bytes)
+        data = mapped[self._offset : self._offset + self.rows * self.record_bytes]
+        self.records: npt.NDArray[np.uint8] = data.reshape(self.rows, self.record_bytes)
         """The rows, `(rows, record_bytes)`, read-only."""
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
@@ -153,19 +170,6 @@ class RecordFiles:
                     f"{file.path} was replaced by another program while the store was open; "
                     "what was committed since the last fold is intact: open it again and verify it"
                 )
-
-    def damaged_files(self) -> list[str]:
-        """Return the last file's name if the rest of it, behind the last row, is not zero."""
-        last = self.rows - (len(self._files) - 1) * self._rows_per_file
-        end = self._offset + last * self.record_bytes
-        rest = self._rows_per_file * self.record_bytes + self._offset - end
-        block = np.frombuffer(self._files[-1].read(rest, end), np.uint8)
-        return [os.path.basename(self._files[-1].path)] if block.any() else []
-
-    def drop_cache(self) -> None:
-        """Let the system forget the clean pages of these files."""
-        for file in self._files:
-            file.advise(os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the files; the mapping goes with the last view of it."""

@@ -8,11 +8,11 @@ import os
 import re
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tierstore.errors import FormatError, StoreIOError
 from tierstore.io import system
+from tierstore.io.descriptor import Descriptor
 from tierstore.io.file import Buffer, File
 from tierstore.io.system import explained, sync_descriptor
 
@@ -23,13 +23,8 @@ _COMPONENT = re.compile(r"[^/\0]{1,255}")
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class Directory:
+class Directory(Descriptor):
     """An open directory; all names are resolved against it and links are refused."""
-
-    def __init__(self, fd: int, path: str) -> None:
-        """Take over the descriptor `fd`; `path` is for messages."""
-        self.fd = fd
-        self.path = path
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -183,30 +178,6 @@ class Directory:
         """Bytes a user may still write to this file system."""
         status = system.calls.fstatvfs(self.fd)
         return int(status.f_bavail * status.f_frsize)
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when done twice."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            system.calls.close(fd)
-
-    def __del__(self) -> None:
-        """Close a directory that an error left open."""
-        with contextlib.suppress(OSError):
-            self.close()
-
-    def __enter__(self) -> Self:
-        """Return the directory itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the directory."""
-        self.close()
 
 
 def component(name: str) -> str:

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy.typing as npt
 
 from tierstore.errors import StoreIOError
 from tierstore.io import system
+from tierstore.io.descriptor import Descriptor
 from tierstore.io.system import explained, libc, sync_descriptor
 
 __all__ = ["Buffer", "File"]
@@ -25,15 +25,10 @@ _SYNC_FILE_RANGE_WAIT = 7
 """Wait for what is being written, write the rest, and wait for that."""
 
 
-class File:
+class File(Descriptor):
     """An open regular file of a store, read and written at positions."""
 
     mappable = True
-
-    def __init__(self, fd: int, path: str) -> None:
-        """Take over the descriptor `fd`; `path` is for messages."""
-        self.fd = fd
-        self.path = path
 
     @property
     def size(self) -> int:
@@ -123,27 +118,3 @@ class File:
     def unlock(self) -> None:
         """Release the advisory lock."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the descriptor; harmless when done twice."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            system.calls.close(fd)
-
-    def __del__(self) -> None:
-        """Close a file that an error left open."""
-        with contextlib.suppress(OSError):
-            self.close()
-
-    def __enter__(self) -> Self:
-        """Return the file itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()

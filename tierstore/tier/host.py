@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from tierstore import memory, rowcopy
 from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
-from tierstore.slots import CachedSlots, DirectSlots, SlotMap
+from tierstore.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore.stats import Occupancy, TierStats
 from tierstore.tier import room
 from tierstore.tier.arena import ALIGNMENT, Arena
@@ -25,8 +24,6 @@ from tierstore.tier.requests import Requests
 from tierstore.unique import unique
 
 __all__ = ["HostTier"]
-
-Slots = npt.NDArray[np.integer[Any]]
 
 _FILL_BYTES = 8 << 20
 
