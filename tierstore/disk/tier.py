@@ -333,7 +333,7 @@ class DiskTier:
     def rows_upto(self, version: int) -> npt.NDArray[np.int64]:
         """Return the rows in committed deltas of versions up to this one, ascending."""
         ids = [np.asarray(delta.ids) for delta in self._upto(version)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
+        return unique(np.concatenate([np.empty(0, np.int64), *ids]))
 
     def merge(self, version: int) -> Merge:
         """Return what writes the deltas of versions up to this one into the base.
