@@ -44,10 +44,10 @@ class Gate:
         self.reached, self.open = threading.Event(), threading.Event()
         publish = History.publish
 
-        def wait_and_publish(history, manifest):
+        def wait_and_publish(history, manifest, settle):
             self.reached.set()
             assert self.open.wait(60)
-            publish(history, manifest)
+            publish(history, manifest, settle)
 
         monkeypatch.setattr(History, "publish", wait_and_publish)
 
@@ -134,7 +134,7 @@ def test_a_close_waits_for_the_version(store, gate):
 
 
 def fail(monkeypatch, error):
-    def publish(history, manifest):
+    def publish(history, manifest, settle):
         raise error
 
     monkeypatch.setattr(History, "publish", publish)

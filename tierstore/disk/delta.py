@@ -186,9 +186,9 @@ class LiveDelta:
     ) -> None:
         """Write records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
-        Nothing is durable before the delta is sealed. If the disk is full nothing has changed. If a
-        write fails, records it was to replace may be damaged: until they are put again they cannot
-        be read, nor the delta be sealed.
+        Nothing is durable before the delta is sealed and synced. If the disk is full nothing has
+        changed. If a write fails, records it was to replace may be damaged: until they are put
+        again they cannot be read, nor the delta be sealed.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
@@ -265,7 +265,7 @@ class LiveDelta:
         return [Place(self._records(self.count), positions)]
 
     def seal(self, *, store: bytes, version: int) -> DeltaInfo:
-        """Complete the file and make it durable; its name is not, until the directory is synced.
+        """Complete the file, which is not durable until it is synced.
 
         Where the version is not published after all, records may be put again and the delta be
         sealed again. Raises StoreIOError where records were damaged by a write that failed.
@@ -280,8 +280,12 @@ class LiveDelta:
         self._file.truncate(size)
         self._allocated = body
         self._mapped = self._mapped[: self.count]
-        self._file.sync()
+        self._file.start_writing(body, size - body)
         return DeltaInfo(self.name, size, self.count, version, _checksum(footer))
+
+    def sync(self) -> None:
+        """Make the file durable; its name is not, until the directory is synced."""
+        self._file.sync()
 
     def _refuse(self, torn: npt.NDArray[np.int64]) -> None:
         if torn.size:

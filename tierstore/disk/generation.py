@@ -109,6 +109,7 @@ class Generation:
         self._store = bytes.fromhex(store)
         self._seq = seq
         self._held: dict[str, io.File] = {}
+        self._sealed: Delta | None = None
         try:
             self.tier = self._open_tier()
             if seq is None and info.keys is not None:
@@ -136,21 +137,26 @@ class Generation:
         return LiveDelta(self.directory, name, self.info.spec.layout.record_bytes)
 
     def seal(self, version: int) -> DeltaInfo | None:
-        """Make the live delta durable, name included; None where nothing was written."""
-        live = self.tier.live
+        """Complete the live delta and open it as it will be read; None: nothing was written."""
+        self._sealed, live = None, self.tier.live
         if live is None or not live.count:
             return None
-        info = live.seal(store=self._store, version=version)
-        self.directory.sync()
-        return info
+        self._sealed = self._delta(live.seal(store=self._store, version=version))
+        return self._sealed.info
+
+    def sync(self) -> None:
+        """Make the delta that was sealed durable, name included."""
+        if self._sealed is not None and self.tier.live is not None:
+            self.tier.live.sync()
+            self.directory.sync()
 
     def committed(self, info: TableInfo, seq: int) -> None:
         """Take what a published manifest says: a sealed delta is committed, a folded one gone."""
         known = set(self.info.deltas)
         folded = known - set(info.deltas)
-        for delta in info.deltas:
-            if delta not in known:
-                self.tier.settle(self._delta(delta))
+        sealed, self._sealed = self._sealed, None
+        if sealed is not None and sealed.info in info.deltas:
+            self.tier.settle(sealed)
         if folded:
             self.tier.drop(max(delta.version for delta in folded))
         self.info = info

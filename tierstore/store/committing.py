@@ -47,7 +47,10 @@ class Draft:
             raise
 
     def publish(self) -> int:
-        """Make everything durable, as a version; return its number."""
+        """Make everything durable, as a version; return its number.
+
+        All files are completed before the first is waited for, and the disk works meanwhile.
+        """
         session = self._session
         version = session.manifest.version + 1
         tables = {}
@@ -58,6 +61,7 @@ class Draft:
                 deltas = info.deltas if delta is None else (*info.deltas, delta)
                 tables[name] = dataclasses.replace(info, deltas=deltas)
             session.publish(
+                self._sync_deltas,
                 version=version,
                 step=self._step,
                 tables=tables,
@@ -71,6 +75,10 @@ class Draft:
         session.drafted -= self._names
         session.tidy()
         return version
+
+    def _sync_deltas(self) -> None:
+        for table in self._session.tables.values():
+            table.generation.sync()
 
     def _give_up(self) -> None:
         """Remove the payload: there will be no version that names it."""

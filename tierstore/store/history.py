@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from tierstore import io
@@ -145,8 +145,12 @@ class History:
             raise VersionError(f"version {number} is not kept; there are: {listed}")
         return kept[number]
 
-    def publish(self, manifest: Manifest) -> None:
-        """Make a manifest, all of whose files are durable, the store as it is now.
+    def publish(self, manifest: Manifest, settle: Callable[[], object] = lambda: None) -> None:
+        """Make a manifest the store as it is now.
+
+        `settle` makes those of its files durable that are not so yet. It is called when the disk
+        has the manifest too, so that all of it is on its way together, and before the manifest gets
+        its name.
 
         Raises InvalidInputError for one that could not be read back, StoreFullError or StoreIOError
         if nothing was published, ConcurrentWriterError if another writer was faster, and
@@ -157,7 +161,11 @@ class History:
         data = manifest.encode()
         parsed = _checked(data)
         try:
-            self._directory.write_file(temporary, data)
+            with self._directory.create(temporary) as file:
+                file.write(data, 0)
+                file.start_writing(0, len(data))
+                settle()
+                file.sync()
             published = self._directory.put_if_absent(temporary, name)
         except TierStoreError:
             with contextlib.suppress(OSError):
@@ -217,7 +225,9 @@ class History:
         gone = ({each.seq for each in manifests} | set(damage)) - alive - unknown
         for seq in sorted(gone):
             self._directory.unlink(manifest_name(seq))
-        if gone:
+        # A manifest may come back after a power cut: none of its files may go before it is synced.
+        leaving = _named(each for each in manifests if each.seq in gone)
+        if gone & damage.keys() or leaving - _named(kept[version] for version in wanted):
             self._directory.sync()
         if not unknown:
             self._sweep_files([kept[version] for version in sorted(wanted)], live, nobody_reads)
@@ -255,6 +265,18 @@ class History:
                     opened = generation in live
                     sweep_generation(table, generation, named, used=bool(here), is_open=opened)
         return bool(generations)
+
+
+def _named(manifests: Iterable[Manifest]) -> set[str]:
+    """Return the names of all files and generations that manifests name."""
+    names: set[str] = set()
+    for each in manifests:
+        names.update(info.name for info in each.payload.values())
+        for table in each.tables.values():
+            names.add(table.generation)
+            names.update(delta.name for delta in table.deltas)
+            names.update(table.keys.files if table.keys else ())
+    return names
 
 
 def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:

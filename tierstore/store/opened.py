@@ -186,13 +186,16 @@ class Opened(abc.ABC):
             generation.close()
             raise
 
-    def publish(self, **changes: Any) -> None:
-        """Publish the manifest with changes, and let every table take what it says."""
+    def publish(self, settle: Callable[[], object] = lambda: None, **changes: Any) -> None:
+        """Publish the manifest with changes, and let every table take what it says.
+
+        `settle` makes durable what it names and is not so yet.
+        """
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )
         with self.unbroken():
-            self.history.publish(manifest)
+            self.history.publish(manifest, settle)
             self._settle(manifest)
 
     @contextlib.contextmanager
