@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.oracle import records
 from tests.tier.stack import random_span, read
 from tierstore import io
-from tierstore.disk import delta
+from tierstore.disk import live as live_delta
 from tierstore.disk.generation import Generation, create
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import StoreFullError
@@ -61,8 +61,8 @@ class Writer:
 def where(request, monkeypatch):
     """Whether rows that are written again are written over, or behind all others."""
     if request.param == "behind":
-        monkeypatch.setattr(delta, "_FEW", 1)
-        monkeypatch.setattr(delta, "_ROWS_A_WRITE", 1000)
+        monkeypatch.setattr(live_delta, "_FEW", 1)
+        monkeypatch.setattr(live_delta, "_ROWS_A_WRITE", 1000)
     return request.param
 
 
@@ -206,7 +206,7 @@ SCATTERED = np.arange(0, 3000, 20)
 @pytest.fixture
 def narrow(monkeypatch):
     """Pieces of one record: every second one is a write of its own."""
-    monkeypatch.setattr(delta, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(live_delta, "_NEAR_BYTES", 0)
 
 
 def test_scattered_rows_are_appended_and_the_delta_stays_bounded(writer, narrow):

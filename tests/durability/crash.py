@@ -71,9 +71,9 @@ def small_deltas(*, behind: bool = False) -> Iterator[None]:
     """
     few, rows_a_write = (1, 1000) if behind else (64, 8)
     with (
-        mock.patch("tierstore.disk.delta._ALLOCATION", (4096, 1 << 20)),
-        mock.patch("tierstore.disk.delta._FEW", few),
-        mock.patch("tierstore.disk.delta._ROWS_A_WRITE", rows_a_write),
+        mock.patch("tierstore.disk.live._ALLOCATION", (4096, 1 << 20)),
+        mock.patch("tierstore.disk.live._FEW", few),
+        mock.patch("tierstore.disk.live._ROWS_A_WRITE", rows_a_write),
     ):
         yield
 

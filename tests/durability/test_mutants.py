@@ -21,7 +21,7 @@ NEEDED = [
     "creating.create_store > publish > Directory.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Directory.sync",
-    "delta.LiveDelta.sync > File.sync",
+    "live.LiveDelta.sync > File.sync",
     "generation.Generation.sync > Directory.sync",
     "generation.create > Directory.sync",
     "keys.write_keys > Directory.sync",

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from tierstore import bfloat16, io
 from tierstore.disk import zarr
 from tierstore.disk.base import Base, Progress
-from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.delta import Delta
 from tierstore.disk.keys import Keys, open_keys
+from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from tierstore.disk import paging
 from tierstore.disk.base import Base
-from tierstore.disk.delta import Delta, LiveDelta
+from tierstore.disk.delta import Delta
+from tierstore.disk.live import LiveDelta
 from tierstore.disk.merging import Merge
 from tierstore.disk.pacing import paced
 from tierstore.disk.paging import Place
