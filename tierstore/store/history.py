@@ -216,8 +216,10 @@ class History:
         opened when they are needed.
         Returns the versions that went.
         """
-        newest = self.newest()
         manifests, damage = self._read()
+        if not manifests or max(damage, default=0) > manifests[-1].seq:
+            self.newest()  # says what is wrong
+        newest = manifests[-1]
         kept = _openable(manifests, damage)
         wanted = set(sorted(kept)[-keep:]) | {v for v in kept if v >= newest.confirmed}
         alive = {kept[version].seq for version in wanted} | {newest.seq}
