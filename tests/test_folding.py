@@ -238,3 +238,26 @@ def test_without_a_thread_it_is_put_off(trainer, soon):
         warnings.simplefilter("error")
         trainer.commit()
     trainer.check()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_is_not_lost_in_a_destructor(trainer, monkeypatch):
+    """Python drops what a destructor raises; files that are closed have one, in Python."""
+    steps = Merge.steps
+
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted(self):
+        Dropped()
+        yield from steps(self)
+
+    trainer.commit(2)
+    monkeypatch.setattr(Merge, "steps", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.store.fold()
+    monkeypatch.undo()
+    assert trainer.store.info().folded
+    trainer.commit()
+    trainer.check()

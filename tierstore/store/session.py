@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,17 @@ class Session(Opened):
 
     # -- changing tables
 
-    @contextlib.contextmanager
-    def _alone_to(self, change: str) -> Iterator[None]:
-        """Have the store to oneself, with no fold under way, for a commit of its own."""
-        with self.guard.use(write=True, interruptible=True), self.alone(change):
+    def _alone_to(self, change: str, work: Callable[[], None]) -> None:
+        """Have the store to oneself, with no fold under way, for a commit of its own.
+
+        A context manager made of a generator would not do: an interrupt that came as it is left
+        would leave it unfinished.
+        """
+        with self.guard.use(write=True) as use, self.alone(change), use.interruptible():
             with self._put_off():
                 self.folder.finish()
             self.guard.check(write=True)
-            yield
+            work()
             self.tidy()
 
     def replace(
@@ -85,30 +89,31 @@ class Session(Opened):
         progress: Progress | None = None,
     ) -> None:
         """Write a table, new or not, from blocks of records; a commit of its own."""
-        with self._alone_to("change a table"):
+
+        def work() -> None:
             scalars = self.tables[name].scalars if name in self.tables else {}
             reshaping.replace(
                 self, name, spec, blocks, scalars=scalars, keys=keys, progress=progress
             )
 
+        self._alone_to("change a table", work)
+
     def add_fields(
         self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
     ) -> None:
         """Add fields to every record of a table; a commit of its own."""
-        with self._alone_to("change a table"):
-            reshaping.add_fields(self, name, fields, progress)
+        work = partial(reshaping.add_fields, self, name, fields, progress)
+        self._alone_to("change a table", work)
 
     def grow(
         self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
     ) -> None:
         """Append rows to a table; new ones follow `init`, or are zero; a commit of its own."""
-        with self._alone_to("change a table"):
-            reshaping.grow(self, name, rows, init, keys)
+        self._alone_to("change a table", partial(reshaping.grow, self, name, rows, init, keys))
 
     def set_keys(self, name: str, keys: Sequence[Any]) -> None:
         """Give a table's rows external keys; a commit of its own."""
-        with self._alone_to("set keys"):
-            reshaping.set_keys(self, name, keys)
+        self._alone_to("set keys", partial(reshaping.set_keys, self, name, keys))
 
     # -- pointing to the store
 
@@ -147,7 +152,7 @@ class Session(Opened):
             )
 
     def _end_fold(self, *, at_once: bool) -> None:
-        with self.guard.use(write=True, interruptible=True), self._put_off():
+        with self.guard.use(write=True) as use, use.interruptible(), self._put_off():
             if at_once:
                 self.folder.stop()
             self.folder.finish()

@@ -199,7 +199,11 @@ class Store:
         went. Raises LockedError while readers have the store open, and InvalidInputError if there
         is anything uncommitted.
         """
-        with self._guard.use(write=True, interruptible=True), self._session.alone("fold"):
+        with (
+            self._guard.use(write=True) as use,
+            self._session.alone("fold"),
+            use.interruptible(),
+        ):
             self._session.check_clean("fold")
             before = set(self._session.history.versions())
             if not self._session.folder.fold(self._session.manifest.version):
@@ -228,7 +232,7 @@ class Store:
         `keys` are external keys of the rows, all ints or all texts, distinct.
         """
         check_name(name)
-        with self._guard.use(write=True, interruptible=True):
+        with self._guard.use(write=True) as use, use.interruptible():
             if name in self._session.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
             self._session.replace(name, spec, blocks, keys=keys, progress=progress)
@@ -249,7 +253,7 @@ class Store:
         `keys` are new external keys; without them, those there are stay if the rows are as many.
         Older versions keep the old table.
         """
-        with self._guard.use(write=True, interruptible=True):
+        with self._guard.use(write=True) as use, use.interruptible():
             table = self[name]
             self._session.replace(name, spec, blocks, keys=keys, progress=progress)
             return table
@@ -298,7 +302,7 @@ class Store:
 
         Goes on after damage and reports all of it; what the tiers hold in memory is left alone.
         """
-        with self._guard.use(interruptible=True):
+        with self._guard.use() as use, use.interruptible():
             return verify_store(
                 self._session.tables.values(),
                 self._session.payload,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,9 +43,10 @@ class _Using(Use):
         self._access = access
         self._before = -1
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._before = self._access.device.enter()
+        return self
 
     def __exit__(
         self,
@@ -149,7 +149,7 @@ class DeviceArrays:
         dtype = getattr(torch, item.dtype)
         return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
-    def using(self, *, write: bool = False) -> AbstractContextManager[None]:
+    def using(self, *, write: bool = False) -> Use:
         """Enter the store, explain the driver's errors, and check ids if every call does."""
         return _Using(self, write=write)
 

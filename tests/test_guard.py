@@ -1,0 +1,196 @@
+"""Interrupts at any moment of a use: none is lost, and none leaves the store taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tierstore import guard as module
+from tierstore.guard import Guard, interrupts_deferred
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return Guard("somewhere", writable=True)
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Leave SIGINT as it was."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Dropped:
+    """Is interrupted as it goes: Python prints what a destructor raises, and goes on."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(guard: Guard) -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
+        Dropped()
+        reached = True
+    assert reached
+    assert_nothing_is_left(guard)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_it_passes_through_uses_within_uses(guard: Guard) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
+        with guard.use() as inner, inner.interruptible():
+            Dropped()
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner"]
+    assert_nothing_is_left(guard)
+
+
+def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(guard: Guard) -> None:
+    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
+        with guard.use():
+            signal.raise_signal(signal.SIGINT)  # held back until the inner one is done
+            held = True
+        pytest.fail("went on")
+    assert held
+    assert not guard.closed
+    assert_nothing_is_left(guard)
+
+
+def test_any_other_part_ends_first(guard: Guard) -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), guard.use():
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done and not guard.closed
+    with pytest.raises(KeyboardInterrupt), guard.use():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a second one is not held back
+    assert guard.closed
+    assert_nothing_is_left(guard)
+
+
+def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(guard: Guard) -> None:
+    with pytest.raises(KeyboardInterrupt), guard.use() as use:
+        signal.raise_signal(signal.SIGINT)
+        with use.interruptible():
+            pytest.fail("went on")
+    assert_nothing_is_left(guard)
+
+
+@pytest.mark.parametrize("interruptible", [False, True])
+def test_a_handler_that_raises_nothing_is_called_once(guard: Guard, interruptible: bool) -> None:
+    calls = []
+    signal.signal(signal.SIGINT, lambda *_: calls.append(1))
+    with guard.use() as use, use.interruptible() if interruptible else contextlib.nullcontext():
+        signal.raise_signal(signal.SIGINT)
+    assert calls == [1]
+
+
+def test_who_waits_for_another_thread_can_be_interrupted(guard: Guard) -> None:
+    taken, over = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with guard.use():
+            taken.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert taken.wait(60)
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt), guard.use():
+        pytest.fail("two have the store")
+    over.set()
+    thread.join()
+    interrupt.join()
+    assert_nothing_is_left(guard)
+
+
+def plain(guard: Guard) -> None:
+    with guard.use():
+        pass
+
+
+def nested(guard: Guard) -> None:
+    with guard.use(), guard.use():
+        pass
+
+
+def open_to_interrupts(guard: Guard) -> None:
+    with guard.use() as use, use.interruptible(), guard.use():
+        pass
+
+
+@pytest.mark.parametrize("body", [plain, nested, open_to_interrupts])
+def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Guard], None]) -> None:
+    number, reached = 0, True
+    while reached:
+        number += 1
+        guard = Guard("somewhere", writable=True)
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as moment:
+            body(guard)
+            reached = moment.reached
+            assert not reached, f"{moment.where}: nothing was raised"
+        assert_nothing_is_left(guard, moment.where)
+    assert number > 100
+
+
+class Moment:
+    """The bytecodes of the guard, counted."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.where = ""
+
+    @property
+    def reached(self) -> bool:
+        return bool(self.where)
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Moment | None:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.number -= 1
+            if self.number == 0:
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@contextlib.contextmanager
+def interrupted_at(number: int) -> Iterator[Moment]:
+    """Raise a SIGINT before the bytecode of that number."""
+    before = sys.gettrace()
+    moment = Moment(number)
+    try:
+        sys.settrace(moment)
+        yield moment
+    finally:
+        sys.settrace(before)
+
+
+def assert_nothing_is_left(guard: Guard, where: str = "") -> None:
+    """Another thread can have the store, and SIGINT is what it was."""
+    free: list[bool] = []
+    thread = threading.Thread(target=lambda: free.append(guard.lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    assert free == [True], where
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, where
+    assert not interrupts_deferred._deferring, where
