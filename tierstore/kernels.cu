@@ -73,7 +73,7 @@ struct Tier {
     u8 *host;                     // the host tier's records, its map and marks
     const i32 *host_slot_of;      // null where the host tier is direct: slot = row
     u8 *host_dirty;
-    u32 *host_changed;            // direct: a bit a row, which `flush` turns into host_dirty
+    u32 *host_changed;            // direct: a bit a row, which `report` turns into host_dirty
     Counters *counters;
     const u8 *poison;             // [record] of 0xff: NaN in every float type
     float *worth;                 // [rows], of those without a slot, or null: least recently used
@@ -242,7 +242,7 @@ __device__ u64 host_address(const Tier &t, i64 slot) { return (u64)(t.host + slo
 __device__ i64 host_slot(const Tier &t, i64 row) { return t.direct ? row : t.host_slot_of[row]; }
 
 // Note that a record in host memory has changed. A direct host tier looks at its marks only after a
-// flush; a byte sent over the link for each record would take as long as a tenth of the record.
+// report; a byte sent over the link for each record would take as long as a tenth of the record.
 __device__ void mark_host(const Tier &t, i64 slot) {
     if (t.direct) atomicOr(t.host_changed + (slot >> 5), 1u << (slot & 31));
     else t.host_dirty[slot] = 1;
@@ -959,7 +959,7 @@ extern "C" __global__ void tierstore_lease_read(const Tier t, const Batch b) {
     }
 }
 
-// --------------------------------------------------------------------------- flush, rebase, rescale
+// ------------------------------------------------------------------- flush, report, rebase, rescale
 
 // Write dirty records to the host tier, those it has no place for to staging. Where `evicted` exceeds
 // b.limit afterwards, some are left for another launch.
@@ -982,7 +982,10 @@ extern "C" __global__ void tierstore_flush(const Tier t, const Batch b) {
         tally(&c->written_rows, refuge != 0);
         copy(refuge ? slot_address(t, (i64)s) : 0, refuge, 32, t.record, 16);
     }
-    if (!t.direct) return;
+}
+
+// Tell a direct host tier which of its records have changed.
+extern "C" __global__ void tierstore_report(const Tier t, const Batch b) {
     for (u64 word = thread(); word < (u64)(t.rows + 31) / 32; word += threads()) {
         for (u32 bits = t.host_changed[word]; bits; bits &= bits - 1)
             t.host_dirty[word * 32 + __ffs(bits) - 1] = 1;

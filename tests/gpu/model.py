@@ -148,6 +148,13 @@ class Twin:
         self.host.flush()
         np.testing.assert_array_equal(self.below.records, self.truth)
 
+    def discard(self) -> None:
+        """Go back to what was handed down last."""
+        self.tier.discard()
+        self.host.discard(np.empty(0, np.int64))
+        self.leases.clear()
+        self.truth[:] = self.below.records
+
     # -- random work
 
     def ids(self, n: int) -> np.ndarray:
@@ -166,8 +173,8 @@ class Twin:
         return low * width, high * width
 
     def work(self, steps: int, sizes: tuple[int, ...] = (0, 1, 3, 33, 200)) -> None:
-        names = ["read", "write", "lease", "release", "fetch", "flush"]
-        for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.2, 0.02]):
+        names = ["read", "write", "lease", "release", "fetch", "flush", "discard"]
+        for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.19, 0.02, 0.01]):
             ids = self.ids(int(self.rng.choice(sizes)))
             if name != "fetch" and self.announced and self.rng.random() < 0.7:
                 ids = self.announced.pop(0)
@@ -184,6 +191,8 @@ class Twin:
                     self.tier.fetch(self.put(ids), window)
             elif name == "flush":
                 self.tier.flush()
+            elif name == "discard":
+                self.discard()
             elif name == "release" and self.leases:
                 self.release(int(self.rng.integers(len(self.leases))))
             elif name == "lease" and (self.host.direct or not self.leases):

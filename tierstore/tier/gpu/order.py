@@ -61,6 +61,7 @@ _KERNELS = (
     "lease_scatter",
     "lease_read",
     "flush",
+    "report",
     "rebase",
     "rescale",
 )

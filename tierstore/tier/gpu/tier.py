@@ -350,14 +350,23 @@ class GpuTier:
                 self.memory.clear(("evicted",), stream)
                 self._staging.owe(min(listed, limit))
                 self._staging.pay(self.await_fetches)
+        self._report(stream)
         self.check()
+
+    def _report(self, stream: int) -> None:
+        """Have a direct host tier know which of its records were changed in place; waits."""
+        if self.host.direct:
+            self.order.launch("report", self._arguments, self.rows // 32 + 1, stream)
+            self.device.synchronize(stream)
 
     def discard(self) -> None:
         """Drop every record, changed or not, and every lease; waits.
 
-        Unchanged ones go too: they may have come from records the host tier is about to drop.
+        Unchanged ones go too: they may have come from records the host tier is about to drop. What
+        changed there it is told.
         """
         stream = self._drain()
+        self._report(stream)
         self._counts.take(stream)
         self.memory.reset(stream)
         if self._staging is not None:
