@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.oracle import records
 from tests.tier.stack import random_span, read
 from tierstore import io
+from tierstore.disk import behind
 from tierstore.disk import live as live_delta
 from tierstore.disk.generation import Generation, create
 from tierstore.disk.tier import DiskTier
@@ -27,8 +28,8 @@ SPECS = {
 class Writer:
     """A generation with its writer, committing without a store around it."""
 
-    def __init__(self, path, spec: TableSpec, data: np.ndarray) -> None:
-        self.path, self.version = path, 1
+    def __init__(self, path, spec: TableSpec, data: np.ndarray, *, queue_bytes: int = 0) -> None:
+        self.path, self.version, self.queue_bytes = path, 1, queue_bytes
         with io.Directory.open(path) as table:
             self.info = create(table, spec, 1, [data])
         self.open()
@@ -39,6 +40,7 @@ class Writer:
                 table, self.info, store=STORE, seq=self.version if write else None
             )
         self.tier: DiskTier = self.generation.tier
+        self.tier.queue_bytes = self.queue_bytes
 
     def publish(self, *deltas) -> None:
         kept = (self.info.spec, self.info.generation)
@@ -55,6 +57,12 @@ class Writer:
         for _ in self.tier.merge(upto).steps():
             pass
         self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
+
+
+@pytest.fixture(autouse=True)
+def all_of_it_waits(monkeypatch):
+    """However little is written, a thread does it where there is room for it to wait."""
+    monkeypatch.setattr(behind, "_WORTH_A_THREAD", 1)
 
 
 @pytest.fixture(params=["over", "behind"])
@@ -75,7 +83,9 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
     rng = np.random.default_rng(seed)
     committed = records(rng, ROWS, WIDTH)
     oracle = committed.copy()
-    writer = Writer(tmp_path_factory.mktemp("table"), SPECS[kind], oracle)
+    queue_bytes = int(rng.choice([0, WIDTH, 9 * WIDTH, 1 << 20]))
+    path = tmp_path_factory.mktemp("table")
+    writer = Writer(path, SPECS[kind], oracle, queue_bytes=queue_bytes)
     for _ in range(int(rng.integers(1, 30))):
         action = rng.choice(["read", "write", "write", "commit", "discard", "fold", "reopen"])
         tier = writer.tier
@@ -180,10 +190,10 @@ def test_counters(tmp_path):
 # Rows that are written again before they are committed
 
 
-@pytest.fixture
-def writer(tmp_path):
+@pytest.fixture(params=[0, 1 << 20], ids=["at once", "later"])
+def writer(request, tmp_path):
     data = records(np.random.default_rng(1), 3000, WIDTH)
-    writer = Writer(tmp_path, TableSpec(3000, DIM), data)
+    writer = Writer(tmp_path, TableSpec(3000, DIM), data, queue_bytes=request.param)
     writer.data = data.copy()
     yield writer
     writer.generation.close()

@@ -177,7 +177,8 @@ def expected(error: BaseException, fault: Fault) -> bool:
 def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
     """Let an operation of an act fail; return whether there was one of that number."""
     before, after = _clean(kind, name)
-    with scratch() as root, small_deltas(), warnings.catch_warnings():
+    threads = number % 4 < 2  # write what waits
+    with scratch() as root, small_deltas(threads=threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lay(_prepared(kind), root)
         store = tierstore.open(root / "s", "r+", budget=Budget(host_rows=host))

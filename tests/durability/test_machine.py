@@ -38,7 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.quiet = warnings.catch_warnings()
         self.quiet.__enter__()
         warnings.simplefilter("ignore")
-        self.small = small_deltas()
+        self.small = small_deltas(threads=True)
         self.small.__enter__()
         self.folds = folds_in_steps(seed, most_deltas=0)
         self.conductor = self.folds.__enter__()

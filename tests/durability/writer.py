@@ -12,7 +12,9 @@ import numpy as np
 
 import tierstore
 from tierstore.budget import Budget
+from tierstore.disk import behind
 from tierstore.store import folding
+from tierstore.tier import room
 
 __all__ = ["ROWS", "content"]
 
@@ -39,6 +41,7 @@ def main() -> None:
     """Commit until killed."""
     path, seed = sys.argv[1], int(sys.argv[2])
     folding._MOST_DELTAS = 3  # a fold goes on behind most of the time
+    behind._WORTH_A_THREAD, room._QUEUE_SHARE = 1, 1  # as many rows wait as there are slots
     rng = np.random.default_rng(seed)
     slots = int(rng.integers(0, 100))
     store = tierstore.open(path, "r+", budget=Budget(host_rows=slots), keep=int(rng.integers(1, 4)))

@@ -135,7 +135,8 @@ class Generation:
 
     def _new_live(self) -> LiveDelta:
         name = unique_name("delta-", self._seq or 0, ".bin")
-        return LiveDelta(self.directory, name, self.info.spec.layout.record_bytes)
+        width, room = self.info.spec.layout.record_bytes, self.tier.queue_bytes
+        return LiveDelta(self.directory, name, width, room=room)
 
     def seal(self, version: int) -> DeltaInfo | None:
         """Complete the live delta and open it as it will be read; None: nothing was written."""

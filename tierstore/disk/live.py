@@ -3,17 +3,23 @@
 Records are put at positions as they are evicted; rows that are evicted again overwrite their own
 where those lie close together, and elsewhere supersede them. Sealing makes it a delta. No manifest
 names a live delta, so a crash leaves a file that the next writer removes.
+
+Space in the file is taken, and ids are noted, by whoever puts records: a full disk is his error.
+Writing the bytes and computing their checksums may be left to a thread (`behind`); `_sums`, `_torn`
+and what is mapped are changed by whoever writes.
 """
 
 from __future__ import annotations
 
 import mmap
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import checksum, io
+from tierstore.disk.behind import Behind, Piece
 from tierstore.disk.delta import FOOTER_BYTES, footer_checksum, make_footer, read_records
 from tierstore.disk.paging import Place
 from tierstore.errors import StoreIOError
@@ -31,7 +37,7 @@ _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that are unlikely to change again before the commit."""
 
 
-def _pieces(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
+def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
     """Split ascending positions where the gap is wide or a piece would get long."""
     blocks = positions // max(1, _PIECE_BYTES // record_bytes)
     wide = np.diff(positions) > 1 + _NEAR_BYTES // record_bytes
@@ -47,8 +53,10 @@ class LiveDelta:
         full: whether there is no space for more than is needed.
     """
 
-    def __init__(self, directory: io.Directory, name: str, record_bytes: int) -> None:
-        """Create the file."""
+    def __init__(
+        self, directory: io.Directory, name: str, record_bytes: int, *, room: int = 0
+    ) -> None:
+        """Create the file; `room` bytes of records may wait in memory to be written."""
         self.name = name
         self.record_bytes = record_bytes
         self.count = 0
@@ -60,6 +68,7 @@ class LiveDelta:
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
         self._torn = np.empty(0, np.int64)
+        self._behind = Behind(self._write_piece, record_bytes, room)
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -72,29 +81,36 @@ class LiveDelta:
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
     ) -> None:
-        """Write records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
+        """Put records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
         Nothing is durable before the delta is sealed and synced. If the disk is full nothing has
         changed. If a write fails, records it was to replace may be damaged: until they are put
-        again they cannot be read, nor the delta be sealed.
+        again they cannot be read, nor the delta be sealed. So it is if records that were put before
+        cannot be written; those are not lost.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, records = positions[order], rows[order], records[order]
+        self._behind.put(Piece(positions, rows, records))
+        self._ids[positions] = rows
+        self.count = count
+
+    def _write_piece(self, piece: Piece) -> None:
+        """Write a piece to the file, and note its checksums."""
+        positions = piece.positions
         try:
-            for part in _pieces(positions, self.record_bytes):
-                self._write(positions[part], records[part])
-            sums = checksum.row_checksums(rows, records)  # while the disk is at work
+            for part in _parts(positions, self.record_bytes):
+                self._write(positions[part], piece.records[part])
+            sums = checksum.row_checksums(piece.rows, piece.records)  # while the disk is at work
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
         if self._torn.size:
             self._torn = np.setdiff1d(self._torn, positions)
-        self._ids[positions] = rows
+        self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
         self._sums[positions] = sums
-        self.count = count
 
     def _write(self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write records at positions near each other, in one piece.
@@ -116,16 +132,11 @@ class LiveDelta:
         """Whether to put records at `positions` takes longer than to put them behind all others."""
         if self.full or positions.size < _FEW:
             return False
-        pieces = _pieces(np.sort(positions), self.record_bytes)
-        return len(pieces) * _ROWS_A_WRITE > positions.size
+        parts = _parts(np.sort(positions), self.record_bytes)
+        return len(parts) * _ROWS_A_WRITE > positions.size
 
     def _reserve(self, count: int) -> None:
-        if count > self._ids.size:
-            room = max(count, 2 * self._ids.size, 1024)
-            ids = np.zeros(room, np.int64)
-            sums = np.zeros(room, np.uint32)
-            ids[: self.count], sums[: self.count] = self.ids, self._sums[: self.count]
-            self._ids, self._sums = ids, sums
+        self._ids = _grown(self._ids, count)
         needed = count * self.record_bytes
         if needed > self._allocated:
             least, most = _ALLOCATION
@@ -135,22 +146,42 @@ class LiveDelta:
 
     def _records(self, count: int) -> npt.NDArray[np.uint8]:
         """Return the first `count` records, for which there is space, as they are in the file."""
-        if len(self._mapped) < count:
+        mapped = self._mapped
+        if len(mapped) < count:
             whole = self._allocated // self.record_bytes
             nbytes = whole * self.record_bytes
             data = io.map_files([self._file], nbytes, advice=mmap.MADV_RANDOM)
-            self._mapped = data.reshape(whole, self.record_bytes)
-        return self._mapped[:count]
+            mapped = self._mapped = data.reshape(whole, self.record_bytes)
+        return mapped[:count]
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        written = np.ones(positions.size, np.bool_)
+        for which, records, at in self._behind.find(positions):
+            out[which] = records[at]
+            written[which] = False
+        if written.all():
+            self._read(positions, out)
+        elif written.any():
+            block = np.empty((np.count_nonzero(written), self.record_bytes), np.uint8)
+            self._read(positions[written], block)
+            out[written] = block
+
+    def _read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         if self._torn.size:
             self._refuse(np.intersect1d(positions, self._torn))
         read_records(self.name, self._records(self.count), self._ids, self._sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
-        """Return where the records at `positions` are mapped."""
-        return [Place(self._records(self.count), positions)]
+        """Return where those of the records at `positions` are mapped that were written."""
+        written = np.ones(positions.size, np.bool_)
+        for which, _, _ in self._behind.find(positions):
+            written[which] = False
+        return [Place(self._records(self.count), positions[written])]
+
+    def drain(self) -> None:
+        """Wait until all records are in the file, though not durable. Raises as `put` does."""
+        self._behind.drain()
 
     def seal(self, *, store: bytes, version: int) -> DeltaInfo:
         """Complete the file, which is not durable until it is synced.
@@ -158,6 +189,7 @@ class LiveDelta:
         Where the version is not published after all, records may be put again and the delta be
         sealed again. Raises StoreIOError where records were damaged by a write that failed.
         """
+        self.drain()
         self._refuse(self._torn)
         tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
         footer = make_footer(store, version, self.count, self.record_bytes, checksum.crc32c(tail))
@@ -183,7 +215,8 @@ class LiveDelta:
             )
 
     def close(self) -> None:
-        """Close the file; a mapping of it lives as long as it is read."""
+        """Drop what waits and close the file; a mapping of it lives as long as it is read."""
+        self._behind.drop()
         self._file.close()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
 
@@ -191,3 +224,12 @@ class LiveDelta:
         """Close and delete the file: its rows were never committed."""
         self.close()
         self._directory.unlink(self.name)
+
+
+def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """Return an array of at least `count` elements that begins with those of another."""
+    if count <= array.size:
+        return array
+    room = np.zeros(max(count, 2 * array.size, 1024), array.dtype)
+    room[: array.size] = array
+    return room

@@ -37,6 +37,10 @@ class DiskTier:
     `index[row]` is 0 where the base holds the row, else one more than a position in the deltas laid
     end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
     each row of a table only where deltas are dense.
+
+    Attributes:
+        queue_bytes: bytes of records that may wait in memory for a thread to write them; at first
+            0: a write is done when it returns.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class DiskTier:
         self.rows = base.rows
         self.record_bytes = base.record_bytes
         self.stats = TierStats()
+        self.queue_bytes = 0
         self._base = base
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
@@ -291,6 +296,7 @@ class DiskTier:
         compact = self._create_live()
         step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
         try:
+            live.drain()  # what waits has one queue's room
             for at in range(0, rows.size, step):
                 part = rows[at : at + step]
                 records = np.empty((part.size, self.record_bytes), np.uint8)

@@ -13,6 +13,7 @@ from tierstore.errors import CapacityError, DeviceError, InvalidInputError
 from tierstore.memory import available_bytes
 from tierstore.policy import Choice
 from tierstore.table.tiers import LowestTier, Tiers
+from tierstore.tier import room
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.gpu.memory import GpuMemory
 from tierstore.tier.gpu.worth import goes_by_worth
@@ -68,6 +69,7 @@ def place(
     slots = max(slots, least)
     if slots == 0:
         return Tiers(name, disk)
+    disk.queue_bytes = room.queue_bytes(width, min(slots, rows))
     if device is None:
         return Tiers(name, disk, HostTier(disk, slots=slots, policy=policy))
     kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))

@@ -30,6 +30,8 @@ class Changed(Protocol):
 class LowestTier(Tier, Protocol):
     """The lowest tier of a table: the disk, or what stands in for it."""
 
+    queue_bytes: int
+
     @property
     def live(self) -> Changed | None:
         """What was handed down since the last commit."""

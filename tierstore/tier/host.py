@@ -59,7 +59,8 @@ class HostTier:
         self.stats = TierStats()
         self._requests = Requests(self.stats)
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        self._arena = Arena(kind, self.nbytes + 16 * ALIGNMENT)
+        arena = room.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
+        self._arena = Arena(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
         ).reshape(self.slots, self.record_bytes)

@@ -25,6 +25,7 @@ class Origin:
     deltas: tuple[()] = ()
     live = None
     index_bytes = 0
+    queue_bytes = 0
 
     def __init__(self, spec: TableSpec) -> None:
         """Make nothing yet."""

@@ -6,10 +6,20 @@ from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 from tierstore.slots import CachedSlots, DirectSlots
 
-__all__ = ["STAGING_BYTES", "bytes_for", "slots_for", "staging_rows"]
+__all__ = [
+    "STAGING_BYTES",
+    "arena_bytes",
+    "bytes_for",
+    "queue_bytes",
+    "slots_for",
+    "staging_rows",
+]
 
 STAGING_BYTES = 2 << 20
 """Records that go to or come from the tier below are moved this many bytes at a time."""
+
+_QUEUE_BYTES = 8 << 20
+_QUEUE_SHARE = 16
 
 
 def staging_rows(record_bytes: int) -> int:
@@ -17,14 +27,24 @@ def staging_rows(record_bytes: int) -> int:
     return max(1, STAGING_BYTES // record_bytes)
 
 
+def queue_bytes(record_bytes: int, slots: int) -> int:
+    """Bytes of records, handed down, that may wait to be written to a disk."""
+    return min(_QUEUE_BYTES, slots * record_bytes // _QUEUE_SHARE)
+
+
 def bytes_for(rows: int, record_bytes: int, slots: int, policy: Choice | None = None) -> int:
-    """Bytes of a tier: records, maps, marks, policy and staging."""
+    """Bytes of a tier: its arena, staging, and what it handed down that waits to be written."""
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes
+    arena = arena_bytes(rows, record_bytes, slots, policy)
+    return arena + staging + queue_bytes(record_bytes, slots)
+
+
+def arena_bytes(rows: int, record_bytes: int, slots: int, policy: Choice | None = None) -> int:
+    """Bytes of records, maps, marks and policy."""
     if slots == rows:
-        return slots * record_bytes + DirectSlots.bytes_for(rows) + staging
-    maps = CachedSlots.bytes_for(rows, slots, policy or lru())
-    return slots * record_bytes + maps + staging
+        return slots * record_bytes + DirectSlots.bytes_for(rows)
+    return slots * record_bytes + CachedSlots.bytes_for(rows, slots, policy or lru())
 
 
 def slots_for(rows: int, record_bytes: int, nbytes: int, policy: Choice | None = None) -> int:

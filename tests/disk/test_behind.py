@@ -1,0 +1,202 @@
+"""Writing behind the caller, against an array that is written at once."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.oracle import records
+from tierstore.disk import behind
+from tierstore.disk.behind import Behind, Piece
+
+ROWS, WIDTH = 50, 32
+
+
+@pytest.fixture(autouse=True)
+def all_of_it_waits(monkeypatch):
+    monkeypatch.setattr(behind, "_WORTH_A_THREAD", 1)
+
+
+class File:
+    """Where pieces are written, by whom, and how many bytes were waiting then."""
+
+    def __init__(self, room: int) -> None:
+        self.data = np.zeros((ROWS, WIDTH), np.uint8)
+        self.threads: list[str] = []
+        self.most = 0
+        self.failing = lambda: False
+        self.behind = Behind(self.write, WIDTH, room)
+
+    def write(self, piece: Piece) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.most = max(self.most, sum(b.nbytes for _, b in self.behind._waiting))
+        self.data[piece.positions[::2]] = piece.records[::2]
+        if self.failing():
+            raise OSError("the disk is full")
+        self.data[piece.positions] = piece.records
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        waiting = list(self.behind.find(positions))
+        out = self.data[positions]
+        for which, waiting_records, at in waiting:
+            out[which] = waiting_records[at]
+        return out
+
+
+class Gate:
+    """Holds writes up until it is opened."""
+
+    def __init__(self, file: File) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self._write, file.behind._write = file.behind._write, self.write
+
+    def write(self, piece: Piece) -> None:
+        self.reached.set()
+        assert self.open.wait(60)
+        self._write(piece)
+
+
+def some(rng: np.random.Generator, count: int) -> Piece:
+    positions = np.sort(rng.permutation(ROWS)[:count]).astype(np.int64)
+    return Piece(positions, positions + 7, records(rng, count, WIDTH))
+
+
+def one(rng: np.random.Generator, position: int) -> Piece:
+    return Piece(np.array([position]), np.array([position]), records(rng, 1, WIDTH))
+
+
+@pytest.mark.parametrize("threads", [True, False])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), room=st.sampled_from([0, 1, 2, 5, 60, 1000]))
+def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
+    """Whatever is put is read at once and never lost, also where writes fail now and then."""
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", none_to_be_had)
+    rng, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+    file, oracle = File(room * WIDTH), np.zeros((ROWS, WIDTH), np.uint8)
+    share = rng.choice([0, 0.1, 0.6])
+    file.failing = lambda: noise.random() < share
+    for _ in range(int(rng.integers(1, 60))):
+        action = rng.choice(["put", "put", "read", "drain"])
+        if action == "put":
+            piece = some(rng, int(rng.integers(1, ROWS)))
+            positions, data = piece.positions.copy(), piece.records.copy()
+            try:
+                file.behind.put(piece)
+            except OSError:
+                found = file.read(positions)
+                taken = (found == data).all(axis=1)
+                if room:
+                    assert np.array_equal(found[~taken], oracle[positions[~taken]])
+                oracle[positions] = found
+            else:
+                oracle[positions] = data
+            piece.positions[:], piece.rows[:], piece.records[:] = 0, 0, 0
+        elif action == "read":
+            positions = rng.integers(0, ROWS, int(rng.integers(0, 90)))
+            assert np.array_equal(file.read(positions), oracle[positions])
+        else:
+            try:
+                file.behind.drain()
+            except OSError:
+                assert share
+            else:
+                assert np.array_equal(file.data, oracle)
+    assert np.array_equal(file.read(np.arange(ROWS)), oracle)
+    file.failing = lambda: False
+    file.behind.drain()
+    assert np.array_equal(file.data, oracle)
+    assert file.most <= room * WIDTH and not file.behind._spare
+
+
+def none_to_be_had(thread):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_caller_goes_on_while_a_thread_writes():
+    rng, file = np.random.default_rng(1), File(3 * WIDTH)
+    gate = Gate(file)
+    pieces = [one(rng, 4), one(rng, 9), one(rng, 4)]
+    for piece in pieces:
+        file.behind.put(piece)
+    assert gate.reached.wait(60) and not file.threads
+    assert np.array_equal(
+        file.read(np.array([9, 4, 3]))[:2, 0], [p.records[0, 0] for p in pieces[1:]]
+    )
+    gate.open.set()
+    file.behind.drain()
+    assert file.threads == ["tierstore-write"] * 3
+    assert np.array_equal(file.data[[9, 4]], np.concatenate([p.records for p in pieces[1:]]))
+
+
+def test_who_finds_no_room_waits_for_it():
+    rng, file = np.random.default_rng(2), File(2 * WIDTH)
+    gate = Gate(file)
+    pieces = [one(rng, position) for position in range(3)]
+
+    def put_all():
+        for piece in pieces:
+            file.behind.put(piece)
+
+    caller = threading.Thread(target=put_all)
+    caller.start()
+    assert gate.reached.wait(60)
+    while len(file.behind._waiting) < 2:
+        pass
+    caller.join(0.05)
+    assert caller.is_alive() and len(file.behind._waiting) == 2
+    gate.open.set()
+    caller.join(60)
+    file.behind.drain()
+    assert np.array_equal(file.data[:3], np.concatenate([p.records for p in pieces]))
+    assert file.most == 2 * WIDTH
+
+
+def test_what_a_thread_could_not_write_is_the_next_callers_error():
+    rng, file = np.random.default_rng(3), File(9 * WIDTH)
+    file.failing = lambda: True
+    first, second = one(rng, 1), one(rng, 2)
+    file.behind.put(first)
+    while file.behind._thread is not None:
+        pass
+    for attempt in (lambda: file.behind.put(second), file.behind.drain):
+        with pytest.raises(OSError, match="the disk is full"):
+            attempt()
+        assert np.array_equal(file.read(np.array([1])), first.records)
+        assert not file.read(np.array([2])).any()
+    file.failing = lambda: False
+    file.behind.put(second)
+    file.behind.drain()
+    assert np.array_equal(file.data[1:3], np.concatenate([first.records, second.records]))
+
+
+def test_what_is_dropped_is_not_written():
+    rng, file = np.random.default_rng(4), File(9 * WIDTH)
+    gate = Gate(file)
+    pieces = [one(rng, position) for position in range(3)]
+    for piece in pieces:
+        file.behind.put(piece)
+    assert gate.reached.wait(60)
+    dropping = threading.Thread(target=file.behind.drop)
+    dropping.start()
+    while len(file.behind._waiting) > 1:
+        pass
+    gate.open.set()
+    dropping.join(60)
+    assert not file.behind._waiting and file.behind._thread is None
+    assert np.array_equal(file.data[:1], pieces[0].records) and not file.data[1:].any()
+
+
+def test_no_thread_lives_where_nothing_waits(monkeypatch):
+    rng, file = np.random.default_rng(5), File(0)
+    file.behind.put(some(rng, 20))
+    assert file.threads == [threading.current_thread().name]
+    monkeypatch.setattr(behind, "_WORTH_A_THREAD", 3 * WIDTH)
+    small = File(99 * WIDTH)
+    small.behind.put(some(rng, 2))
+    assert small.threads == [threading.current_thread().name]
+    small.behind.put(some(rng, 3))
+    small.behind.drain()
+    assert small.threads[1:] == ["tierstore-write"] and small.behind._thread is None
