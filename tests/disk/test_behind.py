@@ -84,7 +84,7 @@ def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
             piece = some(rng, int(rng.integers(1, ROWS)))
             positions, data = piece.positions.copy(), piece.records.copy()
             try:
-                file.behind.put(piece)
+                file.behind.put(piece, now=rng.random() < 0.2)
             except OSError:
                 found = file.read(positions)
                 taken = (found == data).all(axis=1)
@@ -200,3 +200,15 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
     small.behind.put(some(rng, 3))
     small.behind.drain()
     assert small.threads[1:] == ["tierstore-write"] and small.behind._thread is None
+
+
+def test_what_is_put_now_is_written_by_the_caller_behind_what_waits():
+    rng, file = np.random.default_rng(6), File(99 * WIDTH)
+    first, last = some(rng, 20), some(rng, 20)
+    expected = file.data.copy()
+    for piece in (first, last):
+        expected[piece.positions] = piece.records
+    file.behind.put(first)
+    file.behind.put(last, now=True)
+    assert file.threads == ["tierstore-write", threading.current_thread().name]
+    assert np.array_equal(file.data, expected) and not file.behind._waiting

@@ -27,7 +27,9 @@ class ArrayTier:
     ) -> None:
         out[:] = self.records[rows, lo:hi]
 
-    def write(self, rows: Any, records: Any, lo: int = 0, hi: int | None = None) -> None:
+    def write(
+        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, now: bool = False
+    ) -> None:
         assert np.unique(rows).size == rows.size
         self.records[rows, lo:hi] = records
 

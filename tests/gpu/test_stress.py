@@ -136,7 +136,9 @@ class NumberedRows:
     ) -> None:
         out.view(np.int64)[:] = rows[:, None]
 
-    def write(self, rows: Any, records: Any, lo: int = 0, hi: int | None = None) -> None:
+    def write(
+        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, now: bool = False
+    ) -> None:
         raise NotImplementedError
 
     def prefetch(self, rows: Any) -> None:

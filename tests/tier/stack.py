@@ -29,7 +29,9 @@ class ArrayTier:
         out[:] = self.records[rows, lo:hi]
         self.stats.count(requested=rows.size)
 
-    def write(self, rows: Rows, records: Records, lo: int = 0, hi: int | None = None) -> None:
+    def write(
+        self, rows: Rows, records: Records, lo: int = 0, hi: int | None = None, *, now: bool = False
+    ) -> None:
         assert np.unique(rows).size == rows.size
         if self.full:
             raise OSError("no space")

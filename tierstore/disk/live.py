@@ -39,6 +39,8 @@ _SENT_AT_ONCE = 1 << 20
 
 def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
     """Split ascending positions where the gap is wide or a piece would get long."""
+    if positions.size and positions[-1] - positions[0] == positions.size - 1:
+        return [slice(0, positions.size)]
     blocks = positions // max(1, _PIECE_BYTES // record_bytes)
     wide = np.diff(positions) > 1 + _NEAR_BYTES // record_bytes
     edges = [0, *(1 + np.flatnonzero(wide | (np.diff(blocks) != 0))).tolist(), positions.size]
@@ -80,20 +82,22 @@ class LiveDelta:
         positions: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
+        *,
+        now: bool = False,
     ) -> None:
         """Put records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
-        Nothing is durable before the delta is sealed and synced. If the disk is full nothing has
-        changed. If a write fails, records it was to replace may be damaged: until they are put
-        again they cannot be read, nor the delta be sealed. So it is if records that were put before
-        cannot be written; those are not lost.
+        With `now` they are in the file on return. Nothing is durable before the delta is sealed
+        and synced. If the disk is full nothing has changed. If a write fails, records it was to
+        replace may be damaged: until they are put again they cannot be read, nor the delta be
+        sealed. So it is if records that were put before cannot be written; those are not lost.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, records = positions[order], rows[order], records[order]
-        self._behind.put(Piece(positions, rows, records))
+        self._behind.put(Piece(positions, rows, records), now=now)
         self._ids[positions] = rows
         self.count = count
 

@@ -239,10 +239,13 @@ class DiskTier:
         records: npt.NDArray[np.uint8],
         lo: int = 0,
         hi: int | None = None,
+        *,
+        now: bool = False,
     ) -> None:
         """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
 
-        The rest of each record is kept. On a full disk: StoreFullError, nothing changed.
+        The rest of each record is kept. With `now` all is in the file on return; else a thread may
+        see to that. On a full disk: StoreFullError, nothing changed.
         """
         if not rows.size:
             return
@@ -258,29 +261,28 @@ class DiskTier:
             self._superseded = 0
         start, first = int(self._starts[-1]), live.count
         places = self._index[rows]
-        known = places > start  # in the live delta already
-        superseded = int(np.count_nonzero(known))
-        if live.scattered(places[known].astype(np.int64) - 1 - start):
-            added = np.arange(rows.size)
-        else:
-            added, superseded = np.flatnonzero(~known), 0
-        positions = places.astype(np.int64) - 1 - start
-        positions[added] = np.arange(first, first + added.size)
-        self._check_positions(start + first + added.size)
-        replaced = _grown(self._replaced, first + added.size)
+        known = np.flatnonzero(places > start)  # in the live delta already
+        there = places[known].astype(np.int64) - 1 - start
+        positions, superseded = np.arange(first, first + rows.size), known.size
+        if superseded and not live.scattered(there):
+            added, superseded = np.flatnonzero(places <= start), 0
+            positions[added], positions[known] = positions[: added.size].copy(), there
+        count = first + rows.size - known.size + superseded
+        self._check_positions(start + count)
+        replaced = _grown(self._replaced, count)
         try:
-            live.put(positions, rows, records)
+            live.put(positions, rows, records, now=now)
         except StoreFullError:
             if not superseded:
                 raise
             live.full = True
-            self.write(rows, records)
+            self.write(rows, records, now=now)
             return
-        before = places[added]
-        before[before > start] = replaced[before[before > start] - 1 - start]
-        replaced[first : first + added.size] = before
+        places[known] = replaced[there]
+        new = slice(None) if count == first + rows.size else positions >= first
+        replaced[first:count] = places[new]
         self._replaced = replaced
-        self._index[rows[added]] = (positions[added] + 1 + start).astype(np.int32)
+        self._index[rows[new]] = positions[new] + 1 + start
         self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
         self._superseded += superseded
         if self._superseded > live.count // 2 and not live.full:

@@ -31,8 +31,13 @@ class Tier(Protocol):
         `admit=False` leaves the tier's choice of rows to keep as it is.
         """
 
-    def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
+    def write(
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, now: bool = False
+    ) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
+
+        `now` says that somebody waits for them to be in a file: no thread is to do that later.
+        """
 
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings `rows` nearer, if anything does, to be called without any lock."""

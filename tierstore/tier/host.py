@@ -129,14 +129,7 @@ class HostTier:
             rowcopy.scatter(out, which[part], block)
 
     def _read_below(
-        self,
-        rows: Rows,
-        which: npt.NDArray[np.intp],
-        out: Bytes,
-        lo: int,
-        hi: int,
-        *,
-        admit: bool,
+        self, rows: Rows, which: npt.NDArray[np.intp], out: Bytes, lo: int, hi: int, *, admit: bool
     ) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`."""
         which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
@@ -145,8 +138,13 @@ class HostTier:
             for part, records in below:
                 out[which[part]] = records[:, lo:hi]
 
-    def write(self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct."""
+    def write(
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, now: bool = False
+    ) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
+
+        `now` is for tiers that write to files.
+        """
         hi = self.record_bytes if hi is None else hi
         records = np.ascontiguousarray(records)
         if (lo, hi) == (0, self.record_bytes):
@@ -269,12 +267,12 @@ class HostTier:
             raise
         return np.concatenate([slots, victims])
 
-    def _write_back(self, slots: Slots) -> None:
+    def _write_back(self, slots: Slots, *, now: bool = False) -> None:
         """Hand the records in `slots` to the tier below; afterwards they are clean."""
         for part in self._parts(slots.size):
             block = self._stage[: slots[part].size]
             rowcopy.gather(self.records, slots[part], block)
-            self.below.write(self.map.rows(slots[part]), block)
+            self.below.write(self.map.rows(slots[part]), block, now=now)
             self.map.dirty[slots[part]] = 0
         self.stats.count(write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes)
 
@@ -371,7 +369,7 @@ class HostTier:
     def flush(self) -> None:
         """Hand every changed record to the tier below, by ascending row, and flush that."""
         dirty = self._changed()
-        self._write_back(dirty[np.argsort(self.map.rows(dirty))])
+        self._write_back(dirty[np.argsort(self.map.rows(dirty))], now=True)
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:
