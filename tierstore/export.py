@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 from tierstore.formats.dtypes import Converter
-from tierstore.formats.registry import format_of, is_store, open_sink, path_of
+from tierstore.formats.registry import format_of, is_store, open_sink, path_of, reached
 from tierstore.formats.seam import block_rows_for
 from tierstore.spec import DTYPES, check_dtype
 
@@ -58,9 +58,9 @@ def export_table(
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file; see `tierstore.formats` for the suffixes. Or a zarr store, such as
-            `zarr.storage.FsspecStore.from_url("s3://bucket/items.zarr")`: it has no rename, so
-            readers see it grow, and `load_table` refuses it until it is complete.
+        out: the file; see `tierstore.formats` for the suffixes. Or a URL that fsspec knows, such
+            as "s3://bucket/items.zarr", or a zarr store: these have no rename, so readers see them
+            grow, and `load_table` refuses them until they are complete.
         field: the field to write; the first if None.
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
@@ -82,6 +82,7 @@ def export_table(
         UnknownNameError: no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    out = reached(out, write=True)
     path, into_store = path_of(out), is_store(out)
     if not into_store:
         _refuse_inside_store(path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import click
 
 from tierstore.budget import format_bytes
@@ -20,6 +17,7 @@ from tierstore_cli.params import (
     TABLE,
     VERSION,
     Place,
+    PlaceType,
     RowRange,
     Rows,
     full_name,
@@ -29,7 +27,7 @@ from tierstore_cli.progress import Progress
 
 @click.command(cls=Command)
 @READ_STORE
-@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=PlaceType())
 @TABLE
 @FIELD
 @click.option("--rows", type=RowRange(), help="Only rows A up to but without B.")
@@ -40,7 +38,7 @@ from tierstore_cli.progress import Progress
 def export(
     out: Output,
     store: Place,
-    target: Path,
+    target: Place,
     table: str | None,
     field: str | None,
     rows: Rows | None,
@@ -53,7 +51,8 @@ def export(
 
     Rows are streamed: memory stays flat whatever the size. The table's keys are written along
     where the format has a place for them; .vec, .txt, .bin and .tsv number the rows if there are
-    none. A trainer may go on writing meanwhile: one version is exported.
+    none. A trainer may go on writing meanwhile: one version is exported. A .zarr may be a URL that
+    fsspec knows.
 
     \b
     Examples:
@@ -62,6 +61,7 @@ def export(
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
       tierstore export emb.tier epoch3.npy --version 812 --force
+      tierstore export emb.tier s3://bucket/items.zarr --table item
     """
     with open_store(store, version=version) as opened, Progress("exporting") as progress:
         version, chosen = opened.version, choose_table(opened, table)
@@ -81,7 +81,7 @@ def export(
         "version": version,
         "table": chosen.name,
         "field": field,
-        "out": os.path.abspath(target),
+        "out": full_name(target),
         "rows": done.rows,
         "dim": done.dim,
         "dtype": done.dtype,

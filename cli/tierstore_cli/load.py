@@ -33,8 +33,9 @@ def load(
     """Load the rows of SRC into a table of STORE, in place of all rows it had.
 
     SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv or .tsv file; FILE:NAME
-    picks one of several arrays in it. A store or table that does not exist is made, with the shape
-    and element type of the file. Other fields of a table stay as they are.
+    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. A store or table
+    that does not exist is made, with the shape and element type of the file. Other fields of a
+    table stay as they are.
 
     \b
     Examples:

@@ -37,3 +37,24 @@ def test_a_store_goes_there_and_comes_back(run, run_json, tmp_path, url):
 def test_what_writes_wants_a_disk(run, url, tmp_path, command):
     given = {"load": [tmp_path / "a.npy"], "init": ["--rows", 1, "--dim", 1]}.get(command, [])
     assert "is not on a disk" in run(command, url, *given, code=2).stderr
+
+
+def test_rows_go_to_a_url_and_come_back(run, run_json, tmp_path):
+    path, there = tmp_path / "emb.tier", f"memory://{uuid.uuid4().hex}/items.zarr"
+    run("init", path, "--table", "item", "--rows", 500, "--dim", 4, "--init", "normal(0,1)")
+    assert run_json("export", path, there)["out"] == there
+    assert run_json("load", path, there, "--table", "back")["source"] == there
+    with tierstore.open(path) as store:
+        ids = np.arange(500)
+        assert np.array_equal(store["back"].read(ids), store["item"].read(ids))
+    run("export", path, there, "--table", "item", code=1)
+    run("export", path, there, "--table", "item", "--force")
+
+
+@pytest.mark.parametrize("command", ["load", "export"])
+def test_files_of_other_formats_are_on_a_disk(run, tmp_path, command):
+    path, there = tmp_path / "emb.tier", f"memory://{uuid.uuid4().hex}/items.npy"
+    run("init", path, "--table", "item", "--rows", 5, "--dim", 4)
+    assert (
+        "only .zarr is read from and written to a URL" in run(command, path, there, code=1).stderr
+    )

@@ -21,6 +21,7 @@ from tierstore.formats import (
 )
 from tierstore.formats.seam import Format, Source, Wanted
 from tierstore.formats.sink import Sink, open_sink_of
+from tierstore.io import reach
 from tierstore.spec import check_dtype
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "open_sink",
     "open_source",
     "path_of",
+    "reached",
     "split_name",
 ]
 
@@ -91,6 +93,15 @@ def path_of(where: Any) -> Path:
     return Path(f"{where}".rstrip("/").removesuffix(".zarr") + ".zarr")
 
 
+def reached(where: Any, *, write: bool = False) -> Any:
+    """Return the zarr store that a URL stands for; anything else as it is."""
+    if not isinstance(where, str) or "://" not in where:
+        return where
+    if not where.rstrip("/").endswith(".zarr"):
+        raise InvalidInputError(f"{where}: only .zarr is read from and written to a URL")
+    return reach(where, write=write)
+
+
 def is_store(where: Any) -> bool:
     """Whether this is a zarr store rather than a path."""
     return not isinstance(where, str | os.PathLike)
@@ -101,7 +112,7 @@ def open_source(path: Any, *, field: str | None = None, text_dtype: str = "float
 
     Args:
         path: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; or
-            a zarr store, such as `zarr.storage.FsspecStore.from_url("s3://bucket/items.zarr")`.
+            a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr store.
         field: the one to prefer where no name is given; a file that holds just one needs neither.
         text_dtype: the element type that formats in text, which name none, are read as.
 
@@ -110,6 +121,7 @@ def open_source(path: Any, *, field: str | None = None, text_dtype: str = "float
         InvalidInputError: the suffix is unknown; the message lists the known ones.
         MissingExtraError: the format needs a package that is not installed.
     """
+    path = reached(path)
     if is_store(path):
         return zarr.open_in(path, path_of(path), Wanted(None, field, check_dtype(text_dtype)))
     file, name = split_name(path)

@@ -10,7 +10,7 @@ store that is only read may also be objects of a zarr store, behind the same cla
 from tierstore.io.directory import Directory
 from tierstore.io.file import File
 from tierstore.io.mapping import map_files
-from tierstore.io.objects import ObjectFile, Objects, locate, read_ranges
+from tierstore.io.objects import ObjectFile, Objects, locate, reach, read_ranges
 from tierstore.io.publishing import publish
 from tierstore.io.system import filesystem
 
@@ -23,5 +23,6 @@ __all__ = [
     "locate",
     "map_files",
     "publish",
+    "reach",
     "read_ranges",
 ]

@@ -25,7 +25,7 @@ from tierstore.errors import (
 from tierstore.io.directory import Directory, component
 from tierstore.io.file import Buffer, File
 
-__all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "read_ranges"]
+__all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "reach", "read_ranges"]
 
 T = TypeVar("T")
 
@@ -52,19 +52,11 @@ class Objects:
     def open(self, *, write: bool = False) -> ObjectDirectory:
         """Open it; raises MissingExtraError for a URL without fsspec, InvalidInputError."""
         from zarr.abc.store import Store
-        from zarr.storage import FsspecStore, StorePath
+        from zarr.storage import StorePath
 
         where, prefix = self._where, ""
         if isinstance(where, str):
-            try:
-                where = FsspecStore.from_url(where, read_only=not write)
-            except ImportError as error:
-                raise MissingExtraError(
-                    f"{self.name} cannot be reached ({error}); pip install 'zarr[remote]', and "
-                    "what this kind of store needs beside it"
-                ) from error
-            except ValueError as error:
-                raise InvalidInputError(f"{self.name} cannot be reached: {error}") from error
+            where = reach(where, write=write)
         elif isinstance(where, StorePath):
             where, prefix = where.store, where.path
         if not isinstance(where, Store):
@@ -73,6 +65,24 @@ class Objects:
                 "'s3://bucket/emb.tier' or zarr.storage.MemoryStore()"
             )
         return ObjectDirectory(where, prefix, self.name)
+
+
+def reach(url: str, *, write: bool = False) -> Any:
+    """Return the zarr store at a URL that fsspec knows.
+
+    Raises MissingExtraError where there is no fsspec, or not what it needs; InvalidInputError.
+    """
+    from zarr.storage import FsspecStore
+
+    try:
+        return FsspecStore.from_url(url, read_only=not write)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{url} cannot be reached ({error}); pip install 'zarr[remote]', and "
+            "what this kind of store needs beside it"
+        ) from error
+    except ValueError as error:
+        raise InvalidInputError(f"{url} cannot be reached: {error}") from error
 
 
 def locate(where: Any) -> Path | Objects:
