@@ -7,7 +7,8 @@
 // staging, and `install` and `complete` end the batch.
 //
 // The direct map slot_of[row] holds a slot, or ABSENT, or for the length of a batch CLAIMED and then
-// FIRST - m for the m-th missed row. KEPT marks a row that a lease uses in host memory itself; it
+// FIRST - m for the m-th missed row. Where it is worth while they are numbered as they lie in host
+// memory, so that neighbours are copied at about the same time; see `put_in_order`. KEPT marks a row that a lease uses in host memory itself; it
 // must not be promoted before the lease ends.
 //
 // Least recently used: stamp[slot] is the number of the batch that used it last. Victims are the
@@ -41,9 +42,11 @@ static const u32 BINS = 2048;     // of one pass of the radix select, at most
 static const u32 PASSES = 3;        // 8, 11 and 11 bits of a number
 static const u32 STAMPS = 8;      // that a thread looks at together
 static const u32 WINDOW = 64;     // most prefetches whose rows may be pinned
+static const u32 STRETCHES = 4096;  // of host memory, at most
 static const u32 LINK_BLOCKS = 64, LINK_ROWS = 64;  // blocks that use the link at once; rows for each
 
-// What happens between launches stays here. `gate` and `histogram` are zero whenever none is running.
+// What happens between launches stays here. `gate` and all that counts by bins or stretches are zero
+// whenever no batch is under way.
 struct Counters {
     u64 bad_position;             // of the first id outside the table, in its batch
     i64 bad_row;                  // that id
@@ -60,6 +63,8 @@ struct Counters {
     u32 gate;                     // grid_barrier
     u32 moves[WINDOW];            // slots that each recent prefetch took
     u32 histogram[PASSES][BINS];
+    u32 claims_in[STRETCHES], waits_in[STRETCHES];    // each stretch; how many there are
+    u32 claims_done[STRETCHES], waits_done[STRETCHES];  // how many of them are in order
 };
 
 struct Tier {
@@ -80,6 +85,7 @@ struct Tier {
     float *key;                   // [capacity]: what the row in the slot is worth
     i64 rows, record;
     u32 capacity, direct;
+    u32 stretch;                  // 2^stretch rows follow each other in one stretch of host memory
 };
 
 struct Batch {
@@ -91,6 +97,8 @@ struct Batch {
     // Workspace, n entries each.
     u32 *deferred;                // positions that must wait for a copy
     i64 *missed;                  // claimed rows; ~row where the row is KEPT
+    u32 *waits;                   // `deferred` and `missed` before they are in order, the latter as
+    i32 *claims;                  // positions, or ~position where the row is KEPT
     i32 *place;                   // their slots
     u32 *contest;                 // for rows without a slot: what mark is for a slot
     i32 *entry;                   // READ: slot of each position, or DEFERRED, or OUTSIDE
@@ -110,6 +118,7 @@ struct Batch {
     u32 width;                    // bytes that one access may move: 16, 8, 4, 2 or 1
     u32 now;                      // number of this batch
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
+    u32 in_order;                 // missed rows and deferred positions are put in order
     u32 admit;                    // missed rows are promoted, not just read or written where they are
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
@@ -142,6 +151,21 @@ __device__ u32 warp_sum(u32 value) {
         if (lane() >= d) value += left;
     }
     return value;
+}
+
+// The sum over the threads of the block up to the caller's; *total becomes that over all.
+__device__ u32 block_sum(u32 value, u32 *total) {
+    __shared__ u32 totals[THREADS / 32];
+    u32 through = warp_sum(value);
+    if (lane() == 31) totals[threadIdx.x >> 5] = through;
+    __syncthreads();
+    *total = 0;
+    for (u32 w = 0; w < THREADS / 32; ++w) {
+        if (w < threadIdx.x >> 5) through += totals[w];
+        *total += totals[w];
+    }
+    __syncthreads();
+    return through;
 }
 
 // Give every lane that asks an index of its own, counting on from *count.
@@ -351,11 +375,19 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
         }
     }
     const u32 d = append(&c->deferred, waits);
-    if (waits) b.deferred[d] = (u32)position;
+    if (waits) {
+        (b.in_order ? b.waits : b.deferred)[d] = (u32)position;
+        if (b.in_order) atomicAdd(c->waits_in + (row >> t.stretch), 1u);
+    }
     const u32 m = append(&c->missed, claims);
     if (claims) {
-        b.missed[m] = kept ? ~row : row;
-        t.slot_of[row] = FIRST - (i32)m;
+        if (b.in_order) {
+            b.claims[m] = kept ? ~(i32)position : (i32)position;
+            atomicAdd(c->claims_in + (row >> t.stretch), 1u);
+        } else {
+            b.missed[m] = kept ? ~row : row;
+            t.slot_of[row] = FIRST - (i32)m;
+        }
         if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
     }
     if (b.mode == READ && mine) b.entry[position] = outside ? OUTSIDE : waits ? DEFERRED : slot;
@@ -378,6 +410,47 @@ __device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
         }
         copy(source, target, span, b.bytes, b.width);
     }
+}
+
+// ------------------------------------------------------------------------------------------- order
+
+// first[s] = how many items lie in the stretches before s. Every block does this for itself.
+__device__ void begin_stretches(const u32 *items_in, u32 *first) {
+    const u32 each = STRETCHES / THREADS;
+    u32 sum = 0, total;
+    for (u32 j = 0; j < each; ++j) sum += items_in[threadIdx.x * each + j];
+    u32 before = block_sum(sum, &total) - sum;
+    for (u32 j = 0; j < each; ++j) {
+        first[threadIdx.x * each + j] = before;
+        before += items_in[threadIdx.x * each + j];
+    }
+    __syncthreads();
+}
+
+// Number the claimed rows, and list the waiting positions, stretch by stretch of host memory, so that
+// copies which run side by side need few translations of addresses; see ordering.py. A counting sort.
+__device__ void put_in_order(const Tier &t, const Batch &b, u32 missed, u32 deferred) {
+    __shared__ u32 first[STRETCHES];
+    Counters *const c = t.counters;
+    if (blockIdx.x * blockDim.x < missed) {
+        begin_stretches(c->claims_in, first);
+        for (u32 i = thread(); i < missed; i += threads()) {
+            const i32 claim = b.claims[i];
+            const i64 row = b.ids[claim < 0 ? ~claim : claim];
+            const u32 m = first[row >> t.stretch] + atomicAdd(c->claims_done + (row >> t.stretch), 1u);
+            b.missed[m] = claim < 0 ? ~row : row;
+            t.slot_of[row] = FIRST - (i32)m;
+        }
+    }
+    grid_barrier(&c->gate);  // `deferred` is where the claims were, and victims come where the waits are
+    if (blockIdx.x * blockDim.x < deferred) {
+        begin_stretches(c->waits_in, first);
+        for (u32 i = thread(); i < deferred; i += threads()) {
+            const u32 position = b.waits[i], s = (u32)(b.ids[position] >> t.stretch);
+            b.deferred[first[s] + atomicAdd(c->waits_done + s, 1u)] = position;
+        }
+    }
+    grid_barrier(&c->gate);
 }
 
 // ----------------------------------------------------------------------------------------- victims
@@ -447,18 +520,10 @@ __device__ void count_ranks(const Tier &t, const Batch &b, u32 prefix, u32 above
 // Find the bin that holds the wanted-th item: result = {bin, items below it}. Clips *wanted to what
 // there is. Every block does this for itself.
 __device__ void pick_bin(const u32 *histogram, u32 bins, u32 *wanted, u32 *result) {
-    __shared__ u32 totals[THREADS / 32 + 1];
     const u32 each = bins / THREADS;
-    u32 sum = 0;
+    u32 sum = 0, total;
     for (u32 j = 0; j < each; ++j) sum += histogram[threadIdx.x * each + j];
-    u32 through = warp_sum(sum);
-    if (lane() == 31) totals[threadIdx.x >> 5] = through;
-    __syncthreads();
-    u32 total = 0;
-    for (u32 w = 0; w < THREADS / 32; ++w) {
-        if (w < threadIdx.x >> 5) through += totals[w];
-        total += totals[w];
-    }
+    const u32 through = block_sum(sum, &total);
     if (*wanted > total) *wanted = total;
     u32 below = through - sum;
     if (below < *wanted && *wanted <= through) {
@@ -618,8 +683,8 @@ __device__ u32 prefetch_room(const Tier &t, const Batch &b) {
 
 // ---------------------------------------------------------------------------------------- complete
 
-__device__ void serve_deferred(const Tier &t, const Batch &b) {
-    const Team team = everyone();
+// Copy the rows of a READ that had to be waited for, those in slots, those in host memory, or both.
+__device__ void serve_deferred(const Tier &t, const Batch &b, Team team, bool slots, bool host) {
     const u32 deferred = t.counters->deferred;
     const u32 span = span_for(team, deferred);
     for (u64 base = (u64)team.warp * span; base < deferred; base += (u64)team.warps * span) {
@@ -630,10 +695,10 @@ __device__ void serve_deferred(const Tier &t, const Batch &b) {
             const i64 row = b.ids[position];
             const i32 entry = t.slot_of[row];
             u32 *contest;
-            source = locate(t, b, row, entry, &contest);
+            if (entry >= 0 ? slots : host) source = locate(t, b, row, entry, &contest);
             if (source) source += b.lo;
             target = (u64)(b.data + (i64)position * b.bytes);
-            if (entry >= 0) touch(t, b, entry, t.stamp[entry], HELD);
+            if (entry >= 0 && slots) touch(t, b, entry, t.stamp[entry], HELD);
         }
         copy(source, target, span, b.bytes, b.width);
     }
@@ -664,26 +729,29 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
     }
 }
 
-// Copy what won into its record, and mark that dirty.
-__device__ void write_winners(const Tier &t, const Batch &b, Team team) {
-    const u32 span = span_for(team, b.n);
-    for (i64 base = (i64)team.warp * span; base < b.n; base += (i64)team.warps * span) {
-        const i64 position = base + lane();
+// Copy what won into its record, and mark that dirty: records in slots, those in host memory, which
+// only deferred positions have, or both.
+__device__ void write_winners(const Tier &t, const Batch &b, Team team, bool slots, bool host) {
+    const u64 items = slots ? b.n : t.counters->deferred;
+    const u32 span = span_for(team, items);
+    for (u64 base = (u64)team.warp * span; base < items; base += (u64)team.warps * span) {
+        const u64 item = base + lane();
+        i64 position = 0;
         u64 target = 0;
-        if (lane() < span && position < b.n) {
+        if (lane() < span && item < items) {
+            position = slots ? item : b.deferred[item];
             const i64 row = b.ids[position];
-            if ((u64)row < (u64)t.rows) {
-                const i32 entry = t.slot_of[row];
-                u32 *contest;
+            const i32 entry = (u64)row < (u64)t.rows ? t.slot_of[row] : ABSENT;
+            u32 *contest;
+            if (entry >= 0 ? slots : host && entry <= FIRST)
                 target = locate(t, b, row, entry, &contest);
-                if (target && *(volatile u32 *)contest == (u32)position + 1) {
-                    *contest = 0;
-                    target += b.lo;
-                    if (entry >= 0) t.dirty[entry] = 1;
-                    else if (t.direct) mark_host(t, row);
-                } else {
-                    target = 0;
-                }
+            if (target && *(volatile u32 *)contest == (u32)position + 1) {
+                *contest = 0;
+                target += b.lo;
+                if (entry >= 0) t.dirty[entry] = 1;
+                else if (t.direct) mark_host(t, row);
+            } else {
+                target = 0;
             }
         }
         copy(target ? (u64)(b.data + position * b.bytes) : 0, target, span, b.bytes, b.width);
@@ -720,6 +788,8 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     }
     if (missed)
         for (u32 i = thread(); i < PASSES * BINS; i += threads()) c->histogram[0][i] = 0;
+    for (u32 i = thread(); b.in_order && i < STRETCHES; i += threads())
+        c->claims_in[i] = c->waits_in[i] = c->claims_done[i] = c->waits_done[i] = 0;
     if (thread() == 0) {
         c->missed_ids += deferred;
         c->missed_rows += missed;
@@ -732,43 +802,44 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     }
 }
 
+// How many blocks use the link for a number of misses, of at least two in all: more do not make it
+// faster, less so where few at a time keep to the order, and the others have hits to copy.
+__device__ u32 link_blocks(const Batch &b, u32 missed) {
+    const u32 most = b.in_order ? LINK_BLOCKS / 2 : LINK_BLOCKS;
+    u32 blocks = (missed + LINK_ROWS - 1) / LINK_ROWS;
+    if (blocks > most) blocks = most;
+    return blocks < gridDim.x ? blocks : gridDim.x - 1;
+}
+
 __device__ void finish(const Tier &t, const Batch &b) {
     Counters *const c = t.counters;
     const bool waiting = c->deferred != 0;
-    if (b.mode == READ) {
-        if (!waiting) return;
-        serve_deferred(t, b);
-    } else {
-        if (waiting) {
-            admit_deferred(t, b);
-            grid_barrier(&c->gate);
-        }
-        // Where the link decides, because many records stay in host memory, few blocks use it best.
-        const bool far = 16ull * (c->missed - c->victims) > (u64)b.n;
-        const u32 blocks = far && gridDim.x > LINK_BLOCKS ? LINK_BLOCKS : gridDim.x;
-        if (b.mode == WRITE && blockIdx.x < blocks) write_winners(t, b, team(0, blocks));
-        else if (b.mode == LEASE && b.last) write_positions(t, b);
-        if (b.mode == WRITE && !waiting) return;
+    if (waiting && b.mode != READ) {
+        admit_deferred(t, b);
+        grid_barrier(&c->gate);
     }
-    if (b.last) tidy(t, b);
-}
-
-// How many blocks use the link for a number of misses, of at least two in all: more do not make it
-// faster, and the others have hits to copy.
-__device__ u32 link_blocks(u32 missed) {
-    u32 blocks = (missed + LINK_ROWS - 1) / LINK_ROWS;
-    if (blocks > LINK_BLOCKS) blocks = LINK_BLOCKS;
-    return blocks < gridDim.x ? blocks : gridDim.x - 1;
+    if (b.mode == LEASE) {
+        if (b.last) write_positions(t, b);
+    } else if (waiting || b.mode == WRITE) {
+        // Where rows stay in host memory, some blocks copy those, and all others what is in slots.
+        const u32 link = link_blocks(b, c->missed - c->victims);
+        const bool far = blockIdx.x < link, both = link == 0;
+        const Team part = far ? team(0, link) : team(link, gridDim.x - link);
+        if (b.mode == READ) serve_deferred(t, b, part, !far, far || both);
+        else write_winners(t, b, part, !far, far || both);
+    }
+    if (b.last && (waiting || b.mode == LEASE)) tidy(t, b);
 }
 
 // Fetch what was claimed, and copy beside that what was there. Cooperative.
 extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const Tier t, const Batch b) {
     Counters *const c = t.counters;
-    const u32 missed = c->missed;
+    const u32 missed = c->missed, deferred = c->deferred;
     if (thread() == 0 && !c->bad && c->bad_position != NO_POSITION) {
         c->bad_row = b.ids[c->bad_position];
         c->bad = 1;
     }
+    if (b.in_order && (missed || deferred)) put_in_order(t, b, missed, deferred);
     if (missed) {
         const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : b.admit ? missed : 0;
         if (room) {
@@ -778,7 +849,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
             grid_barrier(&c->gate);
         }
         const bool stays = room == 0 && t.direct && b.mode != LEASE;
-        const u32 link = stays ? 0 : link_blocks(missed);
+        const u32 link = stays ? 0 : link_blocks(b, missed);
         if (b.mode == PREFETCH) plan_moves(t, b);
         else if (blockIdx.x < link) swap_records(t, b, team(0, link));
         else if (b.mode == READ) serve_hits(t, b, team(link, gridDim.x - link));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class Twin:
         self.tier = GpuTier(self.host, slots=slots, device=place.device, policy=policy)
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
+        toss = np.random.default_rng(seed + 1)
+        self.tier.ordering = mock.Mock(gains=lambda *_, **__: toss.random() < 0.5)
         self.from_host = 0.3
         self.leases: list[tuple[GpuLease, np.ndarray]] = []
         self.announced: list[np.ndarray] = []
@@ -174,9 +177,12 @@ class Twin:
         high = int(self.rng.integers(low + 1, record // width + 1))
         return low * width, high * width
 
-    def work(self, steps: int, sizes: tuple[int, ...] = (0, 1, 3, 33, 200)) -> None:
+    def work(
+        self, steps: int, sizes: tuple[int, ...] = (0, 1, 3, 33, 200), *, discards: bool = False
+    ) -> None:
         names = ["read", "write", "lease", "release", "fetch", "flush", "discard"]
-        for name in self.rng.choice(names, steps, p=[0.3, 0.25, 0.15, 0.08, 0.19, 0.02, 0.01]):
+        shares = [0.3, 0.25, 0.15, 0.08, 0.2, 0.02, 0.02 * discards]
+        for name in self.rng.choice(names, steps, p=np.divide(shares, sum(shares))):
             ids = self.ids(int(self.rng.choice(sizes)))
             if name != "fetch" and self.announced and self.rng.random() < 0.7:
                 ids = self.announced.pop(0)

@@ -23,7 +23,7 @@ def test_random_work(place: Place, seed: int) -> None:
         policy=[None, lru(), lfu(3), static(rng.random(rows)), lookahead(), None][seed // 4],
         seed=seed,
     ) as twin:
-        twin.work(50)
+        twin.work(50, discards=True)
         twin.check()
 
 

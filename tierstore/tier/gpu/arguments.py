@@ -23,6 +23,7 @@ class Mode:
     """What a batch does with its rows."""
 
     READ, WRITE, LEASE, PREFETCH = range(4)
+    RANGES = ("tierstore.read", "tierstore.write", "tierstore.lease", "tierstore.fetch")
 
 
 class TierArgument(ctypes.Structure):
@@ -49,6 +50,7 @@ class TierArgument(ctypes.Structure):
         ("record", _I64),
         ("capacity", _U32),
         ("direct", _U32),
+        ("stretch", _U32),
     )
 
 
@@ -64,6 +66,8 @@ class BatchArgument(ctypes.Structure):
         ("bytes", _I64),
         ("deferred", _POINTER),
         ("missed", _POINTER),
+        ("waits", _POINTER),
+        ("claims", _POINTER),
         ("place", _POINTER),
         ("contest", _POINTER),
         ("entry", _POINTER),
@@ -86,6 +90,7 @@ class BatchArgument(ctypes.Structure):
         ("mode", _U32),
         ("load", _U32),
         ("last", _U32),
+        ("in_order", _U32),
         ("admit", _U32),
         ("alone", _U32),
         ("arrival", _U32),
@@ -142,8 +147,8 @@ COUNTERS = np.dtype(
 )
 """The part of `struct Counters` that the host looks at; it comes first."""
 
-COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048)) // 8)
-"""All of it: the moves of recent prefetches and the histograms follow."""
+COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * 4096)) // 8)
+"""All of it: the moves of recent prefetches, histograms and counts by stretch follow."""
 
 
 class Arguments:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tierstore.errors import CapacityError
 from tierstore.tier.gpu.arguments import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore.tier.gpu.ordering import stretch
 from tierstore.tier.host import HostTier
 from tierstore.transfer import Device
 
@@ -51,6 +52,7 @@ class GpuMemory:
             rows=rows,
             record=record_bytes,
             capacity=slots,
+            stretch=stretch(rows),
             **{name: device.pointer(array) for name, array in self._arrays.items()},
         )
         device.fill(self.argument.poison, 0xFF, record_bytes, 0)
@@ -163,7 +165,10 @@ class Workspace:
         if prefetch:
             self._arrays["count"] = device.allocate(2, "u4")
         self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
+        # What is put in order is not needed any more when the other list of a pair is begun.
+        self._pointers["claims"] = self._pointers["leaving" if prefetch else "deferred"]
         if not prefetch:
+            self._pointers["waits"] = self._pointers["place"]
             # No batch needs both.
             self._pointers["entry"] = self._pointers["contest"]
 

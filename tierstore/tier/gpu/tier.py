@@ -25,6 +25,7 @@ from tierstore.tier.gpu.lease import GpuLease
 from tierstore.tier.gpu.mailbox import Mailbox
 from tierstore.tier.gpu.memory import GpuMemory, Workspace
 from tierstore.tier.gpu.order import Order
+from tierstore.tier.gpu.ordering import Ordering
 from tierstore.tier.gpu.staging import Staging
 from tierstore.tier.gpu.worth import Worth, goes_by_worth
 from tierstore.tier.host import HostTier
@@ -73,6 +74,7 @@ class GpuTier:
         if self._staging is not None:
             self._staging.bind(self._arguments)
         self.order = Order(device)
+        self.ordering = Ordering(host, self.slots)
         self._worth = Worth(policy, self.memory, self.order) if policy and worth else None
         self._probe = self.order.kernels["probe"][0]
         self._fence = self.order.kernels["fence"][0]
@@ -115,8 +117,7 @@ class GpuTier:
         take the place of others; with `admit=False` they are copied and not kept.
         """
         for part, first in self._inbox.split(rows, self._undivided):
-            self._begin(Mode.READ, part, stream)
-            self._batch.admit = int(admit)
+            self._begin(Mode.READ, part, stream, admit=admit)
             self.describe(self._batch, out, lo, hi, first)
             self._run()
             self._counts.read(part.shape[0], self._batch.bytes)
@@ -138,8 +139,7 @@ class GpuTier:
         """
         for part, first in self._inbox.split(rows, self._undivided):
             self.changes += 1
-            self._begin(Mode.WRITE, part, stream)
-            self._batch.admit = int(admit)
+            self._begin(Mode.WRITE, part, stream, admit=admit)
             self.describe(self._batch, records, lo, hi, first)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
@@ -192,7 +192,7 @@ class GpuTier:
         batch = BatchArgument()
         workspace.bind(batch)
         arguments = Arguments(self.memory.argument, batch)
-        with self.device.range("tierstore.fetch"):
+        with self.device.range(Mode.RANGES[Mode.PREFETCH]):
             self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
             batch.arrival += 1
             if batch.alone or self._fetches.held + rows.shape[0] > self.slots // 2:
@@ -220,6 +220,8 @@ class GpuTier:
         stream: int | None,
         batch: BatchArgument | None = None,
         workspace: Workspace | None = None,
+        *,
+        admit: bool = True,
     ) -> None:
         """Describe the batch to come, all but its data; a prefetch has one of its own."""
         n = rows.shape[0]
@@ -243,7 +245,9 @@ class GpuTier:
         batch.n = n
         batch.mode = mode
         batch.now = self._now
-        batch.load = batch.last = batch.admit = 1
+        batch.load = batch.last = 1
+        batch.admit = int(admit)
+        batch.in_order = int(self.ordering.gains(n, mode, admit=admit))
         batch.alone = int(
             self._staging is None
             or self._staging.complete
@@ -266,7 +270,7 @@ class GpuTier:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
         stream, blocks = self.order.stream, self._promote_blocks
-        with self.device.range(_RANGES[arguments.batch.mode]):
+        with self.device.range(Mode.RANGES[arguments.batch.mode]):
             self._find(arguments, stream)
             if self._fetches:
                 self._fence(1, arguments.address, stream)
@@ -400,8 +404,3 @@ class GpuTier:
 
 
 _NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
-_RANGES = {
-    Mode.READ: "tierstore.read",
-    Mode.WRITE: "tierstore.write",
-    Mode.LEASE: "tierstore.lease",
-}

@@ -1,0 +1,54 @@
+"""When batches are copied in the order of host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.gpu.model import ArrayTier
+from tierstore.tier.gpu.arguments import Mode
+from tierstore.tier.gpu.ordering import STRETCHES, Ordering, stretch
+from tierstore.tier.host import HostTier
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4095, 4096, 4097, 8192, 8193, 16_000_000, 2**33 + 1])
+def test_stretches_cover_every_row(rows: int) -> None:
+    size = stretch(rows)
+    assert (rows - 1) >> size < STRETCHES
+    assert size == 0 or (rows - 1) >> (size - 1) >= STRETCHES
+
+
+def ordering(*, host_slots: int = 50, kind: str = "managed", gib: float = 2) -> Ordering:
+    host = HostTier(ArrayTier(np.zeros((50, 16), np.uint8)), slots=host_slots)
+    host.arena.kind = kind
+    host.arena.array = mock.Mock(nbytes=int(gib * 2**30))
+    return Ordering(host, slots=1 << 20)
+
+
+READ: dict[str, Any] = {"ids": 100_000, "mode": Mode.READ, "admit": True}
+WRITE_THERE: dict[str, Any] = {"ids": 100_000, "mode": Mode.WRITE, "admit": False}
+
+
+def test_pinned_memory_is_worth_it_where_it_is_large() -> None:
+    assert ordering(kind="pinned").gains(**READ)
+    assert ordering(kind="pinned").gains(**{**READ, "mode": Mode.LEASE})
+    assert not ordering(kind="pinned", gib=0.5).gains(**READ)
+    assert not ordering(kind="managed").gains(**READ)
+
+
+def test_writes_to_host_memory_are_worth_it() -> None:
+    assert ordering().gains(**WRITE_THERE)
+    assert ordering().gains(**{**WRITE_THERE, "admit": True, "ids": 2 << 20})  # more than slots
+    assert not ordering().gains(**{**WRITE_THERE, "admit": True})
+
+
+def test_few_ids_are_not_worth_it() -> None:
+    assert not ordering(kind="pinned").gains(**{**READ, "ids": 5000})
+    assert not ordering().gains(**{**WRITE_THERE, "ids": 5000})
+
+
+def test_a_cache_has_no_order() -> None:
+    assert not ordering(host_slots=20, kind="pinned").gains(**READ)
