@@ -34,6 +34,7 @@ static const u32 EVERY_LANE = 0xffffffffu;
 static const u64 NO_POSITION = ~0ull;
 
 static const u32 READ = 0, WRITE = 1, LEASE = 2, PREFETCH = 3;  // Batch.mode
+static const u32 CLAIMS = 1, WAITS = 2;     // Batch.in_order
 static const u32 CERTAIN = 1, LACKING = 2;  // *Batch.verdict
 
 static const u32 THREADS = 256;   // a block, everywhere
@@ -97,8 +98,6 @@ struct Batch {
     // Workspace, n entries each.
     u32 *deferred;                // positions that must wait for a copy
     i64 *missed;                  // claimed rows; ~row where the row is KEPT
-    u32 *waits;                   // `deferred` and `missed` before they are in order, the latter as
-    i32 *claims;                  // positions, or ~position where the row is KEPT
     i32 *place;                   // their slots
     u32 *contest;                 // for rows without a slot: what mark is for a slot
     i32 *entry;                   // READ: slot of each position, or DEFERRED, or OUTSIDE
@@ -118,7 +117,7 @@ struct Batch {
     u32 width;                    // bytes that one access may move: 16, 8, 4, 2 or 1
     u32 now;                      // number of this batch
     u32 mode, load, last;         // load: records are wanted as they are; last: the final chunk
-    u32 in_order;                 // missed rows and deferred positions are put in order
+    u32 in_order;                 // what is put in order: CLAIMS, WAITS or both
     u32 admit;                    // missed rows are promoted, not just read or written where they are
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
@@ -179,7 +178,29 @@ __device__ u32 append(u32 *count, bool asks) {
     return first + __popc(asking & ((1u << lane()) - 1));
 }
 
-// The same for several indices a lane; returns the first.
+// The same for all threads of a block together, which takes one atomic operation.
+__device__ u32 block_append(u32 *count, bool asks) {
+    __shared__ u32 firsts[THREADS / 32];
+    const u32 asking = __ballot_sync(EVERY_LANE, asks), warp = threadIdx.x >> 5;
+    if (lane() == 0) firsts[warp] = __popc(asking);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 all = 0;
+        for (u32 w = 0; w < THREADS / 32; ++w) all += firsts[w];
+        u32 first = all ? atomicAdd(count, all) : 0;
+        for (u32 w = 0; w < THREADS / 32; ++w) {
+            const u32 here = firsts[w];
+            firsts[w] = first;
+            first += here;
+        }
+    }
+    __syncthreads();
+    const u32 index = firsts[warp] + __popc(asking & ((1u << lane()) - 1));
+    __syncthreads();
+    return index;
+}
+
+// The same as `append` for several indices a lane; returns the first.
 __device__ u32 append_all(u32 *count, u32 asks) {
     const u32 through = warp_sum(asks), all = __shfl_sync(EVERY_LANE, through, 31);
     u32 first = 0;
@@ -340,6 +361,13 @@ __device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 ad
 
 // ------------------------------------------------------------------------------------------- probe
 
+// Before they are in order, positions that wait, and positions that claimed a row, or ~position where
+// it is KEPT, are where nothing else is at the time: victims come when both are in order.
+__device__ u32 *listed_waits(const Batch &b) { return (u32 *)b.place; }
+__device__ i32 *listed_claims(const Batch &b) {
+    return b.in_order & WAITS ? (i32 *)b.deferred : b.place;
+}
+
 // Find each id's row, an id a lane. READ notes its slot; WRITE lets the positions compete for it; LEASE
 // enrols each record once. What is not there is claimed, by one of those that ask, and deferred.
 extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
@@ -374,15 +402,15 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
             claims = (kept || slot == ABSENT) && atomicCAS(t.slot_of + row, slot, CLAIMED) == slot;
         }
     }
-    const u32 d = append(&c->deferred, waits);
+    const u32 d = block_append(&c->deferred, waits);
     if (waits) {
-        (b.in_order ? b.waits : b.deferred)[d] = (u32)position;
-        if (b.in_order) atomicAdd(c->waits_in + (row >> t.stretch), 1u);
+        (b.in_order & WAITS ? listed_waits(b) : b.deferred)[d] = (u32)position;
+        if (b.in_order & WAITS) atomicAdd(c->waits_in + (row >> t.stretch), 1u);
     }
-    const u32 m = append(&c->missed, claims);
+    const u32 m = block_append(&c->missed, claims);
     if (claims) {
-        if (b.in_order) {
-            b.claims[m] = kept ? ~(i32)position : (i32)position;
+        if (b.in_order & CLAIMS) {
+            listed_claims(b)[m] = kept ? ~(i32)position : (i32)position;
             atomicAdd(c->claims_in + (row >> t.stretch), 1u);
         } else {
             b.missed[m] = kept ? ~row : row;
@@ -417,12 +445,16 @@ __device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
 // first[s] = how many items lie in the stretches before s. Every block does this for itself.
 __device__ void begin_stretches(const u32 *items_in, u32 *first) {
     const u32 each = STRETCHES / THREADS;
+    u32 *const mine = first + threadIdx.x * each;
+    for (u32 s = threadIdx.x; s < STRETCHES; s += THREADS) first[s] = items_in[s];
+    __syncthreads();
     u32 sum = 0, total;
-    for (u32 j = 0; j < each; ++j) sum += items_in[threadIdx.x * each + j];
+    for (u32 j = 0; j < each; ++j) sum += mine[j];
     u32 before = block_sum(sum, &total) - sum;
     for (u32 j = 0; j < each; ++j) {
-        first[threadIdx.x * each + j] = before;
-        before += items_in[threadIdx.x * each + j];
+        const u32 here = mine[j];
+        mine[j] = before;
+        before += here;
     }
     __syncthreads();
 }
@@ -432,25 +464,26 @@ __device__ void begin_stretches(const u32 *items_in, u32 *first) {
 __device__ void put_in_order(const Tier &t, const Batch &b, u32 missed, u32 deferred) {
     __shared__ u32 first[STRETCHES];
     Counters *const c = t.counters;
-    if (blockIdx.x * blockDim.x < missed) {
-        begin_stretches(c->claims_in, first);
+    if (b.in_order & CLAIMS) {
+        if (blockIdx.x * blockDim.x < missed) begin_stretches(c->claims_in, first);
         for (u32 i = thread(); i < missed; i += threads()) {
-            const i32 claim = b.claims[i];
-            const i64 row = b.ids[claim < 0 ? ~claim : claim];
-            const u32 m = first[row >> t.stretch] + atomicAdd(c->claims_done + (row >> t.stretch), 1u);
+            const i32 claim = listed_claims(b)[i];
+            const i64 row = b.ids[claim < 0 ? ~claim : claim], s = row >> t.stretch;
+            const u32 m = first[s] + atomicAdd(c->claims_done + s, 1u);
             b.missed[m] = claim < 0 ? ~row : row;
             t.slot_of[row] = FIRST - (i32)m;
         }
+        grid_barrier(&c->gate);
     }
-    grid_barrier(&c->gate);  // `deferred` is where the claims were, and victims come where the waits are
-    if (blockIdx.x * blockDim.x < deferred) {
-        begin_stretches(c->waits_in, first);
+    if (b.in_order & WAITS) {
+        if (blockIdx.x * blockDim.x < deferred) begin_stretches(c->waits_in, first);
         for (u32 i = thread(); i < deferred; i += threads()) {
-            const u32 position = b.waits[i], s = (u32)(b.ids[position] >> t.stretch);
+            const u32 position = listed_waits(b)[i];
+            const i64 s = b.ids[position] >> t.stretch;
             b.deferred[first[s] + atomicAdd(c->waits_done + s, 1u)] = position;
         }
+        grid_barrier(&c->gate);
     }
-    grid_barrier(&c->gate);
 }
 
 // ----------------------------------------------------------------------------------------- victims

@@ -11,6 +11,7 @@ from tests.gpu.conftest import Place
 from tierstore.policy import Choice
 from tierstore.stats import TierStats
 from tierstore.tier.gpu import GpuTier
+from tierstore.tier.gpu.arguments import Mode
 from tierstore.tier.gpu.lease import GpuLease
 from tierstore.tier.host import HostTier
 
@@ -66,7 +67,9 @@ class Twin:
         if chunk is not None and self.tier._staging is not None:
             self.tier._staging.limit = min(chunk, self.tier._staging.limit)
         toss = np.random.default_rng(seed + 1)
-        self.tier.ordering = mock.Mock(gains=lambda *_, **__: toss.random() < 0.5)
+        self.tier.ordering = mock.Mock(
+            of=lambda ids, mode, **_: int(toss.integers(2 if mode == Mode.PREFETCH else 4))
+        )
         self.from_host = 0.3
         self.leases: list[tuple[GpuLease, np.ndarray]] = []
         self.announced: list[np.ndarray] = []

@@ -21,6 +21,9 @@ def test_stretches_cover_every_row(rows: int) -> None:
     assert size == 0 or (rows - 1) >> (size - 1) >= STRETCHES
 
 
+CLAIMS, WAITS = Ordering.CLAIMS, Ordering.WAITS
+
+
 def ordering(*, host_slots: int = 50, kind: str = "managed", gib: float = 2) -> Ordering:
     host = HostTier(ArrayTier(np.zeros((50, 16), np.uint8)), slots=host_slots)
     host.arena.kind = kind
@@ -33,22 +36,26 @@ WRITE_THERE: dict[str, Any] = {"ids": 100_000, "mode": Mode.WRITE, "admit": Fals
 
 
 def test_pinned_memory_is_worth_it_where_it_is_large() -> None:
-    assert ordering(kind="pinned").gains(**READ)
-    assert ordering(kind="pinned").gains(**{**READ, "mode": Mode.LEASE})
-    assert not ordering(kind="pinned", gib=0.5).gains(**READ)
-    assert not ordering(kind="managed").gains(**READ)
+    pinned = ordering(kind="pinned")
+    assert pinned.of(**READ) == CLAIMS
+    assert pinned.of(**{**READ, "mode": Mode.LEASE}) == CLAIMS
+    assert pinned.of(**{**READ, "admit": False}) == WAITS
+    assert pinned.of(**{**READ, "ids": 2 << 20}) == CLAIMS | WAITS  # more than slots
+    assert pinned.of(**{**READ, "ids": 2 << 20, "mode": Mode.PREFETCH}) == CLAIMS
+    assert ordering(kind="pinned", gib=0.5).of(**READ) == 0
+    assert ordering(kind="managed").of(**READ) == 0
 
 
 def test_writes_to_host_memory_are_worth_it() -> None:
-    assert ordering().gains(**WRITE_THERE)
-    assert ordering().gains(**{**WRITE_THERE, "admit": True, "ids": 2 << 20})  # more than slots
-    assert not ordering().gains(**{**WRITE_THERE, "admit": True})
+    assert ordering().of(**WRITE_THERE) == WAITS
+    assert ordering().of(**{**WRITE_THERE, "admit": True, "ids": 2 << 20}) == WAITS
+    assert ordering().of(**{**WRITE_THERE, "admit": True}) == 0
 
 
 def test_few_ids_are_not_worth_it() -> None:
-    assert not ordering(kind="pinned").gains(**{**READ, "ids": 5000})
-    assert not ordering().gains(**{**WRITE_THERE, "ids": 5000})
+    assert ordering(kind="pinned").of(**{**READ, "ids": 5000}) == 0
+    assert ordering().of(**{**WRITE_THERE, "ids": 5000}) == 0
 
 
 def test_a_cache_has_no_order() -> None:
-    assert not ordering(host_slots=20, kind="pinned").gains(**READ)
+    assert ordering(host_slots=20, kind="pinned").of(**READ) == 0

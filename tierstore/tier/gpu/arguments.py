@@ -66,8 +66,6 @@ class BatchArgument(ctypes.Structure):
         ("bytes", _I64),
         ("deferred", _POINTER),
         ("missed", _POINTER),
-        ("waits", _POINTER),
-        ("claims", _POINTER),
         ("place", _POINTER),
         ("contest", _POINTER),
         ("entry", _POINTER),

@@ -165,10 +165,7 @@ class Workspace:
         if prefetch:
             self._arrays["count"] = device.allocate(2, "u4")
         self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
-        # What is put in order is not needed any more when the other list of a pair is begun.
-        self._pointers["claims"] = self._pointers["leaving" if prefetch else "deferred"]
         if not prefetch:
-            self._pointers["waits"] = self._pointers["place"]
             # No batch needs both.
             self._pointers["entry"] = self._pointers["contest"]
 

@@ -34,6 +34,9 @@ class Ordering:
         scattered: whether the host tier's memory is mapped in so many pages that reads gain too.
     """
 
+    CLAIMS, WAITS = 1, 2
+    """What is put in order: rows to promote, positions of rows that stay where they are."""
+
     def __init__(self, host: HostTier, slots: int) -> None:
         """Look at the memory of the host tier below so many slots.
 
@@ -44,7 +47,11 @@ class Ordering:
         self.least = 2 * STRETCHES
         self.scattered = host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
 
-    def gains(self, ids: int, mode: int, *, admit: bool) -> bool:
-        """Whether a batch of so many ids is to be put in order."""
-        to_host = mode == Mode.WRITE and (not admit or ids > self._slots)
-        return self._direct and ids >= self.least and (self.scattered or to_host)
+    def of(self, ids: int, mode: int, *, admit: bool) -> int:
+        """Return what to put in order for a batch of so many ids: `CLAIMS`, `WAITS`, both or 0."""
+        if ids < self.least or not self._direct:
+            return 0
+        stay = mode in (Mode.READ, Mode.WRITE) and (not admit or ids > self._slots)
+        waits = self.WAITS if stay and (self.scattered or mode == Mode.WRITE) else 0
+        claims = self.CLAIMS if self.scattered and admit else 0
+        return waits | claims

@@ -247,7 +247,7 @@ class GpuTier:
         batch.now = self._now
         batch.load = batch.last = 1
         batch.admit = int(admit)
-        batch.in_order = int(self.ordering.gains(n, mode, admit=admit))
+        batch.in_order = self.ordering.of(n, mode, admit=admit)
         batch.alone = int(
             self._staging is None
             or self._staging.complete
