@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from bare import BareCopy
 from common import Answer, arguments
 from gpu import DIM, PinnedDevice, filled, in_turn, link, needed_device
 from peers import have, speedtorch
@@ -13,6 +14,8 @@ from peers import have, speedtorch
 QUESTION = "Moving random rows between a table in host memory and the GPU, each way"
 ENOUGH = 0.85
 """Of the link."""
+LIMITS = {"as the ids come": False, "ids sorted before": True}
+"""Copies that do nothing else, of the same rows: what the machine gives where rows are random."""
 PEERS = {
     "SpeedTorch": (2.5, 2.2),
     "torch, pinned[ids].cuda()": (10.0, 25.0),
@@ -27,6 +30,20 @@ def tierstore_ways(table: Any, ids: list[Any], data: Any) -> tuple[Way, Way]:
     return (
         lambda i: table.read(ids[i], transient=True),
         lambda i: table.write(ids[i], data),
+    )
+
+
+def bare_ways(table: Any, ids: list[Any], data: Any, *, in_order: bool) -> tuple[Way, Way]:
+    """A kernel that copies the same rows of the same memory; without a map, a cache or marks."""
+    import torch
+
+    host = table.tiers.host
+    bare = BareCopy(table.tiers.gpu.device.host_pointer(host.arena, host.records), 4 * DIM)
+    given = [each.sort().values for each in ids] if in_order else ids
+    out = torch.empty_like(data)
+    return (
+        lambda i: bare(given[i], out, to_host=False),
+        lambda i: bare(given[i], data, to_host=True),
     )
 
 
@@ -86,6 +103,10 @@ def main() -> None:
         "tierstore": tierstore_ways(managed.table, ids, data),
         "tierstore, pinned": tierstore_ways(pinned.table, ids, data),
         **torch_ways(values.cpu().pin_memory(), ids, data),
+        **{
+            f"a bare copy, {name}": bare_ways(managed.table, ids, data, in_order=in_order)
+            for name, in_order in LIMITS.items()
+        },
     }
     if have("SpeedTorch"):
         ways["SpeedTorch"] = speedtorch_ways(speedtorch(values), ids, data)
@@ -100,6 +121,7 @@ def main() -> None:
     )
     to = in_turn({name: way[0] for name, way in ways.items()}, options.repeat)
     back = in_turn({name: way[1] for name, way in ways.items()}, options.repeat)
+    managed.table.write(ids[0], data)  # bare copies gave the rows another order
     if not torch.equal(managed.table.read(ids[0]), data):
         raise RuntimeError("tierstore read other rows than those that were written")
     medians = {n: (statistics.median(to[n]), statistics.median(back[n])) for n in ways}
@@ -115,13 +137,16 @@ def main() -> None:
             }
         )
     ours = medians["tierstore"]
-    for way, name in enumerate(("to", "from")):
-        answer.ratios[f"of the link, {name} the GPU"] = best[way] / ours[way]
+    for way, direction in enumerate(("to", "from")):
+        answer.ratios[f"of the link, {direction} the GPU"] = best[way] / ours[way]
         answer.met &= best[way] / ours[way] >= ENOUGH
+        for name in LIMITS:
+            bare = medians[f"a bare copy, {name}"][way]
+            answer.ratios[f"of a bare copy, {name}, {direction} the GPU"] = bare / ours[way]
         for peer, factors in PEERS.items():
             if peer in medians:
                 ratio = medians[peer][way] / ours[way]
-                answer.ratios[f"{peer} / tierstore, {name} the GPU"] = ratio
+                answer.ratios[f"{peer} / tierstore, {direction} the GPU"] = ratio
                 answer.met &= ratio >= factors[way]
     answer.give(options)
 
