@@ -167,9 +167,9 @@ def test_stats_and_info_name_every_tier(tmp_path: Path, place: Place) -> None:
 
 
 def test_two_tables_share_a_budget_in_proportion(tmp_path: Path, place: Place) -> None:
-    spec = {"a": TableSpec(rows=9000, dim=4), "b": TableSpec(rows=9000, dim=12)}
-    budget = Budget(gpu=400_000)
+    spec = {"a": TableSpec(rows=90_000, dim=4), "b": TableSpec(rows=90_000, dim=12)}
+    budget = Budget(gpu=4_000_000)
     with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
         taken = {table.name: table.tiers[0].nbytes for table in store.info().tables}
-        assert taken["a"] <= 100_000
-        assert taken["b"] <= 300_000
+        assert taken["a"] <= 1_000_000
+        assert taken["b"] <= 3_000_000
