@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # which optimizers import: once is enough for all processes
 import torch.nn.functional as F  # noqa: N812
 from bench_speedtorch_memory import available
 from common import Answer, arguments, in_child, private_bytes

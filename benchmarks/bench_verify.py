@@ -16,7 +16,6 @@ import tierstore
 
 QUESTION = "Verifying every row of a table that is in memory, alone and beside a trainer"
 WIDTHS = (16, 64, 256, 512, 1536, 4096)
-_TURN_SECONDS = 1.5
 
 
 def verify_seconds(path: Path, repeat: int) -> float:
@@ -57,8 +56,11 @@ def steps_a_second(
     return count / (time.perf_counter() - begin)
 
 
-def beside(path: Path, turns: int) -> tuple[float, float]:
-    """Return median steps a second of a trainer alone and with a verification beside it."""
+def beside(path: Path, turns: int, seconds: float) -> tuple[float, float]:
+    """Return median steps a second of a trainer alone and with a verification beside it.
+
+    They take turns of so many seconds.
+    """
     context = multiprocessing.get_context("spawn")
     go, stop = context.Event(), context.Event()
     other = context.Process(target=verify_for_ever, args=(path, go, stop))
@@ -67,12 +69,12 @@ def beside(path: Path, turns: int) -> tuple[float, float]:
     layer = rng.standard_normal((128, 512), dtype=np.float32)
     alone, both = [], []
     with tierstore.open(path, "r+", budget=tierstore.Budget(host=64 << 20)) as store:
-        steps_a_second(store, layer, rng, _TURN_SECONDS)
+        steps_a_second(store, layer, rng, seconds)
         for _ in range(turns):
             go.clear()
-            alone.append(steps_a_second(store, layer, rng, _TURN_SECONDS))
+            alone.append(steps_a_second(store, layer, rng, seconds))
             go.set()
-            both.append(steps_a_second(store, layer, rng, _TURN_SECONDS))
+            both.append(steps_a_second(store, layer, rng, seconds))
         store.rollback()
     stop.set()
     go.set()
@@ -81,7 +83,7 @@ def beside(path: Path, turns: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = arguments(QUESTION, mib=512)
+    parser = arguments(QUESTION, mib=512, turn_ms=1500)
     parser.set_defaults(repeat=5)
     options = parser.parse_args()
     answer = Answer(
@@ -103,7 +105,7 @@ def main() -> None:
                 {"record": f"{width} B", "rows": rows, "GB/s a core": rows * width / seconds / 1e9}
                 | {"M rows/s": rows / seconds / 1e6}
             )
-        alone, both = beside(directory / "512.tier", options.repeat)
+        alone, both = beside(directory / "512.tier", options.repeat, options.turn_ms / 1e3)
     answer.rows.append({"record": "a trainer alone", "steps/s": alone})
     answer.rows.append({"record": "and a verification", "steps/s": both})
     found = dict(zip(WIDTHS, answer.rows, strict=False))

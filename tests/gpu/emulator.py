@@ -31,17 +31,19 @@ def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
     if compiler is None:
         raise FileNotFoundError("g++")
     code = KERNELS.read_text() if source is None else source
-    folder = Path(tempfile.mkdtemp(prefix="tierstore-emulator-"))
-    (folder / "kernels.cu").write_text(code)
     first, second = re.findall(r" tierstore_\w+\(const (\w+) \w+, const (\w+) \w+\)", code)[0]
-    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
-    flags += [f'-DKERNELS="{folder / "kernels.cu"}"', f"-DFIRST_TYPE={first}"]
-    flags += [f"-DSECOND_TYPE={second}", *(f"-D{macro}" for macro in macros)]
-    if source is None:
-        flags.append("-DCOUNTERS_TYPE=Counters")
-    command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(folder / "kernels.so")]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    # A kernel runs for moments: -O2 and -g would take twice as long to compile and save none.
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
+    with tempfile.TemporaryDirectory(prefix="tierstore-emulator-") as folder:
+        kernels, made = Path(folder, "kernels.cu"), Path(folder, "kernels.so")
+        kernels.write_text(code)
+        flags += [f'-DKERNELS="{kernels}"', f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}"]
+        flags += [f"-D{macro}" for macro in macros]
+        if source is None:
+            flags.append("-DCOUNTERS_TYPE=Counters")
+        command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(made)]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(made))
 
 
 class OnDevice(np.ndarray):
