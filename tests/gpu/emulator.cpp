@@ -1,6 +1,7 @@
 // Runs kernels on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
 // the launch is cooperative. Warps meet in their collectives and blocks in their barriers as on a GPU;
 // what it cannot show are races between plain accesses, and speed.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -33,18 +35,28 @@ struct Warp {
 };
 
 struct Block {
-    ucontext_t scheduler, fiber[kMaxThreads];
+    ucontext_t start[kMaxThreads];
+    jmp_buf scheduler, fiber[kMaxThreads];
+    bool started[kMaxThreads];
     bool done[kMaxThreads];
     Warp warp[kMaxThreads / 32];
     unsigned waiting = 0, generation = 0;
-    std::vector<char> stacks = std::vector<char>(kMaxThreads * kStack);
+    // Not filled with zeros: a launch touches a page or two of each.
+    std::unique_ptr<char[]> stacks{new char[kMaxThreads * kStack]};
 };
 
 thread_local Block *block;
 
+// Between fibers there are jumps: swapcontext would call the system each time, for the signal mask.
 void yield_fiber() {
-    const unsigned self = threadIdx.x;
-    swapcontext(&block->fiber[self], &block->scheduler);
+    if (!_setjmp(block->fiber[threadIdx.x])) _longjmp(block->scheduler, 1);
+}
+
+void resume_fiber(unsigned i) {
+    if (_setjmp(block->scheduler)) return;
+    if (block->started[i]) _longjmp(block->fiber[i], 1);
+    block->started[i] = true;
+    setcontext(&block->start[i]);
 }
 
 const uint64_t *meet(uint64_t value) {
@@ -196,12 +208,12 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
     blockDim.x = threads;
     for (unsigned w = 0; w < threads / 32; ++w) block->warp[w].arrived = 0;
     for (unsigned i = 0; i < threads; ++i) {
-        block->done[i] = false;
-        getcontext(&block->fiber[i]);
-        block->fiber[i].uc_stack.ss_sp = block->stacks.data() + i * kStack;
-        block->fiber[i].uc_stack.ss_size = kStack;
-        block->fiber[i].uc_link = nullptr;
-        makecontext(&block->fiber[i], fiber_main, 0);
+        block->done[i] = block->started[i] = false;
+        getcontext(&block->start[i]);
+        block->start[i].uc_stack.ss_sp = block->stacks.get() + i * kStack;
+        block->start[i].uc_stack.ss_size = kStack;
+        block->start[i].uc_link = nullptr;
+        makecontext(&block->start[i], fiber_main, 0);
     }
     // An odd stride visits all threads, in an order that depends on the seed.
     const unsigned stride = seed * 2 + 1;
@@ -211,7 +223,7 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
             const unsigned i = (j * stride + seed) % threads;
             if (block->done[i]) continue;
             threadIdx.x = i;
-            swapcontext(&block->scheduler, &block->fiber[i]);
+            resume_fiber(i);
             running += !block->done[i];
         }
     }
