@@ -81,7 +81,7 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert data["seconds"] == {}
     assert "tierstore bench" in run("plan", *options).stdout
     run("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
-    data = run_json("plan", *options, "--gpu", "60KB")
+    data = run_json("plan", *options, "--gpu", "125KB")
     assert [tier["tier"] for tier in data["tiers"]] == ["gpu", "host"]
     assert data["step_seconds"] == pytest.approx(sum(data["seconds"].values()))
     assert data["seconds"]["disk_reads"] > 0

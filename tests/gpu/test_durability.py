@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ class Failing(EmulatedDevice):
     def stage(self, nbytes: int) -> Any:
         self._refuse("pinned", CapacityError(f"cannot pin {nbytes} bytes of host memory"))
         return super().stage(nbytes)
+
+    def enter(self) -> int:
+        self._refuse("entry", CUDARuntimeError("an illegal memory access was encountered"))
+        return super().enter()
+
+    def leave(self, before: int) -> None:
+        self._refuse("return", CUDARuntimeError("an illegal memory access was encountered"))
+        super().leave(before)
 
     def synchronize(self, stream: int) -> None:
         self._refuse("everything", CUDARuntimeError("an illegal memory access was encountered"))
@@ -261,6 +270,22 @@ def test_a_lost_device_commits_nothing(path: Path, failing: Failing) -> None:
         store["t"].read([1])
     store.close()
     np.testing.assert_array_equal(rows_of(path), before)
+
+
+@pytest.mark.fault(60)
+@pytest.mark.parametrize("refused", ["entry", "return"])
+def test_a_device_lost_between_calls_holds_nobody_up(
+    path: Path, failing: Failing, refused: str
+) -> None:
+    store = tierstore.open(path, "r+", budget=SMALL, device=failing)
+    store["t"].read([1])
+    failing.refused = frozenset({refused})
+    with pytest.raises(DeviceLostError, match=r"'t'"):
+        store["t"].read([1])
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ClosedError):
+        pool.submit(store["t"].read, [1]).result(timeout=60)
+    failing.refused = frozenset()
+    store.close()
 
 
 LOST = """

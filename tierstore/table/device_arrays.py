@@ -45,7 +45,10 @@ class _Using(Use):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._before = self._access.device.enter()
+        try:
+            self._before = self._access.device.enter()
+        except BaseException as error:
+            self._end(None, error)
         return self
 
     def __exit__(
@@ -60,12 +63,19 @@ class _Using(Use):
                 self._access.gpu.check()
             except Exception as failed:
                 found = failed
-        self._access.device.leave(self._before)
+        try:
+            self._access.device.leave(self._before)
+        except Exception as failed:
+            found = found or failed
+        self._end(error, found)
+
+    def _end(self, error: BaseException | None, found: BaseException | None) -> None:
+        """Let the next thread in, and raise what was found where the body did not raise that."""
         if found is None:
             super().__exit__()
             return
         meaning = explained(found, self._access.name) or found
-        super().__exit__(type(meaning), meaning, trace)
+        super().__exit__(type(meaning), meaning)
         if meaning is not error:
             raise meaning from (found if meaning is not found else None)
 
