@@ -44,7 +44,7 @@ def test_rates_are_those_of_the_simulation(stream, training):
 
 
 def test_a_gpu_tier_leaves_the_host_tier_what_it_misses(stream):
-    both = plan(2000, 64, host=60_000, gpu=60_000, stream=stream, speeds=SPEEDS)
+    both = plan(2000, 64, host=60_000, gpu=125_000, stream=stream, speeds=SPEEDS)
     gpu, host = both.tiers
     assert (gpu.tier, host.tier) == ("gpu", "host")
     assert host.misses_per_batch < gpu.misses_per_batch
