@@ -26,17 +26,17 @@ _BLOCKS, _THREADS = 264, 256
 
 
 class BareCopy:
-    """Copies rows of `bytes` bytes between memory at a device address and a CuPy array."""
+    """Copies rows between a table that the GPU can address and a tensor on the GPU."""
 
     def __init__(self, host: int, nbytes: int) -> None:
-        """Compile; `host` is where row 0 lies, `nbytes` a multiple of 16."""
+        """Compile; `host` is the address of row 0, `nbytes` those of a row, a multiple of 16."""
         import cupy
 
         self._kernel = cupy.RawModule(code=_SOURCE, options=("--std=c++11",)).get_function("copy")
         self._host, self._nbytes = host, nbytes
 
     def __call__(self, ids: Any, device: Any, *, to_host: bool) -> None:
-        """Copy the rows of `ids` `(n,)`, torch's, to or from `device` `(n, ...)`, torch's."""
+        """Copy rows `ids` `(n,)`, int64 on the GPU, into `device` `(n, ...)`, or back `to_host`."""
         import numpy as np
 
         self._kernel(

@@ -7,9 +7,9 @@
 // staging, and `install` and `complete` end the batch.
 //
 // The direct map slot_of[row] holds a slot, or ABSENT, or for the length of a batch CLAIMED and then
-// FIRST - m for the m-th missed row. Where it is worth while they are numbered as they lie in host
-// memory, so that neighbours are copied at about the same time; see `put_in_order`. KEPT marks a row that a lease uses in host memory itself; it
-// must not be promoted before the lease ends.
+// FIRST - m for the m-th missed row. Where that pays, missed rows are numbered as they lie in host
+// memory, so that neighbours are copied at about the same time; see `put_in_order`. KEPT marks a row
+// that a lease uses in host memory itself; it must not be promoted before the lease ends.
 //
 // Least recently used: stamp[slot] is the number of the batch that used it last. Victims are the
 // slots of lowest rank, found by a radix select over all of them. The rank is the stamp, or, where a

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.gpu.model import ArrayTier
-from tierstore.tier.gpu.arguments import Mode
-from tierstore.tier.gpu.ordering import STRETCHES, Ordering, stretch
+from tierstore.tier.gpu.arguments import STRETCHES, Mode
+from tierstore.tier.gpu.ordering import Ordering, stretch
 from tierstore.tier.host import HostTier
 
 

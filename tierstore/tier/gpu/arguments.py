@@ -9,6 +9,7 @@ import numpy as np
 __all__ = [
     "COUNTERS",
     "COUNTERS_BYTES",
+    "STRETCHES",
     "Arguments",
     "BatchArgument",
     "Mode",
@@ -145,7 +146,10 @@ COUNTERS = np.dtype(
 )
 """The part of `struct Counters` that the host looks at; it comes first."""
 
-COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * 4096)) // 8)
+STRETCHES = 4096
+"""Into how many stretches kernels.cu divides host memory at most; see ordering.py."""
+
+COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * STRETCHES)) // 8)
 """All of it: the moves of recent prefetches, histograms and counts by stretch follow."""
 
 

@@ -9,13 +9,10 @@ is mapped in pages of 2 MiB, 1.5 instead of 1.7; out of managed memory no less.
 
 from __future__ import annotations
 
-from tierstore.tier.gpu.arguments import Mode
+from tierstore.tier.gpu.arguments import STRETCHES, Mode
 from tierstore.tier.host import HostTier
 
-__all__ = ["STRETCHES", "Ordering", "stretch"]
-
-STRETCHES = 4096
-"""Into how many stretches kernels.cu divides host memory at most."""
+__all__ = ["Ordering", "stretch"]
 
 _SCATTERED_BYTES = 1 << 30
 

@@ -242,11 +242,8 @@ class GpuTier:
             if n > self._workspace.size:
                 self._grow(n)
         self._inbox.bring(rows, batch, workspace or self._workspace)
-        batch.n = n
-        batch.mode = mode
-        batch.now = self._now
-        batch.load = batch.last = 1
-        batch.admit = int(admit)
+        batch.n, batch.mode, batch.now = n, mode, self._now
+        batch.load, batch.last, batch.admit = 1, 1, int(admit)
         batch.in_order = self.ordering.of(n, mode, admit=admit)
         batch.alone = int(
             self._staging is None
@@ -288,7 +285,7 @@ class GpuTier:
     def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
         if self._staging is None or arguments.batch.alone:
-            return _NO_ROWS
+            return np.empty(0, np.int64)
 
         def spill(records: int) -> int:
             if lease is None:
@@ -401,6 +398,3 @@ class GpuTier:
         self._inbox.close()
         self.mailbox.close()
         self.memory.close()
-
-
-_NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
