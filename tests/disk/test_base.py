@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tierstore import checksum, io
-from tierstore.disk import zarr
+from tierstore.disk import paging, zarr
+from tierstore.disk import records as base_records
 from tierstore.disk.base import Base
 from tierstore.errors import CorruptRowError, CorruptStoreError, FormatError, InvalidInputError
 from tierstore.spec import Field, TableSpec
@@ -113,16 +114,44 @@ def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, di
 
 
 @every_backend
-def test_many_rows_of_a_large_table_are_written(tmp_path, kind):
-    """Dense and thin parts of several blocks, across the edges of chunks."""
+@pytest.mark.parametrize("cached", [True, False])
+def test_many_rows_of_a_large_table_are_written(monkeypatch, tmp_path, kind, cached):
+    """Dense and thin parts of several blocks, across the edges of chunks, in memory or not."""
+    monkeypatch.setattr(base_records, "BLOCK_BYTES", 300_000)
+    monkeypatch.setattr(paging, "looks_resident", lambda *given: cached)
     rng = np.random.default_rng(3)
-    spec, data = make_spec(kind, 40_000, dim=64), records(rng, 40_000, 256)
+    spec, data = make_spec(kind, 40_000, dim=68), records(rng, 40_000, 272)
     base = create(tmp_path, spec, data)
-    dense, thin = np.arange(3000, 9000), rng.choice(30_000, 200, replace=False) + 10_000
-    chosen = np.unique(np.concatenate([dense[rng.random(dense.size) < 0.6], thin, [39_999]]))
-    data[chosen] = records(rng, chosen.size, 256)
-    base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
-    assert np.array_equal(read(base, np.arange(40_000)), data)
+    for _ in range(2):
+        dense, thin = np.arange(3000, 9000), rng.choice(30_000, 200, replace=False) + 10_000
+        chosen = np.unique(np.concatenate([dense[rng.random(dense.size) < 0.6], thin, [39_999]]))
+        data[chosen] = records(rng, chosen.size, 272)
+        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        assert np.array_equal(read(base, np.arange(40_000)), data)
+    base.sync()
+    base.close()
+    assert np.array_equal(read(reopen(tmp_path, spec), np.arange(40_000)), data)
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_blocks_that_are_not_in_memory_are_rewritten_past_the_page_cache(
+    monkeypatch, tmp_path, kind
+):
+    rng = np.random.default_rng(4)
+    spec, data = make_spec(kind, 20_000, dim=64), records(rng, 20_000, 256)
+    base = create(tmp_path, spec, data)
+    chosen = np.flatnonzero(rng.random(20_000) < 0.3)
+    moved = dict.fromkeys((True, False), 0)
+    write = io.direct.write
+    monkeypatch.setattr(
+        io.direct, "write", lambda *given: (moved.update({cached: given[1].size}), write(*given))
+    )
+    for cached in moved:
+        monkeypatch.setattr(paging, "looks_resident", lambda *given, cached=cached: cached)
+        data[chosen] = records(rng, chosen.size, 256)
+        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        assert np.array_equal(read(base, np.arange(20_000)), data)
+    assert moved[True] == 0 and moved[False] > 0
 
 
 @every_backend

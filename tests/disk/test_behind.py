@@ -1,5 +1,6 @@
 """Writing behind the caller, against an array that is written at once."""
 
+import mmap
 import threading
 
 import numpy as np
@@ -31,7 +32,8 @@ class File:
 
     def write(self, piece: Piece) -> None:
         self.threads.append(threading.current_thread().name)
-        self.most = max(self.most, sum(b.nbytes for _, b in self.behind._waiting))
+        waiting = sum(block.nbytes - mmap.PAGESIZE for _, block in self.behind._waiting)
+        self.most = max(self.most, waiting)
         self.data[piece.positions[::2]] = piece.records[::2]
         if self.failing():
             raise OSError("the disk is full")
@@ -187,6 +189,20 @@ def test_what_is_dropped_is_not_written():
     dropping.join(60)
     assert not file.behind._waiting and file.behind._thread is None
     assert np.array_equal(file.data[:1], pieces[0].records) and not file.data[1:].any()
+
+
+def test_records_lie_in_pages_as_in_the_file():
+    rng, file = np.random.default_rng(7), File(ROWS * WIDTH)
+    gate = Gate(file)
+    for first in (0, 3, 40):
+        positions = np.arange(first, first + 5)
+        file.behind.put(Piece(positions, positions, records(rng, 5, WIDTH), cached=first > 3))
+    assert gate.reached.wait(60)
+    for piece, _ in file.behind._waiting:
+        assert (piece.records.ctypes.data - piece.positions[0] * WIDTH) % mmap.PAGESIZE == 0
+        assert piece.cached == (piece.positions[0] > 3)
+    gate.open.set()
+    file.behind.drain()
 
 
 def test_no_thread_lives_where_nothing_waits(monkeypatch):

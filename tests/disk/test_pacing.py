@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from tierstore.disk.pacing import paced
+from tierstore.disk.pacing import _LEAD, paced
 
 
 def test_every_part_is_announced_before_it_is_handed_out():
@@ -21,12 +21,12 @@ def test_announcing_stays_a_few_parts_ahead_of_what_was_taken():
     parts = paced(100, announced.append)
     next(parts)
     deadline = time.monotonic() + 10
-    while len(announced) < 8 and time.monotonic() < deadline:
+    while len(announced) < _LEAD and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert len(announced) == 8
+    assert len(announced) == _LEAD
     parts.close()
-    assert len(announced) <= 9
+    assert len(announced) <= _LEAD + 1
     assert not any(each.name == "tierstore-announce" for each in threading.enumerate())
 
 

@@ -7,6 +7,7 @@ where any of them is missing.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import random
 import shutil
@@ -33,16 +34,23 @@ def run(*command: str | Path) -> None:
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
 
+def unmount(place: Path) -> None:
+    """Unmount what somebody may still hold, if need be as soon as nobody does."""
+    gc.collect()
+    for _ in range(50):
+        if subprocess.run(["umount", place], capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    run("umount", "--lazy", place)
+
+
 @contextmanager
 def mounted(image: Path, place: Path) -> Iterator[Path]:
     run("mount", "-o", "loop", image, place)
     try:
         yield place
     finally:
-        for _ in range(50):
-            if subprocess.run(["umount", place], capture_output=True).returncode == 0:
-                break
-            time.sleep(0.1)
+        unmount(place)
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -82,6 +82,43 @@ def test_what_a_thread_cannot_write_waits(tmp_path: Path, error: int, raised: ty
     assert failures > 10 and "tierstore-write" in disk.threads
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_large_commit_goes_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool
+) -> None:
+    """What it cannot write, on a full disk, the next commit does."""
+    rng, rows, past = np.random.default_rng(int(full)), 3000, set[str]()
+    monkeypatch.setattr("tierstore.disk.live._CACHED_BYTES", 100_000)
+    write, failing = io.direct.write, iter([False, full])
+
+    def traced(*given: Any) -> None:
+        past.add(threading.current_thread().name)
+        if next(failing, False):
+            raise StoreFullError("no space to write delta-")
+        write(*given)
+
+    monkeypatch.setattr(io.direct, "write", traced)
+    spec = tierstore.TableSpec(rows, 100, init=tierstore.zeros())
+    tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host=0)).close()
+    with tierstore.open(tmp_path / "s", "r+", budget=Budget(host_rows=rows - 1)) as store:
+        for _ in range(3):
+            chosen = rng.permutation(rows)[: rows - 100]
+            values = rng.standard_normal((chosen.size, 100)).astype(np.float32)
+            store["t"].write(chosen, values)
+            expected = store["t"].read(np.arange(rows))
+            try:
+                store.commit()
+            except StoreFullError:
+                assert full
+                store.commit()
+            with tierstore.open(tmp_path / "s", budget=Budget(host=0)) as reader:
+                assert np.array_equal(reader["t"].read(np.arange(rows)), expected)
+                assert np.array_equal(reader["t"].read(chosen), values)
+        store.fold()
+        assert store.verify().ok
+    assert "tierstore-write" in past and next(failing, None) is None
+
+
 def test_readers_and_stores_without_a_cache_have_no_thread(tmp_path: Path) -> None:
     disk, values = Disk(), np.random.default_rng(1).standard_normal((ROWS, DIM)).astype(np.float32)
     with small_deltas(threads=True), mock.patch.object(io.system, "calls", disk):

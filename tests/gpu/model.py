@@ -30,7 +30,7 @@ class ArrayTier:
         out[:] = self.records[rows, lo:hi]
 
     def write(
-        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, kept: bool = False
     ) -> None:
         assert np.unique(rows).size == rows.size
         self.records[rows, lo:hi] = records

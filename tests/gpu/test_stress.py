@@ -137,7 +137,7 @@ class NumberedRows:
         out.view(np.int64)[:] = rows[:, None]
 
     def write(
-        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, kept: bool = False
     ) -> None:
         raise NotImplementedError
 

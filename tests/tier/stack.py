@@ -30,7 +30,13 @@ class ArrayTier:
         self.stats.count(requested=rows.size)
 
     def write(
-        self, rows: Rows, records: Records, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self,
+        rows: Rows,
+        records: Records,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
         assert np.unique(rows).size == rows.size
         if self.full:

@@ -7,6 +7,7 @@ an error comes from nowhere else than before, and nothing that was taken is lost
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,24 +24,32 @@ _BLOCK_BYTES = 2 << 20
 _BLOCKS = 4
 """At least so many are made of the room there is: one is written while others are filled."""
 
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Records `(n, record_bytes)` of `rows` `(n,)`, for distinct, ascending `positions` `(n,)`."""
+    """Records `(n, record_bytes)` of `rows` `(n,)`, for distinct, ascending `positions` `(n,)`.
+
+    `cached`: whether they are to stay in the page cache.
+    """
 
     positions: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
-    records: npt.NDArray[np.uint8]
+    records: Bytes
+    cached: bool = True
 
     def part(self, which: slice) -> Piece:
         """Return a part of it."""
-        return Piece(self.positions[which], self.rows[which], self.records[which])
+        return Piece(self.positions[which], self.rows[which], self.records[which], self.cached)
 
-    def copy(self, block: npt.NDArray[np.uint8]) -> Piece:
-        """Return the same, with its records at the begin of a block."""
-        records = block[: len(self.records)]
+    def copy(self, block: Bytes) -> Piece:
+        """Return the same, with its records in a block, where they lie in pages as in the file."""
+        count, width = self.records.shape
+        begin = (int(self.positions[0]) * width - block.ctypes.data) % mmap.PAGESIZE
+        records = block[begin : begin + count * width].reshape(count, width)
         records[:] = self.records
-        return Piece(self.positions.copy(), self.rows.copy(), records)
+        return Piece(self.positions.copy(), self.rows.copy(), records, self.cached)
 
     def find(
         self, positions: npt.NDArray[np.int64]
@@ -62,10 +71,11 @@ class Behind:
     def __init__(self, write: Callable[[Piece], None], record_bytes: int, room: int) -> None:
         """Have pieces written by `write`, one after another; `room` bytes of records may wait."""
         self._write = write
-        self._shape = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes), record_bytes
-        self._most = room // (self._shape[0] * self._shape[1])
-        self._waiting: deque[tuple[Piece, npt.NDArray[np.uint8]]] = deque()
-        self._spare: list[npt.NDArray[np.uint8]] = []
+        self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
+        self._block_bytes = self._rows * record_bytes + mmap.PAGESIZE
+        self._most = room // (self._rows * record_bytes)
+        self._waiting: deque[tuple[Piece, Bytes]] = deque()
+        self._spare: list[Bytes] = []
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
@@ -81,15 +91,15 @@ class Behind:
         if now or not self._most or (piece.records.nbytes < _WORTH_A_THREAD and not self._waiting):
             self._write(piece)
             return
-        for start in range(0, len(piece.records), self._shape[0]):
-            self._put(piece.part(slice(start, start + self._shape[0])))
+        for start in range(0, len(piece.records), self._rows):
+            self._put(piece.part(slice(start, start + self._rows)))
 
     def _put(self, piece: Piece) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._idle() or len(self._waiting) < self._most)
         if self._idle():
             self._write_waiting()
-        block = self._spare.pop() if self._spare else np.empty(self._shape, np.uint8)
+        block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
         piece = piece.copy(block)
         with self._changed:
             self._waiting.append((piece, block))
@@ -98,7 +108,7 @@ class Behind:
 
     def find(
         self, positions: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.uint8], npt.NDArray[np.intp]]]:
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Bytes, npt.NDArray[np.intp]]]:
         """Yield which of `positions` wait, in what records, and where in these; the last counts.
 
         Whatever is not among them was written before the first was yielded.

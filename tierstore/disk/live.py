@@ -35,6 +35,8 @@ _ROWS_A_WRITE = 8
 """Records that are appended, and copied once more later, in the time of one write elsewhere."""
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that are unlikely to change again before the commit."""
+_CACHED_BYTES = 32 << 20
+"""Bytes of a commit that the page cache takes at once; with more, one waits for the disk anyway."""
 
 
 def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
@@ -66,6 +68,7 @@ class LiveDelta:
         self._directory = directory
         self._file = directory.create(name)
         self._allocated = 0
+        self._kept_bytes = 0
         self._mapped = np.empty((0, record_bytes), np.uint8)
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
@@ -83,21 +86,24 @@ class LiveDelta:
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
         *,
-        now: bool = False,
+        kept: bool = False,
     ) -> None:
         """Put records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
-        With `now` they are in the file on return. Nothing is durable before the delta is sealed
-        and synced. If the disk is full nothing has changed. If a write fails, records it was to
-        replace may be damaged: until they are put again they cannot be read, nor the delta be
-        sealed. So it is if records that were put before cannot be written; those are not lost.
+        Of those that are `kept` in memory, all but the first go past the page cache. Nothing is
+        durable before the delta is sealed and synced. If the disk is full nothing has changed. If a
+        write fails, records it was to replace may be damaged: until they are put again they cannot
+        be read, nor the delta be sealed. So it is if records that were put before cannot be
+        written; those are not lost.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, records = positions[order], rows[order], records[order]
-        self._behind.put(Piece(positions, rows, records), now=now)
+        self._kept_bytes += records.nbytes if kept else 0
+        cached = not kept or self._kept_bytes <= _CACHED_BYTES
+        self._behind.put(Piece(positions, rows, records, cached), now=kept and cached)
         self._ids[positions] = rows
         self.count = count
 
@@ -106,7 +112,7 @@ class LiveDelta:
         positions = piece.positions
         try:
             for part in _parts(positions, self.record_bytes):
-                self._write(positions[part], piece.records[part])
+                self._write(positions[part], piece.records[part], cached=piece.cached)
             sums = checksum.row_checksums(piece.rows, piece.records)  # while the disk is at work
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
@@ -116,7 +122,9 @@ class LiveDelta:
         self._sums = _grown(self._sums, int(positions.max(initial=-1)) + 1)
         self._sums[positions] = sums
 
-    def _write(self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+    def _write(
+        self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], *, cached: bool
+    ) -> None:
         """Write records at positions near each other, in one piece.
 
         What lies between them is written again as it is: that takes less than more system calls.
@@ -128,9 +136,13 @@ class LiveDelta:
             piece[positions - first] = records
             self._file.write(piece, offset)
             return
-        self._file.write(np.ascontiguousarray(records), offset)
-        if records.nbytes >= _SENT_AT_ONCE:
-            self._file.start_writing(offset, records.nbytes)
+        data = np.ascontiguousarray(records).reshape(-1)
+        if not cached:
+            io.direct.write(self._file, data, offset)
+            return
+        self._file.write(data, offset)
+        if data.nbytes >= _SENT_AT_ONCE:
+            self._file.start_writing(offset, data.nbytes)
 
     def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
         """Whether to put records at `positions` takes longer than to put them behind all others."""
@@ -223,6 +235,7 @@ class LiveDelta:
         self._behind.drop()
         self._file.close()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
+        self._ids, self._sums = np.empty(0, np.int64), np.empty(0, np.uint32)
 
     def remove(self) -> None:
         """Close and delete the file: its rows were never committed."""

@@ -20,7 +20,7 @@ from tierstore.disk.records import BLOCK_BYTES
 __all__ = ["Merge"]
 
 _STEP_BYTES = BLOCK_BYTES
-_WINDOW_ROWS = 4 << 20
+_WINDOW_ROWS = 1 << 20
 """Rows of the table whose newest images are looked up at a time, for four bytes each."""
 _IDS = 1 << 20
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["at_leisure", "paced"]
 
-_LEAD = 8
+_LEAD = 3
 _REST = 2
 
 
 def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
     """Yield 0 … count - 1, each when `announce` was called with it, in a thread that runs ahead.
 
-    The thread is at most eight parts ahead of what the caller has taken, so that pages are not lost
+    The thread is at most three parts ahead of what the caller has taken, so that pages are not lost
     again before they are copied. Announcing waits for the disk wherever its queue is full; that is
     what sets the pace.
     """

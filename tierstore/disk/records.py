@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -26,6 +26,9 @@ _DENSE_PAGES = 1 / 8
 """Share of the pages between the first and the last row above which all are rewritten."""
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
+
+Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
+"""Writes records over rows of a block."""
 
 
 class LaidRecords:
@@ -84,39 +87,35 @@ class RecordFiles(LaidRecords):
         """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
 
         Where many pages of a block change, the block is read, patched and written in one piece;
-        elsewhere a write to part of a page must read it. Either way the pages of the next block are
-        on their way while one is written, and those that had to be read are let go again: others
-        need the memory more.
+        elsewhere a write to part of a page must read it, and pages of the next block are on their
+        way while one is written. What had to be read is not kept in memory: others need that more.
         """
         span = max(1, BLOCK_BYTES // self.record_bytes)
         starts = np.flatnonzero(np.diff(rows // span, prepend=-1)).tolist()
         blocks = [slice(*ends) for ends in pairwise([*starts, rows.size])]
-        fetched = [self._announce(rows[block]) for block in blocks[:1]]
+        ways = [self._way(rows[block]) for block in blocks[:1]]
         for block, following in zip_longest(blocks, blocks[1:]):
             if following is not None:
-                fetched.append(self._announce(rows[following]))
-            self._write_block(rows[block], records[block])
-            self._let_go()
-            if fetched.pop(0):
-                self._written = [*self._ranges(int(rows[block][0]), int(rows[block][-1]))]
+                ways.append(self._way(rows[following]))
+            ways.pop(0)(rows[block], records[block])
 
     def _let_go(self) -> None:
-        """Wait until the block before is on the disk, and let the system forget it."""
+        """Wait until the pages before are on the disk, and let the system forget them."""
         written, self._written = self._written, []
         for file, offset, nbytes in written:
             file.write_out(offset, nbytes)
 
-    def _announce(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Have the disk read what writing `rows` of a block needs to know; False: it is there."""
-        first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == rows.size or paging.looks_resident(self.records, rows):
-            return False
+    def _way(self, rows: npt.NDArray[np.int64]) -> Way:
+        """Return how best to write `rows` of a block, and have the disk read what that needs."""
+        if int(rows[-1] - rows[0]) + 1 == rows.size:
+            return self._put_all
+        cached = paging.looks_resident(self.records, rows)
         if self._is_dense(rows):
-            for file, offset, nbytes in self._ranges(first, last):
-                file.advise(os.POSIX_FADV_WILLNEED, offset, nbytes)
-        else:
-            paging.announce(self.records, rows)
-        return True
+            return self._rewrite if cached else self._rewrite_past_cache
+        if cached:
+            return self._put_runs
+        paging.announce(self.records, rows)
+        return self._put_runs_and_forget
 
     def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether `rows` touch so many pages that all between are best written too."""
@@ -124,19 +123,57 @@ class RecordFiles(LaidRecords):
         between = int(rows[-1] - rows[0] + 1) * self.record_bytes / mmap.PAGESIZE
         return pages > _DENSE_PAGES * between
 
-    def _write_block(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == rows.size:
-            self._put(first, records)
-        elif self._is_dense(rows):
-            parts = [file.read(nbytes, at) for file, at, nbytes in self._ranges(first, last)]
-            block = np.frombuffer(bytearray().join(parts), np.uint8).reshape(-1, self.record_bytes)
-            block[rows - first] = records
-            self._put(first, block)
-        else:
-            runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
-            for begin, end in pairwise([*runs, rows.size]):
-                self._put(int(rows[begin]), records[begin:end])
+    def _put_all(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write a block of rows that lie side by side."""
+        self._put(int(rows[0]), records)
+
+    def _put_runs(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write rows that lie far apart, each with those right behind it."""
+        runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
+        for begin, end in pairwise([*runs, rows.size]):
+            self._put(int(rows[begin]), records[begin:end])
+
+    def _put_runs_and_forget(
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
+    ) -> None:
+        """Do the same, and let go of the pages that the block before this one needed."""
+        self._put_runs(rows, records)
+        self._let_go()
+        self._written = [*self._ranges(int(rows[0]), int(rows[-1]))]
+
+    def _rewrite(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write a block from the first row to the last, with all that lies in between."""
+        for file, offset, data in self._patched(rows, records, io.File.read_into):
+            file.write(data, offset)
+            if data.nbytes >= _SENT_AT_ONCE:
+                file.start_writing(offset, data.nbytes)
+
+    def _rewrite_past_cache(
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
+    ) -> None:
+        """Do the same with a block that is not in memory, and leave it so."""
+        for file, offset, data in self._patched(rows, records, io.direct.read):
+            io.direct.write(file, data, offset)
+
+    def _patched(
+        self,
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        read: Callable[[io.File, npt.NDArray[np.uint8], int], None],
+    ) -> Iterator[tuple[io.File, int, npt.NDArray[np.uint8]]]:
+        """Yield a file, where in it, and what is to be there, from the first row to the last.
+
+        `read` fills memory with what is there.
+        """
+        first, done = int(rows[0]), 0
+        for file, offset, nbytes in self._ranges(first, int(rows[-1])):
+            data = io.direct.memory_for(nbytes, offset)
+            read(file, data, offset)
+            block = data.reshape(-1, self.record_bytes)
+            stop = int(np.searchsorted(rows, first + len(block)))
+            block[rows[done:stop] - first] = records[done:stop]
+            yield file, offset, data
+            first, done = first + len(block), stop
 
     def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
         """Write consecutive records, each part into the file that holds it."""

@@ -240,12 +240,12 @@ class DiskTier:
         lo: int = 0,
         hi: int | None = None,
         *,
-        now: bool = False,
+        kept: bool = False,
     ) -> None:
         """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
 
-        The rest of each record is kept. With `now` all is in the file on return; else a thread may
-        see to that. On a full disk: StoreFullError, nothing changed.
+        The rest of each record stays. A thread may do it behind the caller, but for little that is
+        `kept` above: somebody waits for that. On a full disk: StoreFullError, nothing changed.
         """
         if not rows.size:
             return
@@ -271,12 +271,12 @@ class DiskTier:
         self._check_positions(start + count)
         replaced = _grown(self._replaced, count)
         try:
-            live.put(positions, rows, records, now=now)
+            live.put(positions, rows, records, kept=kept)
         except StoreFullError:
             if not superseded:
                 raise
             live.full = True
-            self.write(rows, records, now=now)
+            self.write(rows, records, kept=kept)
             return
         places[known] = replaced[there]
         new = slice(None) if count == first + rows.size else positions >= first

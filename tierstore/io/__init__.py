@@ -7,6 +7,7 @@ mapping: on a full disk that would kill the process with SIGBUS instead of raisi
 store that is only read may also be objects of a zarr store, behind the same classes.
 """
 
+from tierstore.io import direct
 from tierstore.io.directory import Directory
 from tierstore.io.file import File
 from tierstore.io.mapping import map_files
@@ -19,6 +20,7 @@ __all__ = [
     "File",
     "ObjectFile",
     "Objects",
+    "direct",
     "filesystem",
     "locate",
     "map_files",

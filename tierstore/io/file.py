@@ -8,6 +8,7 @@ import fcntl
 import os
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import StoreIOError
@@ -54,6 +55,13 @@ class File(Descriptor):
                 offset += len(part)
                 nbytes -= len(part)
         return b"".join(parts)
+
+    def read_into(self, out: npt.NDArray[np.uint8], offset: int) -> None:
+        """Fill `out`, contiguous, from `offset`; raises StoreIOError where the file ends before."""
+        data = self.read(out.nbytes, offset)
+        if len(data) != out.nbytes:
+            raise StoreIOError(f"{self.path} ends within bytes {offset} to {offset + out.nbytes}")
+        out[:] = np.frombuffer(data, np.uint8)
 
     def write(self, data: Buffer, offset: int) -> None:
         """Write all of `data` at `offset`, however often the system writes less."""

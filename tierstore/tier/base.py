@@ -32,11 +32,12 @@ class Tier(Protocol):
         """
 
     def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `now` says that somebody waits for them to be in a file: no thread is to do that later.
+        `kept`: whoever hands them down keeps them, so that they will not be read from there soon,
+        and somebody waits for them to be in a file.
         """
 
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:

@@ -139,11 +139,11 @@ class HostTier:
                 out[which[part]] = records[:, lo:hi]
 
     def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `now` is for tiers that write to files.
+        `kept` is for tiers that write to files.
         """
         hi = self.record_bytes if hi is None else hi
         records = np.ascontiguousarray(records)
@@ -267,12 +267,12 @@ class HostTier:
             raise
         return np.concatenate([slots, victims])
 
-    def _write_back(self, slots: Slots, *, now: bool = False) -> None:
+    def _write_back(self, slots: Slots, *, kept: bool = False) -> None:
         """Hand the records in `slots` to the tier below; afterwards they are clean."""
         for part in self._parts(slots.size):
             block = self._stage[: slots[part].size]
             rowcopy.gather(self.records, slots[part], block)
-            self.below.write(self.map.rows(slots[part]), block, now=now)
+            self.below.write(self.map.rows(slots[part]), block, kept=kept)
             self.map.dirty[slots[part]] = 0
         self.stats.count(write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes)
 
@@ -369,7 +369,7 @@ class HostTier:
     def flush(self) -> None:
         """Hand every changed record to the tier below, by ascending row, and flush that."""
         dirty = self._changed()
-        self._write_back(dirty[np.argsort(self.map.rows(dirty))], now=True)
+        self._write_back(dirty[np.argsort(self.map.rows(dirty))], kept=True)
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:

@@ -69,11 +69,11 @@ class Origin:
         return self._last_block[1]
 
     def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, now: bool = False
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
     ) -> None:
         """Keep `records` `(n, hi - lo)` as bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `now` is for tiers that write to files.
+        `kept` is for tiers that write to files.
         """
         hi = self.record_bytes if hi is None else hi
         if self._records is None:

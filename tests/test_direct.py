@@ -1,0 +1,161 @@
+"""Reads and writes past the page cache, against a file in memory."""
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tierstore import io
+from tierstore.errors import StoreFullError, StoreIOError
+from tierstore.io import direct, system
+
+SIZE = 5 * mmap.PAGESIZE + 1000
+random_ranges = given(
+    seed=st.integers(0, 2**32),
+    ranges=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=8),
+    aligned=st.booleans(),
+)
+repeated = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Calls:
+    """The system, with some calls replaced, and what was read and written past the cache."""
+
+    def __init__(self, **replaced):
+        self.past = []
+        self._direct = set()
+        self._replaced = replaced
+
+    def __getattr__(self, name):
+        return self._replaced.get(name) or getattr(os, name)
+
+    def open(self, path, flags, *more, **options):
+        replaced = self._replaced.get("open", os.open)
+        fd = (replaced if flags & os.O_DIRECT else os.open)(path, flags, *more, **options)
+        (self._direct.add if flags & os.O_DIRECT else self._direct.discard)(fd)
+        return fd
+
+    def pwrite(self, fd, data, offset):
+        if fd not in self._direct:
+            return os.pwrite(fd, data, offset)
+        count = self._replaced.get("pwrite", os.pwrite)(fd, data, offset)
+        self.past.append((offset, count))
+        return count
+
+    def preadv(self, fd, buffers, offset):
+        assert fd in self._direct
+        count = self._replaced.get("preadv", os.preadv)(fd, buffers, offset)
+        self.past.append((offset, count))
+        return count
+
+
+def refused(*given, **options):
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+def full(*given, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def a_block_at_a_time(fd, data, offset):
+    return os.pwrite(fd, memoryview(data)[: mmap.PAGESIZE], offset)
+
+
+def less_than_a_block(fd, data, offset):
+    """Write as little as a disk does that gets full."""
+    count = min(data.nbytes, mmap.PAGESIZE) - 512
+    other = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+    try:
+        return os.pwrite(other, memoryview(data)[:count], offset)
+    finally:
+        os.close(other)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    with io.Directory.open(tmp_path) as directory:
+        yield directory
+
+
+def make(directory: io.Directory, rng: np.random.Generator) -> tuple[io.File, np.ndarray]:
+    content = rng.integers(0, 256, SIZE, np.uint8)
+    directory.unlink("x")
+    file = directory.create("x")
+    file.write(content, 0)
+    return file, content
+
+
+def memory(nbytes: int, offset: int, *, aligned: bool) -> np.ndarray:
+    return direct.memory_for(nbytes, offset) if aligned else np.empty(nbytes + 1, np.uint8)[1:]
+
+
+WAYS = {
+    "usual": {},
+    "no such open": {"open": refused},
+    "no such calls": {"pwrite": refused, "preadv": refused},
+    "short writes": {"pwrite": a_block_at_a_time},
+    "ragged writes": {"pwrite": less_than_a_block},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@repeated
+@random_ranges
+def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
+    """Whatever the file system allows, bytes are read and written as through the cache."""
+    monkeypatch.setattr(system, "calls", Calls(**WAYS[way]))
+    rng = np.random.default_rng(seed)
+    file, content = make(directory, rng)
+    with file:
+        mapped = io.map_files([file], SIZE, advice=mmap.MADV_RANDOM)
+        for offset, nbytes in ranges:
+            nbytes = min(nbytes, SIZE - offset)
+            data = memory(nbytes, offset, aligned=aligned)
+            if rng.random() < 0.5:
+                data[:] = rng.integers(0, 256, nbytes, np.uint8)
+                direct.write(file, data, offset)
+                content[offset : offset + nbytes] = data
+            else:
+                direct.read(file, data, offset)
+                assert np.array_equal(data, content[offset : offset + nbytes])
+            assert np.array_equal(mapped, content)
+        assert file.size == SIZE
+
+
+def test_whole_blocks_go_past_the_cache(monkeypatch, directory):
+    file, _ = make(directory, np.random.default_rng(1))
+    calls = Calls()
+    monkeypatch.setattr(system, "calls", calls)
+    offset, nbytes = 700, 3 * mmap.PAGESIZE
+    with file:
+        data = direct.memory_for(nbytes, offset)
+        direct.read(file, data, offset)
+        direct.write(file, data, offset)
+        if not calls.past:
+            pytest.skip("this file system has no way past the page cache")
+        assert calls.past == [(mmap.PAGESIZE, 2 * mmap.PAGESIZE)] * 2
+        direct.write(file, data[1:], offset)  # lies otherwise in memory than in the file
+        assert len(calls.past) == 2
+
+
+def test_memory_lies_in_its_block_as_the_bytes_in_theirs():
+    for offset in (0, 1, 512, mmap.PAGESIZE, mmap.PAGESIZE + 64):
+        memory = direct.memory_for(10, offset)
+        assert memory.shape == (10,) and (memory.ctypes.data - offset) % mmap.PAGESIZE == 0
+
+
+def test_a_full_disk_is_told(monkeypatch, directory):
+    file, _ = make(directory, np.random.default_rng(2))
+    monkeypatch.setattr(system, "calls", Calls(pwrite=full))
+    with file, pytest.raises(StoreFullError, match="no space to write"):
+        direct.write(file, direct.memory_for(mmap.PAGESIZE, 0), 0)
+
+
+def test_a_file_that_ends_too_early_is_told(directory):
+    file, _ = make(directory, np.random.default_rng(3))
+    with file, pytest.raises(StoreIOError, match="ends within bytes"):
+        direct.read(file, direct.memory_for(2 * SIZE, 0), 0)
