@@ -34,7 +34,8 @@ class Copies:
     def __init__(self, table: Table, ids: Tensor, policy: str) -> None:
         """Remember whose rows they are; `policy` is "sum" or "mean"."""
         self._table = table
-        self._ids = ids.clone()  # whoever gave them may go on to the next batch
+        # Whoever gave them may go on to the next batch. Torch would wake all its threads to copy.
+        self._ids = ids.clone() if ids.is_cuda else torch.from_numpy(ids.numpy().copy())
         self._mean = policy == "mean"
 
     def __call__(self, gradient: Tensor) -> Tensor:

@@ -64,24 +64,29 @@ class Inbox:
         """Copy ids to a place that nothing reads any more; return where the device finds it."""
         if ids.size > self._places.shape[1]:
             self._grow(ids.size)
-        self._last = (self._last + 1) % _PLACES
-        self._await(self._read[self._last])
+        self._last = self._free()
         self._places[self._last, : ids.size] = ids
         return self._pointer + self._last * self._places.strides[0]
 
+    def _free(self) -> int:
+        """Return the first place that is free: the host's caches may still have what lies there."""
+        for place, event in enumerate(self._read):
+            if self._device.passed(event):
+                return place
+        place = (self._last + 1) % _PLACES
+        self._device.await_event(self._read[place])
+        return place
+
     def _grow(self, ids: int) -> None:
-        for each in self._read:
-            self._await(each)
+        for event in self._read:
+            if not self._device.passed(event):
+                self._device.await_event(event)
         self.close()
         size = max(_LEAST_IDS, 1 << (ids - 1).bit_length())
         self._arena = self._device.stage(8 * _PLACES * size)
         block = self._arena.array[: 8 * _PLACES * size]
         self._pointer = self._device.host_pointer(self._arena, block)
         self._places = block.view(np.int64).reshape(_PLACES, size)
-
-    def _await(self, event: Any) -> None:
-        if not self._device.passed(event):
-            self._device.await_event(event)
 
     def close(self) -> None:
         """Give the memory back, once the device is done."""
