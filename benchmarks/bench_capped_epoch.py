@@ -3,7 +3,8 @@
 The process runs in a memory cgroup. Ids follow a power law; a step takes the distinct rows of its
 batch, adds a random gradient to them and puts them back, so every row it evicts must be written.
 Batches are announced ahead, as `tierstore.lookahead` does; it is committed a few times, and folds
-go on behind it. The epoch ends when the store is closed, which waits for a fold under way.
+go on behind it. The epoch ends when the store is closed, which leaves a fold under way for later;
+what it was to merge is still in deltas then.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def epoch(path: Path, budget: int, batch: int, steps: int, commits: int) -> None
             "hit_rate": stats["host"].unique_hit_rate,
         }
     seconds = time.perf_counter() - begin
-    found |= {"seconds": seconds, "closing": seconds - training, "cpu_seconds": time.process_time()}
+    deltas = sum(file.stat().st_size for file in path.rglob("delta-*"))
+    found |= {"seconds": seconds, "closing": seconds - training, "delta_bytes": deltas}
+    found["cpu_seconds"] = time.process_time()
     print(json.dumps(found))
 
 
@@ -133,6 +136,7 @@ def main() -> None:
             | {"closing": found["closing"]}
             | {"allowed s": allowed, "CPU s": found["cpu_seconds"]}
             | {"written/s": found["written_rows"] / found["seconds"]}
+            | {"in deltas MiB": found["delta_bytes"] / MIB}
         )
         answer.ratios["of the rows a second the disk allows"] = ratio
         between = found["seconds"] - found["committing"] - found["closing"]

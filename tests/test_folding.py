@@ -134,7 +134,7 @@ def test_a_commit_waits_where_deltas_come_faster_than_they_go(trainer, steps):
     trainer.check()
 
 
-@pytest.mark.parametrize("change", ["grow", "set_keys", "add_fields", "replace", "fold", "close"])
+@pytest.mark.parametrize("change", ["grow", "set_keys", "add_fields", "replace", "fold"])
 def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
     fold = begun(trainer)
     store, table = trainer.store, trainer.store["t"]
@@ -147,7 +147,6 @@ def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
             "t", tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(fresh))
         ),
         "fold": store.fold,
-        "close": store.close,
     }[change]()
     assert fold.done()
     store.close()
@@ -155,6 +154,29 @@ def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
         expected = fresh if change == "replace" else trainer.truth
         assert np.array_equal(again["t"].read(EVERY), expected)
         assert again.verify().ok
+
+
+@pytest.mark.parametrize("commits", [0, 2])
+def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monkeypatch, commits):
+    """A session that begins one and ends leaves it to the next; none lets deltas pile up."""
+    monkeypatch.setattr(folding, "_QUICK_BYTES", 0)
+    fold = begun(trainer)
+    fold.step()
+    trainer.commit(commits)
+    deltas = trainer.deltas()
+    trainer.store.close()
+    assert fold.done()
+    trainer.store = tierstore.open(trainer.path, "r+", budget=Budget(host_rows=7))
+    assert (trainer.deltas() == deltas) == (not commits)
+    trainer.check()
+    assert trainer.store.verify().ok
+    trainer.commit()
+    again = Stepwise.newest
+    assert again is not fold
+    again.finish()
+    trainer.commit()
+    assert trainer.deltas() != deltas and len(trainer.deltas()) < 4
+    trainer.check()
 
 
 def test_leaving_by_an_error_gives_it_up(trainer, steps):
@@ -215,7 +237,7 @@ def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch
             yield
 
     monkeypatch.setattr(Merge, "steps", endless)
-    trainer.commit(4)
+    trainer.commit(5)
     assert going.wait(60)
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()

@@ -68,15 +68,16 @@ def scratch() -> Iterator[Path]:
 def small_deltas(*, behind: bool = False, threads: bool = False) -> Iterator[None]:
     """Let live deltas grow by little, so that images are small.
 
-    Rows that are evicted again are written over, or with `behind` behind all others. As many as the
-    host tier has slots wait to be written: by threads, or, so that all can be repeated, by the
-    caller when he hands down the next.
+    Rows that are evicted again are written over, or with `behind` behind all others; then commits
+    go past the page cache too, as large ones do. As many as the host tier has slots wait to be
+    written: by threads, or, so that all can be repeated, by the caller when he hands down the next.
     """
-    few, rows_a_write = (1, 1000) if behind else (64, 8)
+    few, rows_a_write, cached = (1, 1000, 0) if behind else (64, 8, 32 << 20)
     with (
         mock.patch("tierstore.disk.live._ALLOCATION", (4096, 1 << 20)),
         mock.patch("tierstore.disk.live._FEW", few),
         mock.patch("tierstore.disk.live._ROWS_A_WRITE", rows_a_write),
+        mock.patch("tierstore.disk.live._CACHED_BYTES", cached),
         mock.patch("tierstore.disk.behind._WORTH_A_THREAD", 1),
         mock.patch("tierstore.tier.room._QUEUE_SHARE", 1),
         nullcontext() if threads else mock.patch.object(Behind, "_start", lambda behind: None),

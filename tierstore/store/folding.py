@@ -86,6 +86,18 @@ class Folder:
                 raise
             self._end(self._upto)
 
+    def leave(self) -> None:
+        """End the fold under way if its thread is done; else give it up, for a later session.
+
+        Of a large table it may take hours. Where three times as much has gathered as lets one
+        begin, wait for it: deltas must not come faster than they go, over short sessions either.
+        """
+        oldest = min(self._store.history.versions())
+        if self._work is None or self._work.done() or self._much(0, oldest, times=3):
+            self.finish()
+        else:
+            self.stop()
+
     def stop(self) -> None:
         """Give the fold under way up, if there is one; a later one does it again."""
         work, self._work = self._work, None

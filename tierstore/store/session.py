@@ -130,7 +130,7 @@ class Session(Opened):
     def close(self, *, at_once: bool = False) -> None:
         """Drop what was not committed, with a warning that counts the rows, and release all.
 
-        Waits for a fold under way; an interrupt, or `at_once`, gives that up.
+        Where it waits for a fold under way, an interrupt, or `at_once`, gives that up.
         """
         if os.getpid() != self.guard.pid:
             return
@@ -155,7 +155,7 @@ class Session(Opened):
         with self.guard.use(write=True) as use, use.interruptible(), self._put_off():
             if at_once:
                 self.folder.stop()
-            self.folder.finish()
+            self.folder.leave()
 
     def _wind_up(self) -> int:
         """Drop what was not committed, refuse every call from now on; return the rows dropped."""

@@ -354,7 +354,8 @@ class Store:
     def close(self) -> None:
         """Close the store; what was not committed is dropped, with a warning that counts it.
 
-        Waits for a fold under way; Ctrl-C gives that up, and so does leaving `with` by an error.
+        A fold under way is left to a later session. Where three times as much has gathered as lets
+        one begin, it is waited for; Ctrl-C gives that up, and so does leaving `with` by an error.
         """
         self._close()
 
