@@ -4,8 +4,8 @@ Three kinds. `pageable` is ordinary memory. A GPU reads and writes the other two
 link: `pinned` memory is locked in place and mapped, `managed` memory is advised to stay on the host
 with the GPU mapped to it. Random rows come out of a managed arena of any size at 50 GB/s over
 PCIe 5, out of a pinned one only up to about 1 GiB, then at 14 to 17: the driver maps managed memory
-in 2 MiB pages (measured on an H200). Nothing migrates. Where a GPU tier copies in
-the order of pinned memory it reaches 30 (tier/gpu/ordering.py).
+in 2 MiB pages (measured on an H200). Nothing migrates. Where a GPU tier copies in the order of
+pinned memory it reaches 30 (tier/gpu/ordering.py).
 """
 
 from __future__ import annotations

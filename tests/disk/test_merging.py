@@ -11,9 +11,10 @@ from tierstore.disk import merging
 EVERY = np.arange(ROWS)
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    """Let a merge of few rows go by many windows, parts of ids, and steps."""
+@pytest.fixture(autouse=True, params=[256, 2])
+def small_parts(request, monkeypatch):
+    """Let a merge of few rows go by many windows or two, parts of ids, and steps."""
+    monkeypatch.setattr(merging, "_MOST_WINDOWS", request.param)
     monkeypatch.setattr(merging, "_WINDOW_ROWS", 17)
     monkeypatch.setattr(merging, "_IDS", 5)
     monkeypatch.setattr(merging, "_STEP_BYTES", 3 * WIDTH)

@@ -7,7 +7,6 @@ an error comes from nowhere else than before, and nothing that was taken is lost
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from tierstore import io
 
 __all__ = ["Behind", "Piece"]
 
@@ -45,9 +46,9 @@ class Piece:
 
     def copy(self, block: Bytes) -> Piece:
         """Return the same, with its records in a block, where they lie in pages as in the file."""
-        count, width = self.records.shape
-        begin = (int(self.positions[0]) * width - block.ctypes.data) % mmap.PAGESIZE
-        records = block[begin : begin + count * width].reshape(count, width)
+        records = self.records
+        offset = int(self.positions[0]) * records.shape[1]
+        records = io.direct.placed(block, records.nbytes, offset).reshape(records.shape)
         records[:] = self.records
         return Piece(self.positions.copy(), self.rows.copy(), records, self.cached)
 
@@ -72,7 +73,7 @@ class Behind:
         """Have pieces written by `write`, one after another; `room` bytes of records may wait."""
         self._write = write
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
-        self._block_bytes = self._rows * record_bytes + mmap.PAGESIZE
+        self._block_bytes = self._rows * record_bytes + io.direct.BLOCK
         self._most = room // (self._rows * record_bytes)
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []

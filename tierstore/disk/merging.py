@@ -21,7 +21,9 @@ __all__ = ["Merge"]
 
 _STEP_BYTES = BLOCK_BYTES
 _WINDOW_ROWS = 1 << 20
-"""Rows of the table whose newest images are looked up at a time, for four bytes each."""
+"""Rows of a table whose newest images are looked up at a time, for four bytes each; at least."""
+_MOST_WINDOWS = 256
+"""How often the ids of all deltas are gone through at most."""
 _IDS = 1 << 20
 
 
@@ -50,8 +52,10 @@ class Merge:
 
     def _newest(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the rows in the deltas, ascending, and the position of the newest image of each."""
-        for first in range(0, self._base.rows, _WINDOW_ROWS):
-            newest = np.zeros(min(_WINDOW_ROWS, self._base.rows - first), np.int32)
+        rows_in_all = self._base.rows
+        window = max(_WINDOW_ROWS, -(-rows_in_all // _MOST_WINDOWS))
+        for first in range(0, rows_in_all, window):
+            newest = np.zeros(min(window, rows_in_all - first), np.int32)
             for delta, start in zip(self._deltas, self._starts, strict=False):
                 for at in range(0, delta.info.rows, _IDS):
                     rows = delta.ids[at : at + _IDS] - first

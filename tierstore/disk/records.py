@@ -27,7 +27,7 @@ _DENSE_PAGES = 1 / 8
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
 
-Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
+_Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
 """Writes records over rows of a block."""
 
 
@@ -105,7 +105,7 @@ class RecordFiles(LaidRecords):
         for file, offset, nbytes in written:
             file.write_out(offset, nbytes)
 
-    def _way(self, rows: npt.NDArray[np.int64]) -> Way:
+    def _way(self, rows: npt.NDArray[np.int64]) -> _Way:
         """Return how best to write `rows` of a block, and have the disk read what that needs."""
         if int(rows[-1] - rows[0]) + 1 == rows.size:
             return self._put_all
@@ -144,9 +144,7 @@ class RecordFiles(LaidRecords):
     def _rewrite(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write a block from the first row to the last, with all that lies in between."""
         for file, offset, data in self._patched(rows, records, io.File.read_into):
-            file.write(data, offset)
-            if data.nbytes >= _SENT_AT_ONCE:
-                file.start_writing(offset, data.nbytes)
+            _send(file, data, offset)
 
     def _rewrite_past_cache(
         self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
@@ -179,9 +177,7 @@ class RecordFiles(LaidRecords):
         """Write consecutive records, each part into the file that holds it."""
         data, done = np.ascontiguousarray(records).reshape(-1), 0
         for file, offset, nbytes in self._ranges(first, first + len(records) - 1):
-            file.write(data[done : done + nbytes], offset)
-            if nbytes >= _SENT_AT_ONCE:
-                file.start_writing(offset, nbytes)
+            _send(file, data[done : done + nbytes], offset)
             done += nbytes
 
     def _ranges(self, first: int, last: int) -> Iterator[tuple[io.File, int, int]]:
@@ -213,3 +209,10 @@ class RecordFiles(LaidRecords):
         for file in self._files:
             file.close()
         self.records = np.empty((0, self.record_bytes), np.uint8)
+
+
+def _send(file: io.File, data: npt.NDArray[np.uint8], offset: int) -> None:
+    """Write bytes, and have many of them go to the disk from now on."""
+    file.write(data, offset)
+    if data.nbytes >= _SENT_AT_ONCE:
+        file.start_writing(offset, data.nbytes)

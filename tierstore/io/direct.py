@@ -20,48 +20,38 @@ from tierstore.io import system
 from tierstore.io.file import File
 from tierstore.io.system import explained
 
-__all__ = ["memory_for", "read", "write"]
+__all__ = ["BLOCK", "memory_for", "placed", "read", "write"]
 
-_BLOCK = mmap.PAGESIZE
+BLOCK = mmap.PAGESIZE
 """Offsets, sizes and addresses are multiples of this: no disk's blocks are larger than pages."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def memory_for(nbytes: int, offset: int) -> Bytes:
-    """Return new memory, `(nbytes,)`, for what is, or will be, at `offset` of a file.
+def placed(room: Bytes, nbytes: int, offset: int) -> Bytes:
+    """Return `nbytes` of `room`, which has `BLOCK` more, for what is at `offset` of a file.
 
-    Its address is as far behind a multiple of the block as the offset is.
+    They begin as far behind a multiple of the block as the offset is.
     """
-    room = np.empty(nbytes + _BLOCK, np.uint8)
-    shift = (offset - room.ctypes.data) % _BLOCK
-    return room[shift : shift + nbytes]
+    begin = (offset - room.ctypes.data) % BLOCK
+    return room[begin : begin + nbytes]
+
+
+def memory_for(nbytes: int, offset: int) -> Bytes:
+    """Return new memory, `(nbytes,)`, for what is, or will be, at `offset` of a file."""
+    return placed(np.empty(nbytes + BLOCK, np.uint8), nbytes, offset)
 
 
 def read(file: File, out: Bytes, offset: int) -> None:
     """Fill `out` `(n,)`, contiguous, with the bytes at `offset`."""
-    head, body = _split(out, offset)
-    file.read_into(out[:head], offset)
     with explained("read", file.path):
-        head += _move(file, os.O_RDONLY, _read_some, out[head : head + body], offset + head)
-    file.read_into(out[head:], offset + head)
+        _move(file, out, offset, file.read_into, os.O_RDONLY, _read_some)
 
 
 def write(file: File, data: Bytes, offset: int) -> None:
     """Write `data` `(n,)`, contiguous, at `offset`; like other writes it is not durable by that."""
-    head, body = _split(data, offset)
-    file.write(data[:head], offset)
     with explained("write", file.path):
-        head += _move(file, os.O_WRONLY, _write_some, data[head : head + body], offset + head)
-    file.write(data[head:], offset + head)
-
-
-def _split(data: Bytes, offset: int) -> tuple[int, int]:
-    """Return how many bytes come before the first whole block, and how many are in whole ones."""
-    head = min(-offset % _BLOCK, data.size)
-    if (data.ctypes.data + head) % _BLOCK:
-        return 0, 0
-    return head, (data.size - head) // _BLOCK * _BLOCK
+        _move(file, data, offset, file.write, os.O_WRONLY, _write_some)
 
 
 def _read_some(fd: int, part: Bytes, offset: int) -> int:
@@ -73,7 +63,24 @@ def _write_some(fd: int, part: Bytes, offset: int) -> int:
 
 
 def _move(
-    file: File, mode: int, some: Callable[[int, Bytes, int], int], data: Bytes, offset: int
+    file: File,
+    data: Bytes,
+    offset: int,
+    usual: Callable[[Bytes, int], None],
+    mode: int,
+    some: Callable[[int, Bytes, int], int],
+) -> None:
+    """Read or write whole blocks by `some`, and what lies before and behind them as `usual`."""
+    done = min(-offset % BLOCK, data.size)
+    usual(data[:done], offset)
+    if (data.ctypes.data + done) % BLOCK == 0:
+        whole = data[done : data.size - (data.size - done) % BLOCK]
+        done += _move_blocks(file, whole, offset + done, mode, some)
+    usual(data[done:], offset + done)
+
+
+def _move_blocks(
+    file: File, data: Bytes, offset: int, mode: int, some: Callable[[int, Bytes, int], int]
 ) -> int:
     """Read or write whole blocks, and return the bytes for which that could be done."""
     if not data.size:
@@ -84,7 +91,7 @@ def _move(
         return 0
     done = 0
     try:
-        while done < data.size and done % _BLOCK == 0:
+        while done < data.size and done % BLOCK == 0:
             count = some(fd, data[done:], offset + done)
             done += count
             if not count:

@@ -20,10 +20,9 @@ def flat_ids(*parts: Any) -> Tensor:
     NumPy and CuPy arrays, tensors and lists are taken. If any part is on a GPU, all go there. What
     is no row id is left for the table to refuse.
     """
-    tensors = [to_tensor(part) for part in parts if part is not None]
+    tensors = [to_tensor(part).reshape(-1) for part in parts if part is not None]
     if len(tensors) == 1:
-        return tensors[0] if tensors[0].ndim == 1 else tensors[0].reshape(-1)
-    tensors = [each.reshape(-1) for each in tensors]
+        return tensors[0]
     device = next((each.device for each in tensors if each.is_cuda), None)
     return torch.cat([each if device is None else each.to(device) for each in tensors])
 

@@ -92,8 +92,9 @@ class Folder:
         Of a large table it may take hours. Where three times as much has gathered as lets one
         begin, wait for it: deltas must not come faster than they go, over short sessions either.
         """
-        oldest = min(self._store.history.versions())
-        if self._work is None or self._work.done() or self._much(0, oldest, times=3):
+        if self._work is None:
+            return
+        if self._work.done() or self._much(0, min(self._store.history.versions()), times=3):
             self.finish()
         else:
             self.stop()

@@ -155,7 +155,8 @@ class Session(Opened):
         with self.guard.use(write=True) as use, use.interruptible(), self._put_off():
             if at_once:
                 self.folder.stop()
-            self.folder.leave()
+            else:
+                self.folder.leave()
 
     def _wind_up(self) -> int:
         """Drop what was not committed, refuse every call from now on; return the rows dropped."""
