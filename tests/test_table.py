@@ -95,6 +95,21 @@ def test_every_field_reads_what_was_written(make, slots, options):
         assert same(table.read(ids, transient=True), oracle["weight"][ids])
 
 
+def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(8)
+    table = make(5)
+    fill(table, rng)
+    ids = rng.integers(0, ROWS, (3, 4))
+    for name in FIELDS:
+        found = table.read(ids, name, tensors=True)
+        assert isinstance(found, torch.Tensor)
+        assert found.dtype == getattr(torch, FIELDS[name].dtype)
+        assert torch.equal(found, table.read(torch.from_numpy(ids), name))
+    both = table.read([], fields=list(FIELDS), tensors=True)
+    assert all(isinstance(each, torch.Tensor) and not len(each) for each in both.values())
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -95,7 +95,8 @@ class Twin:
         self, ids: np.ndarray, lo: int = 0, hi: int | None = None, *, admit: bool = True
     ) -> None:
         out = self.place.noise(ids.size, self.truth[:1, lo:hi].shape[1])
-        self.tier.read(self.put(ids), out, lo, hi, admit=admit)
+        for part, first in self.tier.parts(self.put(ids)):
+            self.tier.read(part, out, lo, hi, first=first, admit=admit)
         np.testing.assert_array_equal(self.place.get(out), self.truth[ids, lo:hi])
 
     def write(
@@ -103,7 +104,9 @@ class Twin:
     ) -> None:
         shape = (ids.size, self.truth[:1, lo:hi].shape[1])
         data = self.rng.integers(0, 256, shape, np.uint8)
-        self.tier.write(self.put(ids), self.place.put(data), lo, hi, admit=admit)
+        given = self.place.put(data)
+        for part, first in self.tier.parts(self.put(ids)):
+            self.tier.write(part, given, lo, hi, first=first, admit=admit)
         for row, record in zip(ids, data, strict=True):
             self.truth[row, lo:hi] = record
 

@@ -137,6 +137,75 @@ def test_bad_ids_on_the_device_raise_at_the_commit_and_are_gone_after_a_rollback
         np.testing.assert_array_equal(table.read(np.arange(ROWS)), before)
 
 
+def test_ids_of_the_host_are_checked_before_they_go(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, if there are more than slots: what a bad id leaves behind is nothing."""
+    monkeypatch.setattr("tierstore.tier.gpu.inbox._HEAD", 20)
+    rng = np.random.default_rng(3)
+    spec = {"t": TableSpec(rows=300, dim=4, init=tierstore.normal(seed=1))}
+    budget = Budget(host_rows=300, gpu_rows=10)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
+        table = store["t"]
+        before = table.read(np.arange(300))
+        for n in (0, 1, 19, 39, 40, 41, 250):
+            ids = rng.integers(0, 300, n)
+            np.testing.assert_array_equal(table.read(ids), before[ids])
+            for position in {0, n // 2, n - 1} if n else ():
+                bad = ids.copy()
+                bad[position] = rng.choice([-1, 300, -(2**62)])
+                for given in (bad, bad.astype(np.int32) if abs(bad[position]) < 999 else bad):
+                    with pytest.raises(RowIndexError, match=f"at position {position} "):
+                        table.read(given)
+                    with pytest.raises(RowIndexError, match=f"at position {position} "):
+                        table.write(given, np.ones((n, 4), np.float32))
+        store.commit()  # would raise if the device had seen one
+        np.testing.assert_array_equal(table.read(np.arange(300)), before)
+
+
+def test_numpy_ids_give_tensors_that_nobody_waits_for(tmp_path: Path, place: Place) -> None:
+    spec = {"t": TableSpec(rows=ROWS, fields=FIELDS)}
+    budget = Budget(gpu_rows=20)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
+        table = store["t"]
+        ids = np.array([[3, 99], [3, 0]])
+        found = table.read(ids, tensors=True)
+        assert str(found.device) == table.device
+        np.testing.assert_array_equal(plain(found), table.read(ids))
+        both = table.read(ids, fields=["m", "s"], tensors=True)
+        assert [each.dtype for each in both.values()] == [torch.bfloat16, torch.float64]
+        for name, rows in both.items():
+            np.testing.assert_array_equal(plain(rows), table.read(ids, name))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", ["ids", "rows"])
+def test_work_goes_into_torchs_stream_if_ids_or_rows_are_torchs(tmp_path: Path, what: str) -> None:
+    """The other is NumPy's; whoever looks in another stream sees what was there before."""
+    spec = {"t": TableSpec(rows=ROWS, dim=4)}
+    budget = Budget(gpu_rows=ROWS)
+    ids, rows = np.arange(7), np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+    with tierstore.create(tmp_path / "s", spec, budget=budget, device="cuda") as store:
+        table = store["t"]
+        table.read(ids)
+        given = torch.from_numpy(rows).cuda()
+        torch.cuda.synchronize()
+        busy, side = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(busy if what == "rows" else torch.cuda.default_stream()):
+            torch.cuda._sleep(200_000_000)
+            late = given * 1  # behind the sleep
+            if what == "rows":
+                table.write(ids, late)
+        if what == "ids":
+            with torch.cuda.stream(side):
+                table.write(torch.from_numpy(ids), rows)
+                found = table.read(torch.from_numpy(ids).cuda())
+                side.synchronize()
+                np.testing.assert_array_equal(plain(found), rows)
+        torch.cuda.synchronize()
+        np.testing.assert_array_equal(table.read(ids), rows)
+
+
 def test_synchronous_checks_raise_at_once(tmp_path: Path, place: Place) -> None:
     spec = {"t": TableSpec(rows=ROWS, dim=4)}
     tierstore.create(tmp_path / "s", spec).close()

@@ -14,13 +14,18 @@ from tierstore.table.ids import is_cupy
 __all__ = ["flat_ids", "to_tensor"]
 
 
-def flat_ids(*parts: Any) -> Tensor:
+def flat_ids(*parts: Any) -> Tensor | npt.NDArray[np.int64]:
     """Return ids as one flat tensor, part after part; a part that is None is left out.
 
-    NumPy and CuPy arrays, tensors and lists are taken. If any part is on a GPU, all go there. What
-    is no row id is left for the table to refuse.
+    NumPy and CuPy arrays, tensors and lists are taken. If any part is on a GPU, all go there. A
+    flat array of int64 alone comes back as it is, as most are: every microsecond counts before a
+    batch is on its way. What is no row id is left for the table to refuse.
     """
-    tensors = [to_tensor(part).reshape(-1) for part in parts if part is not None]
+    given = [part for part in parts if part is not None]
+    if len(given) == 1 and _is_plain(given[0]) and given[0].ndim == 1:
+        only: npt.NDArray[np.int64] = given[0]
+        return only
+    tensors = [to_tensor(part).reshape(-1) for part in given]
     if len(tensors) == 1:
         return tensors[0]
     device = next((each.device for each in tensors if each.is_cuda), None)
@@ -29,8 +34,8 @@ def flat_ids(*parts: Any) -> Tensor:
 
 def to_tensor(values: Any) -> Tensor:
     """Return values as a tensor, without a copy where that can be; whole numbers as int64."""
-    if type(values) is np.ndarray and values.dtype == np.int64 and values.flags.carray:
-        return torch.from_numpy(values)  # as most are: every microsecond counts before a launch
+    if _is_plain(values):
+        return torch.from_numpy(values)
     if not isinstance(values, Tensor):
         if is_cupy(values):
             values = torch.as_tensor(values)
@@ -43,6 +48,11 @@ def to_tensor(values: Any) -> Tensor:
             values = torch.from_numpy(array if plain else np.array(array, native))
     whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
     return values.to(torch.int64) if whole else values
+
+
+def _is_plain(values: Any) -> bool:
+    """Tell whether values are an array that torch takes as it is, of int64."""
+    return type(values) is np.ndarray and values.dtype == np.int64 and values.flags.carray
 
 
 def _goes_up(array: npt.NDArray[Any]) -> bool:

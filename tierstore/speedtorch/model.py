@@ -15,7 +15,7 @@ from tierstore.spec import Field, check_dtype
 from tierstore.speedtorch.copies import Copies, check_policy, warn_of_copies
 from tierstore.speedtorch.files import save_npy
 from tierstore.speedtorch.held import Held, as_numpy, check_table
-from tierstore.speedtorch.ids import flat_ids
+from tierstore.speedtorch.ids import flat_ids, to_tensor
 from tierstore.speedtorch.where import Where
 from tierstore.table import Table
 
@@ -104,19 +104,20 @@ class ModelRows(Held):
         Ids are arrays, tensors or lists of any shape. Raises RowIndexError, InvalidTypeError.
         """
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-        rows = self.table.read(ids)
+        rows = self.table.read(ids, tensors=True)
         self._release()
         parameter = self.model_variable.weight
         _put(parameter, rows.to(home_of(parameter, self._where)))
         if self.duplicates != "last" and parameter.requires_grad:
-            self._hook = parameter.register_hook(Copies(self.table, ids, self.duplicates))
+            copies = Copies(self.table, to_tensor(ids), self.duplicates)
+            self._hook = parameter.register_hook(copies)
 
     def afterOptimizerStep(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
         """Take the rows of a batch back from the module's weight; the ids are those it got."""
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
         if not self._told:
             self._told = True
-            warn_of_copies(ids, self.duplicates)
+            warn_of_copies(to_tensor(ids), self.duplicates)
         rows = self.model_variable.weight.detach()
         self.table.write(ids, rows.to(getattr(torch, self._field.dtype)))
 

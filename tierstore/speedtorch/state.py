@@ -103,7 +103,7 @@ class OptimizerRows(Held):
         if not self.optVarList:
             return
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-        found = self.table.read(ids, fields=self.optVarList)
+        found = self.table.read(ids, fields=self.optVarList, tensors=True)
         begun = _BEGUN in self.table.scalars
         home = home_of(self._parameter, self._where)
         for key, kept in self._plan.rows.items():

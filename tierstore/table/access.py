@@ -94,8 +94,8 @@ class Access(Protocol):
 
     closed: bool
 
-    def ids(self, ids: object) -> Ids:
-        """Check ids and bring them to this side."""
+    def ids(self, ids: object, *, later: bool = False) -> Ids:
+        """Check ids and bring them to this side; with `later` it may be `read` that checks them."""
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
@@ -153,8 +153,8 @@ class HostAccess:
         """End every lease; see `Access`."""
         self.closed = True
 
-    def ids(self, ids: object) -> Ids:
-        """Check ids against the table; see `host_ids`."""
+    def ids(self, ids: object, *, later: bool = False) -> Ids:
+        """Check ids against the table, now; see `host_ids`."""
         return host_ids(ids, self._top.rows)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:

@@ -16,7 +16,7 @@ from tierstore.errors import DeviceError, InvalidTypeError
 from tierstore.table.access import Piece
 from tierstore.table.device_arrays import DeviceArrays
 from tierstore.table.device_lease import DeviceLease
-from tierstore.table.ids import Ids, host_ids, is_cupy, is_torch, on_host
+from tierstore.table.ids import Ids, check_range, host_ids, is_cupy, is_torch, on_host
 from tierstore.table.prefetch import Prefetcher
 
 __all__ = ["DeviceAccess"]
@@ -29,31 +29,35 @@ class DeviceAccess(DeviceArrays):
     to them are dropped, and the next call that waits raises. With `sync_checks` every call does.
     """
 
-    def ids(self, ids: object) -> Ids:
-        """Return ids as flat int64, where they are; those on the host are checked here."""
+    def ids(self, ids: object, *, later: bool = False) -> Ids:
+        """Return ids as flat int64, where they are; those on the host are checked here, or later.
+
+        Checked as they go, in parts, the first of them are on their way before the others are read.
+        """
         if is_torch(ids):
-            return self._torch_ids(ids)
+            return self._torch_ids(ids, later=later)
         if is_cupy(ids):
             return self._cupy_ids(ids)
-        return self._host_ids(ids, "numpy")
+        return self._host_ids(ids, later=later)
 
-    def _host_ids(self, ids: object, kind: str) -> Ids:
-        """Check ids that are on the host; where a prefetch has them on the device, return those."""
-        checked = host_ids(ids, self.gpu.rows)
-        rows = self.gpu.foreseen(checked.rows)
-        return Ids(checked.rows if rows is None else rows, checked.shape, kind)
+    def _host_ids(self, ids: object, *, later: bool) -> Ids:
+        """Take ids that are on the host; where a prefetch has them on the device, return those."""
+        found = host_ids(ids, self.gpu.rows, later=later)
+        rows = self.gpu.foreseen(found.rows)
+        return found if rows is None else Ids(rows, found.shape, found.kind)
 
-    def _torch_ids(self, ids: Any) -> Ids:
+    def _torch_ids(self, ids: Any, *, later: bool) -> Ids:
         import torch
 
-        shape, here = tuple(ids.shape), self.torch_device
+        here = self.torch_device
+        if ids.device != here and ids.device.type == "cpu":
+            return self._host_ids(ids, later=later)
         if ids.dtype is not torch.int64 and (
             ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()
         ):
             raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+        shape = tuple(ids.shape)
         if ids.device != here:
-            if ids.device.type == "cpu":
-                return self._host_ids(ids, "torch")
             raise DeviceError(
                 f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
                 f"ids.to({str(here)!r})"
@@ -78,15 +82,22 @@ class DeviceAccess(DeviceArrays):
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
             out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
-            self.gpu.read(ids.rows, out, lo, hi, stream=self.stream(ids.kind), admit=admit)
+            stream = self.stream(ids.kind)
+            for part, first in self.gpu.parts(ids.rows):
+                if not ids.checked:
+                    check_range(part, self.gpu.rows, first)
+                self.gpu.read(part, out, lo, hi, first=first, admit=admit, stream=stream)
             return self.device.download(out) if ids.kind == "numpy" else out
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
             for lo, hi, data in pieces:
-                given = self.device.upload(data) if isinstance(data, np.ndarray) else data
-                self.gpu.write(ids.rows, given, lo, hi, stream=self.stream(ids.kind))
+                kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
+                stream = self.stream(kind)
+                given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+                for part, first in self.gpu.parts(ids.rows):
+                    self.gpu.write(part, given, lo, hi, first=first, stream=stream)
 
     def zeros(self, like: Any, nbytes: int) -> Any:
         """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""

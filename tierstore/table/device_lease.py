@@ -139,8 +139,9 @@ class DeviceLease:
         access = self._access
         data = access.to_bytes(values, access.layout.field(field), self._ids, field)
         with access.using(write=True):
-            given = access.gpu.device.upload(data) if isinstance(data, np.ndarray) else data
-            self.gpu.scatter(given, *access.layout.span(field), stream=access.stream(self._kind))
+            stream = access.stream(self._kind)
+            given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+            self.gpu.scatter(given, *access.layout.span(field), stream=stream)
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name; one launch."""
@@ -154,10 +155,10 @@ class DeviceLease:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
         self._check()
         access, layout = self._access, columns.layout
-        given = {}
+        stream, given = access.stream(self._kind), {}
         for name in columns.names:
             data = access.to_bytes(values[name], layout.field(name), self._ids, name)
-            given[name] = self.device.upload(data) if isinstance(data, np.ndarray) else data
+            given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
         self._copy(columns, "scatter", given, writes=columns.names)
 
     def _copy(

@@ -10,15 +10,19 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
-__all__ = ["Ids", "host_ids", "is_torch", "last_of_each", "on_host"]
+__all__ = ["Ids", "check_range", "host_ids", "is_torch", "last_of_each", "on_host"]
 
 
 class Ids(NamedTuple):
-    """Checked ids: flat int64 `rows`, the `shape` they came in, and the `kind` to answer with."""
+    """Flat int64 `rows`, the `shape` they came in, and the `kind` to answer with.
+
+    Where `checked` is False a read is to check them against the table, part by part as they go.
+    """
 
     rows: npt.NDArray[np.int64]
     shape: tuple[int, ...]
     kind: str
+    checked: bool = True
 
 
 def is_torch(value: object) -> bool:
@@ -40,15 +44,16 @@ def on_host(rows: Any) -> Any:
     return rows.get() if is_cupy(rows) else rows
 
 
-def host_ids(ids: object, rows: int) -> Ids:
+def host_ids(ids: object, rows: int, *, later: bool = False) -> Ids:
     """Check ids that may lie anywhere against 0..rows-1 and bring them to the host as int64.
 
     Integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists are taken, of any shape,
     strides and width; no copy is made of contiguous int64. Raises InvalidTypeError for floats and
-    booleans, and RowIndexError, naming the first bad id and its position, before anything is read.
+    booleans, and RowIndexError, naming the first bad id and its position, before anything is read;
+    `later` leaves int64 that are in order of memory to whoever reads, see `Ids`.
     """
     if is_torch(ids):
-        kind, array = "torch", ids.detach().cpu().numpy()  # type: ignore[attr-defined]
+        kind, array = "torch", ids.numpy(force=True)  # type: ignore[attr-defined]
     elif is_cupy(ids):
         kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
     else:
@@ -56,8 +61,9 @@ def host_ids(ids: object, rows: int) -> Ids:
     if array.dtype.kind not in "iu":
         raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}: {_shown(array)}")
     flat = array.ravel()
-    if flat.size:
-        _check_range(flat, rows)
+    if later and flat.dtype == np.int64:
+        return Ids(flat, array.shape, kind, checked=False)
+    check_range(flat, rows)
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
 
@@ -71,7 +77,10 @@ def _as_array(ids: object) -> npt.NDArray[Any]:
     return array
 
 
-def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
+def check_range(flat: npt.NDArray[Any], rows: int, first: int = 0) -> None:
+    """Raise RowIndexError for an id outside 0..rows-1; `first` ids of its batch came before."""
+    if not flat.size:
+        return
     if flat.dtype == np.int64:  # one pass: without its sign a negative id is a huge one
         if flat.view(np.uint64).max() < rows:
             return
@@ -79,7 +88,8 @@ def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
         return
     position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
     raise RowIndexError(
-        f"row id {flat[position]} at position {position} is outside the table's 0..{rows - 1}"
+        f"row id {flat[position]} at position {first + position} is outside the table's "
+        f"0..{rows - 1}"
     )
 
 

@@ -112,6 +112,7 @@ class Table:
         fields: Sequence[str] | None = None,
         *,
         transient: bool = False,
+        tensors: bool = False,
     ) -> Any:
         """Return the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
 
@@ -120,6 +121,7 @@ class Table:
             field: the field to read; the first if None.
             fields: several fields, returned as a dict from name to array.
             transient: the rows are not to be kept in memory for this: for rows that are read once.
+            tensors: torch tensors for NumPy ids too, where the table is: nothing waits for a GPU.
 
         bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
@@ -131,11 +133,11 @@ class Table:
         if fields is None:
             name = self._named(field)
             lo, hi = self._layout.span(name)
-            batch = self._access.ids(ids) if transient else self._batch(ids)
+            batch = self._to_read(ids, transient=transient, tensors=tensors)
             data = self._access.read(batch, lo, hi, admit=not transient)
             return self._access.to_array(data, self._layout.field(name), batch)
         names = [self._named(name) for name in fields]
-        batch = self._access.ids(ids) if transient else self._batch(ids)
+        batch = self._to_read(ids, transient=transient, tensors=tensors)
         if not names:
             return {}
         spans = [self._layout.span(name) for name in names]
@@ -200,6 +202,16 @@ class Table:
         Promotes the rows that are missing. Raises what `read` raises.
         """
         return self._access.lease(self._batch(ids))
+
+    def _to_read(self, ids: object, *, transient: bool, tensors: bool) -> Ids:
+        """Return ids for a read, which may still have to check them; see `Ids`."""
+        later = transient or self._recording is None
+        batch = self._access.ids(ids, later=True) if later else self._batch(ids)
+        if not tensors or batch.kind == "torch":
+            return batch
+        if batch.kind == "cupy":
+            raise InvalidInputError("CuPy ids give CuPy rows; give NumPy or torch ids for tensors")
+        return batch._replace(kind="torch")
 
     def _batch(self, ids: object) -> Ids:
         """Check the ids of a batch, and record them where somebody asked for that."""

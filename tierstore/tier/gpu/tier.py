@@ -101,6 +101,10 @@ class GpuTier:
 
     # -- batches
 
+    def parts(self, rows: Any) -> tuple[tuple[Any, int], ...]:
+        """Return the parts that a batch is best read or written in; see `Inbox.split`."""
+        return self._inbox.split(rows, self._undivided)
+
     def read(
         self,
         rows: Any,
@@ -108,19 +112,20 @@ class GpuTier:
         lo: int = 0,
         hi: int | None = None,
         *,
+        first: int = 0,
         admit: bool = True,
         stream: int | None = None,
     ) -> None:
-        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` from `first`.
 
-        Two launches, whatever is hit, or two for each part; see `Inbox.split`. Rows that are missed
+        `out` is `(first + n or more, hi - lo)`. Two launches, whatever is hit. Rows that are missed
         take the place of others; with `admit=False` they are copied and not kept.
         """
-        for part, first in self._inbox.split(rows, self._undivided):
-            self._begin(Mode.READ, part, stream, admit=admit)
+        if rows.shape[0]:
+            self._begin(Mode.READ, rows, stream, admit=admit)
             self.describe(self._batch, out, lo, hi, first)
             self._run()
-            self._counts.read(part.shape[0], self._batch.bytes)
+            self._counts.read(rows.shape[0], self._batch.bytes)
 
     def write(
         self,
@@ -129,21 +134,22 @@ class GpuTier:
         lo: int = 0,
         hi: int | None = None,
         *,
+        first: int = 0,
         admit: bool = True,
         stream: int | None = None,
     ) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of `rows`; the last of a row wins.
+        """Write `records` from `first` over bytes `lo:hi` of `rows` `(n,)`; the last of a row wins.
 
         Rows that are missed are fetched first, unless their whole record is written; with
         `admit=False` they are written where they are.
         """
-        for part, first in self._inbox.split(rows, self._undivided):
+        if rows.shape[0]:
             self.changes += 1
-            self._begin(Mode.WRITE, part, stream, admit=admit)
+            self._begin(Mode.WRITE, rows, stream, admit=admit)
             self.describe(self._batch, records, lo, hi, first)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
-            self._counts.wrote(part.shape[0], self._batch.bytes)
+            self._counts.wrote(rows.shape[0], self._batch.bytes)
 
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
