@@ -99,11 +99,13 @@ class OptimizerRows(Held):
 
     def beforeForwardPass(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
         """Put the state of the rows of a batch into the optimizer; ids as for the model factory."""
+        found = {}
+        if self.optVarList:  # on their way while the rest is done
+            ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
+            found = self.table.read(ids, fields=self.optVarList, tensors=True)
         state = self._state
-        if not self.optVarList:
+        if not found:
             return
-        ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-        found = self.table.read(ids, fields=self.optVarList, tensors=True)
         begun = _BEGUN in self.table.scalars
         home = home_of(self._parameter, self._where)
         for key, kept in self._plan.rows.items():

@@ -34,10 +34,11 @@ class DeviceAccess(DeviceArrays):
 
         Checked as they go, in parts, the first of them are on their way before the others are read.
         """
-        if is_torch(ids):
-            return self._torch_ids(ids, later=later)
-        if is_cupy(ids):
-            return self._cupy_ids(ids)
+        if type(ids) is not np.ndarray:
+            if is_torch(ids):
+                return self._torch_ids(ids, later=later)
+            if is_cupy(ids):
+                return self._cupy_ids(ids)
         return self._host_ids(ids, later=later)
 
     def _host_ids(self, ids: object, *, later: bool) -> Ids:

@@ -50,9 +50,11 @@ def host_ids(ids: object, rows: int, *, later: bool = False) -> Ids:
     Integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists are taken, of any shape,
     strides and width; no copy is made of contiguous int64. Raises InvalidTypeError for floats and
     booleans, and RowIndexError, naming the first bad id and its position, before anything is read;
-    `later` leaves int64 that are in order of memory to whoever reads, see `Ids`.
+    `later` leaves the range of int64 ids to be checked by whoever reads, see `Ids`.
     """
-    if is_torch(ids):
+    if type(ids) is np.ndarray:  # as most are: nobody need be asked whose they are
+        kind, array = "numpy", ids
+    elif is_torch(ids):
         kind, array = "torch", ids.numpy(force=True)  # type: ignore[attr-defined]
     elif is_cupy(ids):
         kind, array = "cupy", ids.get()  # type: ignore[attr-defined]
@@ -82,7 +84,7 @@ def check_range(flat: npt.NDArray[Any], rows: int, first: int = 0) -> None:
     if not flat.size:
         return
     if flat.dtype == np.int64:  # one pass: without its sign a negative id is a huge one
-        if flat.view(np.uint64).max() < rows:
+        if np.maximum.reduce(flat.view(np.uint64)) < rows:
             return
     elif flat.min() >= 0 and flat.max() < rows:
         return

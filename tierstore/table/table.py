@@ -211,7 +211,7 @@ class Table:
             return batch
         if batch.kind == "cupy":
             raise InvalidInputError("CuPy ids give CuPy rows; give NumPy or torch ids for tensors")
-        return batch._replace(kind="torch")
+        return Ids(batch.rows, batch.shape, "torch", batch.checked)
 
     def _batch(self, ids: object) -> Ids:
         """Check the ids of a batch, and record them where somebody asked for that."""
