@@ -137,9 +137,10 @@ class Table:
             data = self._access.read(batch, lo, hi, admit=not transient)
             return self._access.to_array(data, self._layout.field(name), batch)
         names = [self._named(name) for name in fields]
-        batch = self._to_read(ids, transient=transient, tensors=tensors)
         if not names:
+            self._access.ids(ids)
             return {}
+        batch = self._to_read(ids, transient=transient, tensors=tensors)
         spans = [self._layout.span(name) for name in names]
         lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
         data = self._access.read(batch, lo, hi, admit=not transient)
