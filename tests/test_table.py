@@ -106,6 +106,9 @@ def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
         assert isinstance(found, torch.Tensor)
         assert found.dtype == getattr(torch, FIELDS[name].dtype)
         assert torch.equal(found, table.read(torch.from_numpy(ids), name))
+    with pytest.raises(RowIndexError, match=f"row id {ROWS} "):
+        table.read([ROWS], fields=[])
+    assert table.read(ids, fields=[]) == {}
     both = table.read([], fields=list(FIELDS), tensors=True)
     assert all(isinstance(each, torch.Tensor) and not len(each) for each in both.values())
 

@@ -22,7 +22,7 @@ from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.base import Tier
 from tierstore.tier.host import HostTier
 
-__all__ = ["Access", "HostAccess", "HostLease", "Lease", "check_lease"]
+__all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled", "check_lease"]
 
 Piece = tuple[int, int, Any]
 """A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
@@ -123,6 +123,16 @@ class Access(Protocol):
 
     def close(self) -> None:
         """End every lease: the table has other tiers from now on."""
+
+
+def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
+    """Return pieces of every field as one of whole records; no copy if it is one already."""
+    if pieces[0][:2] == (0, width):
+        return pieces[0]
+    records = access.zeros(pieces[0][2], width)
+    for lo, hi, data in pieces:
+        records[:, lo:hi] = data
+    return 0, width, records
 
 
 def check_lease(is_open: bool, closed: bool) -> None:

@@ -24,6 +24,14 @@ class Ids(NamedTuple):
     kind: str
     checked: bool = True
 
+    def for_tensors(self) -> Ids:
+        """Return the same, to be answered with torch tensors; raises InvalidInputError for CuPy."""
+        if self.kind == "torch":
+            return self
+        if self.kind == "cupy":
+            raise InvalidInputError("CuPy ids give CuPy rows; give NumPy or torch ids for tensors")
+        return Ids(self.rows, self.shape, "torch", self.checked)
+
 
 def is_torch(value: object) -> bool:
     """Whether a value is a torch tensor; torch is not imported to find out."""

@@ -17,7 +17,7 @@ from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TierStats
-from tierstore.table.access import Access, HostAccess, Lease, Piece
+from tierstore.table.access import Access, HostAccess, Lease, assembled
 from tierstore.table.device_access import DeviceAccess
 from tierstore.table.ids import Ids, on_host
 from tierstore.table.owner import Owner
@@ -180,18 +180,8 @@ class Table:
             for name, values in given.items()
         ]
         if len(pieces) == len(self._layout.fields):
-            pieces = [self._assembled(pieces)]
+            pieces = [assembled(self._access, pieces, self._layout.record_bytes)]
         self._access.write(batch, pieces)
-
-    def _assembled(self, pieces: Sequence[Piece]) -> Piece:
-        """Return pieces of every field as one of whole records; no copy if it is one already."""
-        width = self._layout.record_bytes
-        if pieces[0][:2] == (0, width):
-            return pieces[0]
-        records = self._access.zeros(pieces[0][2], width)
-        for lo, hi, data in pieces:
-            records[:, lo:hi] = data
-        return 0, width, records
 
     def __setitem__(self, ids: object, rows: Any) -> None:
         """Do `write(ids, rows)`."""
@@ -208,11 +198,7 @@ class Table:
         """Return ids for a read, which may still have to check them; see `Ids`."""
         later = transient or self._recording is None
         batch = self._access.ids(ids, later=True) if later else self._batch(ids)
-        if not tensors or batch.kind == "torch":
-            return batch
-        if batch.kind == "cupy":
-            raise InvalidInputError("CuPy ids give CuPy rows; give NumPy or torch ids for tensors")
-        return Ids(batch.rows, batch.shape, "torch", batch.checked)
+        return batch.for_tensors() if tensors else batch
 
     def _batch(self, ids: object) -> Ids:
         """Check the ids of a batch, and record them where somebody asked for that."""
