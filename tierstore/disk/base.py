@@ -45,6 +45,9 @@ class Records(Protocol):
     def damaged_files(self) -> list[str]:
         """Return names of files whose bytes outside any row are not as they must be."""
 
+    def forget(self) -> None:
+        """Drop what is kept in memory of files that another process may have replaced."""
+
     def close(self) -> None:
         """Close the files."""
 
@@ -186,6 +189,10 @@ class Base:
         """Make every write durable."""
         self._records.sync()
         self._checksums.sync()
+
+    def forget(self) -> None:
+        """Read from the files again what a fold of another process may have replaced."""
+        self._records.forget()
 
     def close(self) -> None:
         """Close the files."""

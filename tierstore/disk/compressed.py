@@ -108,6 +108,11 @@ class CompressedRecords:
             return [f"c.{number}.0"]
         return [f"c.{number}.0"] if rest.any() else []
 
+    def forget(self) -> None:
+        """Drop the decoded chunks: another process may have replaced their files."""
+        with self._lock:
+            self._decoded.clear()
+
     def close(self) -> None:
         """Close the directory and forget decoded chunks."""
         self._decoded.clear()

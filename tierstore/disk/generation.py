@@ -7,7 +7,7 @@ version names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tierstore import bfloat16, io
 from tierstore.disk import zarr
 from tierstore.disk.base import Base, Progress
+from tierstore.disk.compacting import Compaction
 from tierstore.disk.delta import Delta
 from tierstore.disk.keys import Keys, open_keys
 from tierstore.disk.live import LiveDelta
@@ -26,6 +27,8 @@ from tierstore.manifest import DELTA_NAME, KEYS_NAME, DeltaInfo, TableInfo, uniq
 from tierstore.spec import Field, TableSpec
 
 __all__ = ["Generation", "create", "encode", "initial_records", "sweep_generation"]
+
+Rows = npt.NDArray[np.int64]
 
 _BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
 _PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
@@ -110,7 +113,7 @@ class Generation:
         self._store = bytes.fromhex(store)
         self._seq = seq
         self._held: dict[str, io.File] = {}
-        self._sealed: Delta | None = None
+        self._coming: list[Delta] = []
         try:
             self.tier = self._open_tier()
             if seq is None and info.keys is not None:
@@ -123,13 +126,13 @@ class Generation:
         spec, write = self.info.spec, self._seq is not None
         base = Base.open(self.directory, spec, write=write)
         try:
-            deltas = [self._delta(info) for info in self.info.deltas]
+            deltas = [self._open_delta(info) for info in self.info.deltas]
             return DiskTier(base, deltas, new_live=self._new_live if write else None)
         except BaseException:
             base.close()
             raise
 
-    def _delta(self, info: DeltaInfo) -> Delta:
+    def _open_delta(self, info: DeltaInfo) -> Delta:
         width = self.info.spec.layout.record_bytes
         return Delta(self.directory, info, store=self._store, record_bytes=width)
 
@@ -140,27 +143,63 @@ class Generation:
 
     def seal(self, version: int) -> DeltaInfo | None:
         """Complete the live delta and open it as it will be read; None: nothing was written."""
-        self._sealed, live = None, self.tier.live
+        self._coming, live = [], self.tier.live
         if live is None or not live.count:
             return None
-        self._sealed = self._delta(live.seal(store=self._store, version=version))
-        return self._sealed.info
+        self._coming = [self._open_delta(live.seal(store=self._store, version=version))]
+        return self._coming[0].info
 
     def sync(self) -> None:
         """Make the delta that was sealed durable, name included."""
-        if self._sealed is not None and self.tier.live is not None:
+        if self._coming and self.tier.live is not None:
             self.tier.live.sync()
             self.directory.sync()
 
+    def compact(self, deltas: Sequence[Delta]) -> Compaction:
+        """Return what makes one file of committed deltas, consecutive and oldest first."""
+        name = unique_name("delta-", self._seq or 0, ".bin")
+        return Compaction(self.directory, name, deltas, rows=self.tier.rows, store=self._store)
+
+    def adopt(self, delta: Delta) -> None:
+        """Take a delta that the next manifest names in place of others."""
+        self._coming = [*self._coming, delta]
+
+    def open_deltas(self, info: TableInfo) -> list[Delta]:
+        """Open the deltas of a later manifest that are not open yet; return all of them in order.
+
+        Raises CorruptStoreError.
+        """
+        known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
+        found = [(delta, known.get(delta.name)) for delta in info.deltas]
+        return [
+            held if held is not None and held.info == delta else self._open_delta(delta)
+            for delta, held in found
+        ]
+
+    def is_of(self, info: TableInfo) -> bool:
+        """Whether a later manifest has the same base and keys, so that only deltas may differ."""
+        return info.generation == self.info.generation and info.keys == self.info.keys
+
+    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
+        """Take, as a reader, what a later manifest says, whose deltas were opened.
+
+        Returns the rows whose committed image may be another; see `DiskTier.changed`.
+        """
+        changed = self.tier.changed(deltas, folded)
+        self.tier.follow(deltas)
+        self.info = info
+        return changed
+
     def committed(self, info: TableInfo, seq: int) -> None:
-        """Take what a published manifest says: a sealed delta is committed, a folded one gone."""
-        known = set(self.info.deltas)
-        folded = known - set(info.deltas)
-        sealed, self._sealed = self._sealed, None
-        if sealed is not None and sealed.info in info.deltas:
-            self.tier.settle(sealed)
-        if folded:
-            self.tier.drop(max(delta.version for delta in folded))
+        """Take what a published manifest says: sealed deltas are committed, others may be gone."""
+        if info.deltas is not self.info.deltas:
+            live = self.tier.live
+            for delta in self._coming:
+                if live is not None and delta.info.name == live.name and delta.info in info.deltas:
+                    self.tier.settle(delta)
+            if [delta.info for delta in self.tier.deltas] != list(info.deltas):
+                self.tier.follow(self.open_deltas(info))
+        self._coming = []
         self.info = info
         self._seq = seq
 

@@ -53,6 +53,9 @@ class LaidRecords:
         self._offset = offset
         self._rows_per_file = rows_per_file or rows
 
+    def forget(self) -> None:
+        """Do nothing: bytes are read from the files each time."""
+
     def damaged_files(self) -> list[str]:
         """Return the last file's name if the rest of it, behind the last row, is not zero."""
         last = self.rows - (len(self._files) - 1) * self._rows_per_file

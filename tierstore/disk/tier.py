@@ -29,6 +29,8 @@ _MAX_POSITIONS = 2**31 - 2
 _ROWS_AHEAD = 2048
 """Rows that are announced, and then copied, at a time: a moment's work for a disk."""
 _SAMPLE = 1024
+_INDEX_ROWS = 1 << 20
+"""Entries of the index that are gone through at a time."""
 
 
 class DiskTier:
@@ -66,9 +68,9 @@ class DiskTier:
         self._index = np.zeros(self.rows, np.int32)
         self._replaced = np.empty(0, np.int32)
         self._deltas: list[Delta] = []
+        self._delta_bytes = 0
         self._starts = np.zeros(1, np.int64)
-        for delta in deltas:
-            self._lay(delta)
+        self.follow(deltas)
 
     @property
     def deltas(self) -> Sequence[Delta]:
@@ -85,30 +87,127 @@ class DiskTier:
         """Most bytes the index can take."""
         return self._index.nbytes
 
-    def _lay(self, delta: Delta) -> None:
-        """Lay a delta over what is there: its rows are found in it from now on."""
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of the files of all committed deltas."""
+        return self._delta_bytes
+
+    def follow(self, deltas: Sequence[Delta]) -> None:
+        """Let `deltas`, oldest first, be the committed ones; those that stay keep their places.
+
+        Rows of deltas that are gone are found in the others from now on, or in the base. Raises
+        CorruptStoreError, and then nothing has changed.
+        """
+        segments = self._segments(deltas)
+        for _, _, coming in segments:
+            for delta in coming:
+                self._check_rows(delta)
+        if not segments:
+            return
+        live_rows = self._lift_live()
+        for begin, end, coming in reversed(segments):
+            self._exchange(begin, end, coming)
+            if end > begin:
+                self._base.forget()
+        gaps = int(self._starts[-1]) - sum(delta.info.rows for delta in self._deltas)
+        if self._starts[-1] > _MAX_POSITIONS // 2 and gaps > _MAX_POSITIONS // 8:
+            self._close_gaps()
+        self._lay_live(live_rows)
+        self._delta_bytes = sum(delta.info.size for delta in self._deltas)
+
+    def changed(self, deltas: Sequence[Delta], folded: int) -> npt.NDArray[np.int64]:
+        """Return the rows whose committed image may be another once it follows `deltas`.
+
+        Those of versions up to `folded` that are gone are in the base, or in others, as they were,
+        and so are those that became a single one of the same newest version.
+        """
+        parts = [np.empty(0, np.int64)]
+        for begin, end, coming in self._segments(deltas):
+            gone = self._deltas[begin:end]
+            if len(coming) == 1 and gone and coming[0].info.version == gone[-1].info.version:
+                continue
+            gone = [delta for delta in gone if delta.info.version > folded]
+            parts += [np.asarray(delta.ids) for delta in [*gone, *coming]]
+        return unique(np.concatenate(parts))
+
+    def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
+        """Return which of the committed deltas, from one to before another, give way to which."""
+        places = {id(delta): number for number, delta in enumerate(self._deltas)}
+        segments: list[tuple[int, int, list[Delta]]] = []
+        begin, coming = 0, list[Delta]()
+        for delta in [*deltas, None]:
+            place = len(self._deltas) if delta is None else places.get(id(delta), -1)
+            if delta is not None and place < begin:
+                coming.append(delta)
+                continue
+            if place > begin or coming:
+                segments.append((begin, place, coming))
+            begin, coming = place + 1, []
+        return segments
+
+    def _exchange(self, begin: int, end: int, coming: list[Delta]) -> None:
+        """Lay deltas in the place of those from number `begin` to before `end`."""
+        gone, is_last = self._deltas[begin:end], end == len(self._deltas)
+        first = int(self._starts[begin])
+        starts = np.cumsum([first, *(delta.info.rows for delta in coming)])
+        last = int(starts[-1] if is_last else self._starts[end])
+        if starts[-1] > last:  # they need more room than there is: all behind them move
+            self._exchange(begin, len(self._deltas), [*coming, *self._deltas[end:]])
+            return
+        self._check_positions(last)
+        for delta in gone:
+            ids = np.asarray(delta.ids)
+            places = self._index[ids]
+            self._index[ids[(places > first) & (places <= self._starts[end])]] = 0
+        for delta, start in zip(coming, starts.tolist(), strict=False):
+            ids = np.asarray(delta.ids)
+            places = np.arange(start + 1, start + 1 + ids.size, dtype=np.int32)
+            older = self._index[ids] <= last
+            self._point(ids[older], places[older])
+        self._starts = np.concatenate(
+            [self._starts[:begin], starts[:-1], [last], self._starts[end + 1 :]]
+        )
+        self._deltas[begin:end] = coming
+
+    def _check_rows(self, delta: Delta) -> None:
         ids = np.asarray(delta.ids)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
             raise CorruptStoreError(
                 f"{delta.info.name} holds rows outside the table's 0..{self.rows - 1}"
             )
-        self._point_to(ids)
-        self._append(delta)
 
-    def _point_to(self, ids: npt.NDArray[np.int64]) -> None:
-        """Let the index say that `ids` lie, in order, behind all committed deltas.
+    def _point(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int32]) -> None:
+        """Let the index say that `ids` lie at `places`, ascending, which are above all they had.
 
         Of an id that repeats the last one counts, which a plain assignment need not see to.
         """
-        first = int(self._starts[-1]) + 1
-        self._check_positions(first + ids.size)
-        np.maximum.at(self._index, ids, np.arange(first, first + ids.size, dtype=np.int32))
+        np.maximum.at(self._index, ids, places)
 
-    def _append(self, delta: Delta) -> None:
-        stop = int(self._starts[-1]) + delta.info.rows
-        self._check_positions(stop)
-        self._deltas.append(delta)
-        self._starts = np.append(self._starts, stop)
+    def _lift_live(self) -> npt.NDArray[np.int64]:
+        """Let the index show committed records alone; return the ids of the live delta's."""
+        ids = np.empty(0, np.int64) if self._live is None else self._live.ids
+        self._index[ids] = self._replaced[: ids.size]  # the same for each that repeats
+        return ids
+
+    def _lay_live(self, ids: npt.NDArray[np.int64]) -> None:
+        """Lay the live delta, whose ids these are, over the committed ones again."""
+        if ids.size:
+            start = int(self._starts[-1]) + 1
+            self._check_positions(start + ids.size)
+            self._replaced[: ids.size] = self._index[ids]
+            self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
+
+    def _close_gaps(self) -> None:
+        """Give the committed deltas their positions anew, end to end."""
+        sizes = [delta.info.rows for delta in self._deltas]
+        starts = np.cumsum([0, *sizes])
+        shift = (self._starts[:-1] - starts[:-1]).astype(np.int32)
+        for at in range(0, self.rows, _INDEX_ROWS):
+            entries = self._index[at : at + _INDEX_ROWS]
+            held = np.flatnonzero(entries)
+            number = np.searchsorted(self._starts, entries[held] - 1, side="right") - 1
+            entries[held] -= shift[number]
+        self._starts = starts
 
     @staticmethod
     def _check_positions(count: int) -> None:
@@ -326,17 +425,18 @@ class DiskTier:
         if self._live is not None:
             self._live.close()
         self._live = None
-        self._append(delta)
+        stop = int(self._starts[-1]) + delta.info.rows
+        self._check_positions(stop)
+        self._deltas.append(delta)
+        self._starts = np.append(self._starts, stop)
+        self._delta_bytes += delta.info.size
 
     def discard(self) -> npt.NDArray[np.int64]:
         """Drop the live delta; return the rows it held, which show committed values again."""
+        rows = unique(self._lift_live())
         live, self._live = self._live, None
-        if live is None:
-            return np.empty(0, np.int64)
-        rows = live.ids
-        self._index[rows] = self._replaced[: rows.size]  # the same for each that repeats
-        rows = unique(rows)
-        live.remove()
+        if live is not None:
+            live.remove()
         return rows
 
     def rows_upto(self, version: int) -> npt.NDArray[np.int64]:
@@ -354,26 +454,6 @@ class DiskTier:
 
     def _upto(self, version: int) -> Sequence[Delta]:
         return [delta for delta in self._deltas if delta.info.version <= version]
-
-    def drop(self, upto: int) -> list[str]:
-        """Forget deltas of versions up to `upto`, once folded, and return their file names."""
-        count = len(self._upto(upto))
-        gone = int(self._starts[count])
-        folded, kept = self._deltas[:count], self._deltas[count:]
-        for delta in folded:
-            self._index[np.asarray(delta.ids)] = 0
-        self._deltas, self._starts = [], np.zeros(1, np.int64)
-        moved = [np.asarray(delta.ids) for delta in kept]
-        for ids in moved if self._live is None else [*moved, self._live.ids]:
-            self._index[ids] = 0
-        for delta in kept:
-            self._lay(delta)
-        if self._live is not None:
-            replaced = self._replaced[: self._live.count]
-            np.subtract(replaced, gone, out=replaced, where=replaced > 0)
-            np.maximum(replaced, 0, out=replaced)
-            self._point_to(self._live.ids)
-        return [delta.info.name for delta in folded]
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` whose record in the base does not match its checksum."""
