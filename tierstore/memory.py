@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tierstore.errors import CapacityError, InvalidInputError
 
-__all__ = ["KINDS", "Arena", "allocate", "available_bytes", "choose"]
+__all__ = ["KINDS", "Arena", "allocate", "available_bytes", "choose", "give_back"]
 
 KINDS = ("pageable", "pinned", "managed")
 
@@ -200,6 +200,15 @@ def allocate(nbytes: int, kind: str = "pageable") -> Arena:
     if kind == "managed":
         return ManagedArena(nbytes)
     raise InvalidInputError(f"not a kind of memory: {kind!r}; there are {', '.join(KINDS)}")
+
+
+def give_back() -> None:
+    """Return to the system what a burst of work took and freed, where the C library can.
+
+    Small objects that stay keep the heap from shrinking by itself.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def available_bytes() -> int:

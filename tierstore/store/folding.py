@@ -1,9 +1,9 @@
-"""Folding: merging deltas into the base they lie over, behind whoever reads, writes and commits.
+"""Folding and compaction: deltas become part of the base, or fewer, behind all who use the store.
 
 A fold has three parts.
 
 1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
-   cannot be opened from then on. That takes a moment in which nobody reads the store.
+   cannot be opened from then on. That takes a moment in which nobody reads an older one.
 2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
    needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
    Commits go on meanwhile; their deltas stay.
@@ -12,17 +12,30 @@ A fold has three parts.
 
 Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
 stopped or is cut off is simply done again, and nobody ever sees its traces.
+
+Deltas of versions that no fold can take, because an older one is kept or read, are compacted among
+themselves where many have gathered. That has the last two parts alone: it writes files that no
+manifest names before the one that names them in place of others. Those others stay for as long as
+an older manifest names them, and readers have them open. Deltas up to the floor are never compacted
+with later ones: what the base holds of their rows may be torn.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
+from typing import Protocol
 
+from tierstore import memory
+from tierstore.disk.compacting import Compaction, spans
+from tierstore.disk.delta import Delta
+from tierstore.disk.generation import Generation
 from tierstore.disk.pacing import at_leisure
-from tierstore.errors import StoreIOError
+from tierstore.disk.tier import DiskTier
+from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
+from tierstore.manifest import TableInfo
 from tierstore.store.history import FOLD
 from tierstore.store.opened import Opened
 
@@ -31,96 +44,249 @@ __all__ = ["Behind", "Folder"]
 _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
+_MOST_MAPPINGS = 16 << 10
+"""Deltas of all tables together, a quarter of the mappings that Linux lets a process have."""
+_FEWEST_DELTAS = 8
+_TIMES_ROWS = 4
+"""Records that deltas hold for each row of their table, at most, where no fold can take them."""
+
+
+class Work(Protocol):
+    """Something done to deltas in steps that need no lock, and published when they are taken."""
+
+    def steps(self) -> Iterator[None]:
+        """Do it, durably, some of it at each step."""
+
+    def publish(self) -> None:
+        """Publish a manifest that says it is done, and remove what that no longer needs."""
+
+    def drop(self) -> None:
+        """Leave no trace of what will not be published."""
+
+
+class _Fold:
+    """The deltas of versions up to one go into the bases."""
+
+    def __init__(self, store: Opened, upto: int) -> None:
+        self._store = store
+        self._upto = upto
+        # Who holds this holds the store and its lock: no second writer may come beside it.
+        self._merges = [table.disk.merge(upto) for table in store.tables.values()]
+
+    def steps(self) -> Iterator[None]:
+        for merge in self._merges:
+            yield from merge.steps()
+
+    def publish(self) -> None:
+        store = self._store
+        infos = {}
+        for name, table in store.tables.items():
+            info = table.generation.info
+            kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
+            infos[name] = dataclasses.replace(info, deltas=kept)
+        store.publish(tables=infos)
+        store.sweep(1 if self._upto == store.manifest.version else store.keep)
+
+    def drop(self) -> None:
+        pass
+
+
+class _Compacting:
+    """Groups of consecutive deltas become one each."""
+
+    def __init__(self, store: Opened, groups: Mapping[str, list[list[Delta]]]) -> None:
+        self._store = store
+        self._compactions = {
+            name: [store.tables[name].generation.compact(group) for group in found]
+            for name, found in groups.items()
+        }
+        self._names = {each.name for found in self._compactions.values() for each in found}
+        store.drafted |= self._names
+
+    def steps(self) -> Iterator[None]:
+        for compactions in self._compactions.values():
+            for compaction in compactions:
+                yield from compaction.steps()
+
+    def publish(self) -> None:
+        store = self._store
+        infos = dict(store.manifest.tables)
+        for name, compactions in self._compactions.items():
+            infos[name] = _compacted(store.tables[name].generation, compactions)
+        try:
+            store.publish(tables=infos)
+        except (StoreIOError, StoreFullError, InvalidInputError):
+            self.drop()  # after other errors there may be a manifest that names them
+            raise
+        store.drafted -= self._names
+        store.sweep(store.keep)
+
+    def drop(self) -> None:
+        for compactions in self._compactions.values():
+            for compaction in compactions:
+                compaction.remove()
+        self._store.drafted -= self._names
+
+
+def _compacted(generation: Generation, compactions: list[Compaction]) -> TableInfo:
+    """Return what a manifest says of a table whose compactions are done."""
+    deltas = list(generation.info.deltas)
+    for compaction in compactions:
+        if compaction.delta is None:
+            raise RuntimeError("a compaction is published before it is done")
+        first = deltas.index(compaction.deltas[0].info)
+        deltas[first : first + len(compaction.deltas)] = [compaction.delta.info]
+        generation.adopt(compaction.delta)
+    return dataclasses.replace(generation.info, deltas=tuple(deltas))
 
 
 class Folder:
-    """Folds a store; its methods expect to be called inside the guard, as its only writer."""
+    """Folds and compacts a store; its methods expect the guard, as its only writer."""
 
     def __init__(self, store: Opened) -> None:
-        """Fold nothing yet."""
+        """Do nothing yet."""
         self._store = store
-        self._upto = 0
-        self._work: Behind | None = None
+        self._since = 0
+        self._work: Work | None = None
+        self._behind: Behind | None = None
 
     def tend(self) -> None:
-        """After a commit: end a fold whose thread is done, and begin one if much has gathered.
+        """After a commit: end work whose thread is done, and begin some if much has gathered.
 
-        Where twice as much has gathered while one was under way, wait for that: deltas must not
-        come faster than they go.
+        Where twice as much has gathered while it was under way, wait for that: deltas must not come
+        faster than they go.
         """
-        oldest = min(self._store.history.versions())
-        if self._work is not None:
-            if not self._work.done() and not self._much(self._upto, oldest, times=2):
+        newest = self._store.manifest.version
+        if self._behind is not None:
+            if not self._behind.done() and not self._much(self._since, newest, times=2):
                 return
             self.finish()
+        if not self._much(0, newest):
+            return
+        oldest = self._oldest()
         if self._much(0, oldest) and self._begin(oldest):
-            self._work = Behind(self._steps(oldest))
+            self._start(_Fold(self._store, oldest))
+            return
+        floor = self._store.manifest.floor
+        groups = self._groups(floor if self._much(0, oldest) else oldest, newest)
+        if groups:
+            self._start(_Compacting(self._store, groups))
 
     def fold(self, upto: int) -> bool:
         """Fold the deltas of versions up to `upto` now; return False where readers prevent it."""
         self.finish()
         if not self._begin(upto):
             return False
-        for _ in self._steps(upto):
+        work = _Fold(self._store, upto)
+        for _ in work.steps():
             pass
-        self._end(upto)
+        work.publish()
+        memory.give_back()
         return True
 
     def fold_if_quick(self) -> None:
-        """Fold to the oldest kept version, if there is something and it takes but a moment."""
-        oldest = min(self._store.history.versions())
-        if any(sizes := self._sizes(0, oldest)) and sum(map(sum, sizes)) <= _QUICK_BYTES:
+        """Fold as far as can be, if there is something and it takes but a moment."""
+        oldest = self._oldest()
+        sizes = [
+            sum(delta.info.size for delta in _between(tier, 0, oldest)) for tier in self._tiers()
+        ]
+        if any(sizes) and sum(sizes) <= _QUICK_BYTES:
             self.fold(oldest)
 
     def finish(self) -> None:
-        """Wait for the fold under way, if there is one, and end it.
+        """Wait for the work under way, if there is any, and publish it.
 
         Raises what went wrong in it; then there is none any more. An interrupt stops it.
         """
-        work, self._work = self._work, None
-        if work is not None:
-            try:
-                work.finish()
-            except BaseException:
-                work.stop()
-                raise
-            self._end(self._upto)
+        work, behind = self._work, self._behind
+        self._work = self._behind = None
+        if work is None or behind is None:
+            return
+        try:
+            behind.finish()
+        except BaseException:
+            behind.stop()
+            work.drop()
+            raise
+        work.publish()
+        memory.give_back()
 
     def leave(self) -> None:
-        """End the fold under way if its thread is done; else give it up, for a later session.
+        """End the work under way if its thread is done; else leave it to a later session.
 
-        Of a large table it may take hours. Where three times as much has gathered as lets one
-        begin, wait for it: deltas must not come faster than they go, over short sessions either.
+        Of a large table it may take hours. Where three times as much has gathered as lets it begin,
+        wait for it: deltas must not come faster than they go, over short sessions either.
         """
-        if self._work is None:
+        if self._behind is None:
             return
-        if self._work.done() or self._much(0, min(self._store.history.versions()), times=3):
+        if self._behind.done() or self._much(0, self._store.manifest.version, times=3):
             self.finish()
         else:
             self.stop()
 
     def stop(self) -> None:
-        """Give the fold under way up, if there is one; a later one does it again."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.stop()
+        """Stop the work under way, if there is any; a later one does it again."""
+        work, behind = self._work, self._behind
+        self._work = self._behind = None
+        if work is not None and behind is not None:
+            behind.stop()
+            work.drop()
 
-    def _sizes(self, after: int, upto: int) -> list[list[int]]:
-        """Return the bytes of each table's deltas of versions after one and up to another."""
-        return [
-            [delta.info.size for delta in table.disk.deltas if after < delta.info.version <= upto]
-            for table in self._store.tables.values()
-        ]
+    def _start(self, work: Work) -> None:
+        """Have a thread take the steps of work."""
+        self._since = self._store.manifest.version
+        try:
+            self._behind = Behind(work.steps())
+        except BaseException:
+            work.drop()
+            raise
+        self._work = work
+
+    def _tiers(self) -> list[DiskTier]:
+        return [table.disk for table in self._store.tables.values()]
+
+    def _oldest(self) -> int:
+        """Return the oldest version that is kept, up to which deltas can be folded."""
+        return min(self._store.history.versions())
+
+    @property
+    def _most(self) -> int:
+        """How many deltas a table may have before something is done about them."""
+        share = _MOST_MAPPINGS // max(1, len(self._store.tables))
+        return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
 
     def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
-        """Whether those of a table exceed 64, or both 1 GiB and a quarter of its base."""
-        return any(
-            len(sizes) > times * _MOST_DELTAS
-            or sum(sizes) > times * max(_MOST_BYTES, table.spec.nbytes // 4)
-            for sizes, table in zip(
-                self._sizes(after, upto), self._store.tables.values(), strict=True
-            )
-        )
+        """Whether much has gathered in deltas of versions after one and up to another.
+
+        In any table more than 64 deltas, or fewer where there are hundreds of tables, or both 1 GiB
+        and a quarter of its base.
+        """
+        most = times * self._most
+        for tier in self._tiers():
+            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
+            if len(tier.deltas) <= most and tier.delta_bytes <= most_bytes:
+                continue
+            found = _between(tier, after, upto)
+            if len(found) > most or sum(delta.info.size for delta in found) > most_bytes:
+                return True
+        return False
+
+    def _groups(self, after: int, upto: int) -> dict[str, list[list[Delta]]]:
+        """Return, by table, which deltas of versions after one and up to another to compact.
+
+        All of a table's where they hold its rows several times over, or where too many would stay.
+        """
+        groups: dict[str, list[list[Delta]]] = {}
+        for name, table in self._store.tables.items():
+            found = _between(table.disk, after, upto)
+            rows = sum(delta.info.rows for delta in found)
+            parts = spans(found, upto) if len(found) > self._most else []
+            if len(parts) > self._most or rows > _TIMES_ROWS * table.rows:
+                parts = [found]
+            parts = [part for part in parts if len(part) > 1]
+            if parts:
+                groups[name] = parts
+        return groups
 
     def _begin(self, upto: int) -> bool:
         """Say that deltas up to `upto` are being merged; return False where readers prevent it.
@@ -135,29 +301,16 @@ class Folder:
                 return False
             store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
             store.sweep(1 if newest else store.keep, unread=True)
-        self._upto = upto
         return True
 
-    def _steps(self, upto: int) -> Iterator[None]:
-        """Write the deltas up to `upto` into the bases, durably, some records at each step."""
-        # Who holds this holds the store and its lock: no second writer may come beside it.
-        for merge in [table.disk.merge(upto) for table in self._store.tables.values()]:
-            yield from merge.steps()
 
-    def _end(self, upto: int) -> None:
-        """Publish that the deltas up to `upto` are no more, and remove them."""
-        store = self._store
-        infos = {}
-        for name, table in store.tables.items():
-            info = table.generation.info
-            kept = tuple(delta for delta in info.deltas if delta.version > upto)
-            infos[name] = dataclasses.replace(info, deltas=kept)
-        store.publish(tables=infos)
-        store.sweep(1 if upto == store.manifest.version else store.keep)
+def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
+    """Return the deltas of versions after one and up to another."""
+    return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
 class Behind(Future[None]):
-    """Work that a thread of its own does in steps, resting in between until somebody waits."""
+    """Work that a thread of its own does in steps, resting in between until it is waited for."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         """Begin with it."""
