@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tierstore import io
+from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
@@ -33,6 +34,14 @@ from tierstore.table.prefetch import Prefetcher
 from tierstore.table.tiers import Tiers
 
 __all__ = ["Opened"]
+
+
+@dataclasses.dataclass
+class _Opening:
+    """Tables that were opened for a manifest, and the deltas of those that follow it, by name."""
+
+    new: dict[str, tuple[Generation, Tiers]] = dataclasses.field(default_factory=dict)
+    deltas: dict[str, list[Delta]] = dataclasses.field(default_factory=dict)
 
 
 class Opened(abc.ABC):
@@ -73,7 +82,7 @@ class Opened(abc.ABC):
             if version is not None:
                 self._go_back(self.manifest)
             self.sweep(self.keep)
-        self._attach(self._open_all(follow=version is None))
+        self._attach(self._open_all(follow=version is None).new)
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
@@ -99,21 +108,25 @@ class Opened(abc.ABC):
         with Unread(self.directory, held=unread) as nobody_reads:
             self.history.sweep(keep, names, nobody_reads)
 
-    def _open_all(self, *, follow: bool) -> dict[str, tuple[Generation, Tiers]]:
-        """Open every table of the manifest, or none.
+    def _open_all(self, *, follow: bool) -> _Opening:
+        """Open what the manifest names and is not open yet, for all tables or for none.
 
         Where a writer publishes and removes files while they are opened, the same version is opened
         as it is now, or, if the reader is to `follow`, the newest.
         """
         while True:
-            opened: dict[str, tuple[Generation, Tiers]] = {}
+            opened = _Opening()
             try:
                 for name, info in self.manifest.tables.items():
-                    opened[name] = self._open_tiers(name, info)
+                    table = self.tables.get(name)
+                    if table is not None and table.can_follow(info):
+                        opened.deltas[name] = table.generation.open_deltas(info)
+                    else:
+                        opened.new[name] = self._open_tiers(name, info)
                 self._hold_payload()
                 return opened
             except BaseException as error:
-                for generation, tiers in opened.values():
+                for generation, tiers in opened.new.values():
                     tiers.close()
                     generation.close()
                 if self.guard.writable or not isinstance(error, CorruptStoreError):
@@ -276,7 +289,9 @@ class Opened(abc.ABC):
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one.
 
-        All tables are opened before the first is replaced, so an error leaves what was open.
+        What is new is opened for all tables before the first of them is changed, so an error leaves
+        what was open. It costs what has changed: a table whose base is the same keeps that, its
+        deltas, and what it has in host memory of other rows.
         """
         newest, before = self.history.newest(), self.manifest
         if self.guard.writable or newest.seq == before.seq:
@@ -287,9 +302,11 @@ class Opened(abc.ABC):
         except BaseException:
             self.manifest = before
             raise
-        for name in set(self.tables) - set(opened):  # a writer went back to before there were any
+        for name in self.tables.keys() - self.manifest.tables.keys():  # a writer went back
             self.tables.pop(name).close()
-        self._attach(opened)
+        for name, deltas in opened.deltas.items():
+            self.tables[name].follow(self.manifest.tables[name], deltas, self.manifest.floor)
+        self._attach(opened.new)
         return True
 
     def release(self) -> None:

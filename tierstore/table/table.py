@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.disk.base import Progress
+from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.info import TableInformation
 from tierstore.laws import Law
+from tierstore.manifest import TableInfo
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TierStats
 from tierstore.table.access import Access, HostAccess, Lease, assembled
@@ -380,6 +382,20 @@ class Table:
             index_bytes=self.disk.index_bytes,
             tiers=self.tiers.information(),
         )
+
+    def can_follow(self, info: TableInfo) -> bool:
+        """Whether a reader's table need not be opened anew for what a later manifest says of it.
+
+        A GPU tier always is.
+        """
+        return self.tiers.gpu is None and self.generation.is_of(info)
+
+    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
+        """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
+        self._access.close()
+        self.tiers.forget(self.generation.follow(info, deltas, folded))
+        self._access = self._make_access()
+        self.scalars = dict(info.scalars)
 
     def discard(self) -> None:
         """Drop what was not committed; for the store, within its guard."""

@@ -86,6 +86,11 @@ class Tiers:
         if self.host is not None:
             self.host.discard(gone)
 
+    def forget(self, rows: npt.NDArray[np.int64]) -> None:
+        """Drop `rows` from the host tier, for a reader: the disk tier has others now."""
+        if self.host is not None:
+            self.host.discard(rows)
+
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         with on_device(self.gpu, self._table):
