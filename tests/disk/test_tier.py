@@ -53,10 +53,47 @@ class Writer:
         if delta is not None:
             self.publish(*self.info.deltas, delta)
 
+    def compact(self, begin: int, end: int) -> None:
+        compaction = self.generation.compact(self.tier.deltas[begin:end])
+        for _ in compaction.steps():
+            pass
+        deltas = list(self.info.deltas)
+        deltas[begin:end] = [compaction.delta.info]
+        self.generation.adopt(compaction.delta)
+        self.publish(*deltas)
+
     def fold(self, upto: int) -> None:
         for _ in self.tier.merge(upto).steps():
             pass
         self.publish(*(delta for delta in self.info.deltas if delta.version > upto))
+
+
+class Reader:
+    """What has opened the same generation to read, and remembers every row it has seen."""
+
+    def __init__(self, writer: Writer, committed: np.ndarray) -> None:
+        self.writer, self.truth = writer, committed.copy()
+        with io.Directory.open(writer.path) as table:
+            self.generation = Generation(table, writer.info, store=STORE, seq=None)
+        self.version = writer.version
+        self.seen = read(self.generation.tier, np.arange(ROWS))
+
+    def follow(self, committed: np.ndarray) -> None:
+        """Follow the writer; rows that are not said to have changed are as they were seen."""
+        self.version = self.writer.version
+        info = self.writer.info
+        deltas = self.generation.open_deltas(info)
+        folded = min((delta.version for delta in info.deltas), default=self.writer.version + 1) - 1
+        rows = self.generation.follow(info, deltas, folded)
+        self.seen[rows] = read(self.generation.tier, rows)
+        self.truth = committed.copy()
+
+    def check(self) -> None:
+        assert np.array_equal(read(self.generation.tier, np.arange(ROWS)), self.truth)
+        assert np.array_equal(self.seen, self.truth)
+
+    def close(self) -> None:
+        self.generation.close()
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +123,10 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
     queue_bytes = int(rng.choice([0, WIDTH, 9 * WIDTH, 1 << 20]))
     path = tmp_path_factory.mktemp("table")
     writer = Writer(path, SPECS[kind], oracle, queue_bytes=queue_bytes)
-    for _ in range(int(rng.integers(1, 30))):
-        action = rng.choice(["read", "write", "write", "commit", "discard", "fold", "reopen"])
+    reader = Reader(writer, committed)
+    actions = ["read", "write", "write", "commit", "commit", "discard", "fold", "compact", "reopen"]
+    for _ in range(int(rng.integers(1, 40))):
+        action = rng.choice(actions)
         tier = writer.tier
         if action == "read":
             rows, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 90)), random_span(rng, WIDTH)
@@ -107,17 +146,27 @@ def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):
             oracle = committed.copy()
         elif action == "fold":
             upto = int(rng.integers(1, writer.version + 1))
+            if upto > reader.version:  # who reads an older version keeps a fold away
+                reader.follow(committed)
             rows = tier.rows_upto(upto)
             writer.fold(upto)
             assert all(delta.version > upto for delta in writer.info.deltas)
             assert tier.damaged(rows) == []
-        else:
+        elif action == "compact" and len(writer.info.deltas) > 1:
+            begin, end = np.sort(rng.permutation(len(writer.info.deltas) + 1)[:2]).tolist()
+            writer.compact(begin, end)
+        elif action == "reopen":
             writer.generation.close()
             oracle = committed.copy()
             writer.open(write=bool(rng.random() < 0.8))
             assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
             writer.generation.close()
             writer.open()
+        reader.check()
+        if rng.random() < 0.4:
+            reader.follow(committed)
+            reader.check()
+    reader.close()
     assert np.array_equal(read(writer.tier, np.arange(ROWS)), oracle)
     writer.generation.close()
 
