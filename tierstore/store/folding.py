@@ -23,7 +23,6 @@ from concurrent.futures import CancelledError, Future
 
 from tierstore.disk.pacing import at_leisure
 from tierstore.errors import StoreIOError
-from tierstore.store.history import FOLD
 from tierstore.store.opened import Opened
 
 __all__ = ["Behind", "Folder"]
@@ -125,16 +124,16 @@ class Folder:
     def _begin(self, upto: int) -> bool:
         """Say that deltas up to `upto` are being merged; return False where readers prevent it.
 
-        A reader of an older version would see newer rows in the base. Who comes later finds a
-        manifest by which it sees none of them.
+        A reader of an older version would see newer rows in the base; one of a later version sees
+        none of them.
         """
         store = self._store
         newest = upto == store.manifest.version
-        with store.directory.open_file(FOLD, write=True) as lock:
-            if not lock.lock(exclusive=True):
+        with store.writer.without_readers_before(upto) as is_free:
+            if not is_free:
                 return False
             store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
-            store.sweep(1 if newest else store.keep, unread=True)
+        store.sweep(1 if newest else store.keep)
         self._upto = upto
         return True
 

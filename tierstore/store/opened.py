@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tierstore import io
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
@@ -24,7 +23,7 @@ from tierstore.manifest import Manifest, TableInfo
 from tierstore.policy import choose
 from tierstore.store import lifetime
 from tierstore.store.history import History, open_directory, read_identity
-from tierstore.store.locking import Unread, become_writer, keep_folds_away
+from tierstore.store.locking import ReaderLock, WriterLock
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
 from tierstore.table import Table
@@ -46,7 +45,7 @@ class Opened(abc.ABC):
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.drafted: set[str] = set()  # payload files of a version to come
-        self.locks: list[io.File] = []
+        self.locks: list[WriterLock | ReaderLock] = []
         self._forget: Callable[[], object] | None = None
         self.sync_checks = options.check_ids == "sync"
         self._options = options
@@ -55,11 +54,11 @@ class Opened(abc.ABC):
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
             if options.writable:
-                allow_network = options.allow_network
-                self.locks.append(become_writer(self.directory, allow_network=allow_network))
+                self.writer = WriterLock(self.directory, allow_network=options.allow_network)
+                self.locks.append(self.writer)
             else:
-                lock = keep_folds_away(self.directory)
-                self.locks += [] if lock is None else [lock]
+                self.reader = ReaderLock(self.directory)
+                self.locks.append(self.reader)
             self._start(options.version)
         except BaseException:
             self.release()
@@ -67,13 +66,27 @@ class Opened(abc.ABC):
         self._forget = lifetime.watch(self, str(options.path), self.locks)
 
     def _start(self, version: int | None) -> None:
-        self.manifest = self.history.newest() if version is None else self.history.version(version)
+        self.manifest = self._find(version)
         if self.guard.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
             if version is not None:
                 self._go_back(self.manifest)
             self.sweep(self.keep)
-        self._attach(self._open_all(follow=version is None))
+        self._attach(self._open_all(version))
+        if not self.guard.writable:
+            self.reader.hold_only(self.manifest.version)
+
+    def _find(self, version: int | None) -> Manifest:
+        """Return the manifest of a version, or of the newest.
+
+        For a reader it is one that folds leave alone from now on: one that began before the version
+        was held is seen by looking again.
+        """
+        while True:
+            found = self.history.newest() if version is None else self.history.version(version)
+            if self.guard.writable or found.version in self.reader.held:
+                return found
+            self.reader.hold(found.version)
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
@@ -88,22 +101,23 @@ class Opened(abc.ABC):
         )
         self.history.discard(older.seq, self.manifest.seq)
 
-    def sweep(self, keep: int, *, unread: bool = False) -> None:
-        """Remove what neither a kept version nor a table that is open needs.
-
-        `unread` says that the lock of folds is held already.
-        """
+    def sweep(self, keep: int) -> None:
+        """Remove what neither a kept version nor a table that is open needs."""
         live = [table.disk.live for table in self.tables.values()]
         names = {delta.name for delta in live if delta is not None} | self.drafted
         names |= {table.generation.info.generation for table in self.tables.values()}
-        with Unread(self.directory, held=unread) as nobody_reads:
-            self.history.sweep(keep, names, nobody_reads)
+        self.history.sweep(keep, names, self.writer.reads_other_than)
 
-    def _open_all(self, *, follow: bool) -> dict[str, tuple[Generation, Tiers]]:
+    def oldest_reader(self) -> str:
+        """Return which version older than this one is being read, for messages."""
+        oldest = self.writer.oldest_reader(self.manifest.version)
+        return f"version {oldest}" if oldest else "an older version"
+
+    def _open_all(self, version: int | None) -> dict[str, tuple[Generation, Tiers]]:
         """Open every table of the manifest, or none.
 
-        Where a writer publishes and removes files while they are opened, the same version is opened
-        as it is now, or, if the reader is to `follow`, the newest.
+        Where a writer publishes and removes files while they are opened, the same `version` is
+        opened as it is now, or, for None, the newest.
         """
         while True:
             opened: dict[str, tuple[Generation, Tiers]] = {}
@@ -118,8 +132,7 @@ class Opened(abc.ABC):
                     generation.close()
                 if self.guard.writable or not isinstance(error, CorruptStoreError):
                     raise
-                number = self.manifest.version
-                now = self.history.newest() if follow else self.history.version(number)
+                now = self._find(version)
                 if now.seq == self.manifest.seq:
                     raise
                 self.manifest = now
@@ -194,8 +207,13 @@ class Opened(abc.ABC):
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )
+
+        def complete() -> None:
+            settle()
+            self.writer.check()
+
         with self.unbroken():
-            self.history.publish(manifest, settle)
+            self.history.publish(manifest, complete)
             self._settle(manifest)
 
     @contextlib.contextmanager
@@ -278,15 +296,19 @@ class Opened(abc.ABC):
 
         All tables are opened before the first is replaced, so an error leaves what was open.
         """
-        newest, before = self.history.newest(), self.manifest
-        if self.guard.writable or newest.seq == before.seq:
+        if self.guard.writable:
             return False
-        self.manifest = newest
+        before = self.manifest
         try:
-            opened = self._open_all(follow=True)
+            self.manifest = self._find(None)
+            if self.manifest.seq == before.seq:
+                return False
+            opened = self._open_all(None)
         except BaseException:
             self.manifest = before
             raise
+        finally:
+            self.reader.hold_only(self.manifest.version)
         for name in set(self.tables) - set(opened):  # a writer went back to before there were any
             self.tables.pop(name).close()
         self._attach(opened)
