@@ -313,16 +313,21 @@ def test_a_fold_changes_no_row(path, store):
         assert np.array_equal(again["item"].read(EVERY), expected)
 
 
-def test_a_fold_waits_for_readers_and_for_what_is_uncommitted(path, store):
+def test_a_fold_waits_for_older_readers_and_for_what_is_uncommitted(path, store):
     expected = change(store, 1)
     with pytest.raises(InvalidInputError, match="15 rows are not committed"):
         store.fold()
     store.commit()
     with reopened(path) as reader:
-        with pytest.raises(LockedError, match="readers"):
+        newer = change(store, 2)
+        store.commit()
+        with pytest.raises(LockedError, match="version 2 is open for reading"):
             store.fold()
         assert np.array_equal(reader["item"].read(EVERY), expected)
-    store.fold()
+        reader.refresh()
+        store.fold()
+        assert store.info().folded
+        assert np.array_equal(reader["item"].read(EVERY), newer)
 
 
 def test_many_commits_fold_by_themselves(path, store):

@@ -30,6 +30,7 @@ __all__ = [
 FORMAT = 1
 MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2
+MAX_VERSION = 2**62 - 1
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
@@ -144,7 +145,7 @@ class Manifest:
         return cls(
             uuid=body.matching("uuid", re.compile(r"[0-9a-f]{32}")),
             seq=body.natural("seq"),
-            version=body.natural("version"),
+            version=_version(body),
             step=step,
             floor=body.natural("floor"),
             confirmed=body.natural("confirmed"),
@@ -180,6 +181,13 @@ class Identity:
             section.only({"uuid", "version"})
             parent = (section.matching("uuid", hexadecimal), section.natural("version"))
         return cls(body.matching("uuid", hexadecimal), parent)
+
+
+def _version(section: Section) -> int:
+    version = section.natural("version")
+    if version > MAX_VERSION:
+        raise FormatError(f"{section.name}: 'version' is larger than {MAX_VERSION}: {version}")
+    return version
 
 
 def _payload(section: Section) -> PayloadInfo:

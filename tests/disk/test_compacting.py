@@ -197,33 +197,30 @@ class Stub:
         self.info = DeltaInfo(f"delta {version}", rows, rows, version, 0)
 
 
+@pytest.mark.parametrize("most", [6, 15, 30, 48])
 @pytest.mark.parametrize("newest", [17, 256, 257, 4095, 70_000, 1_048_575, 1_048_576, 3_000_000])
-def test_spans_are_few_consecutive_and_stay_together(newest):
+def test_spans_are_few_consecutive_and_stay_together(newest, most):
     rng = np.random.default_rng(newest)
     versions = np.unique(rng.integers(1, newest + 1, 3000)).tolist()
-    groups = [
-        [each.info.version for each in part] for part in spans(list(map(Stub, versions)), newest)
-    ]
-    assert [version for group in groups for version in group] == versions
-    assert len(groups) <= 15 * -(-newest.bit_length() // 4) + 16
-    later = spans([Stub(group[-1]) for group in groups], newest + 16)
-    assert len(later) <= len(groups)
+    groups = spans(list(map(Stub, versions)), newest, most)
+    assert [each.info.version for group in groups for each in group] == versions
+    assert len(groups) <= most
+    power = newest & (newest - 1) == 0  # all versions before it are one complete span
+    assert len(groups) > 1 or power or most < 2 * newest.bit_length()
 
 
-def test_a_record_is_written_once_a_level():
-    """A hundred thousand commits of one record, compacted whenever 64 deltas have gathered."""
-    deltas, written, most = [], 0, 0
+@pytest.mark.parametrize(("most", "times"), [(64, 5), (20, 10)])
+def test_a_record_is_written_a_few_times(most, times):
+    """A hundred thousand commits of one record, compacted whenever so many deltas have gathered."""
+    deltas, written = [], 0
     for version in range(1, 100_001):
         deltas.append(Stub(version))
-        if len(deltas) > 64:
-            groups = spans(deltas, version)
-            written += sum(sum(each.info.rows for each in part) for part in groups if len(part) > 1)
-            deltas = [
-                Stub(part[-1].info.version, sum(e.info.rows for e in part)) for part in groups
-            ]
-            most = max(most, len(deltas))
-    assert most <= 64
-    assert written < 4.5 * 100_000
+        if len(deltas) > most:
+            groups = spans(deltas, version, most * 3 // 4)
+            rows = [sum(each.info.rows for each in part) for part in groups]
+            written += sum(n for n, part in zip(rows, groups, strict=True) if len(part) > 1)
+            deltas = [Stub(part[-1].info.version, n) for n, part in zip(rows, groups, strict=True)]
+    assert written < times * 100_000
 
 
 # Positions

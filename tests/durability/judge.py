@@ -12,7 +12,7 @@ from tests.durability.disk import Image
 from tests.durability.recorder import lay
 from tests.durability.twin import State, observe
 from tierstore.budget import Budget
-from tierstore.store.history import FOLD, LOCK, STORE
+from tierstore.store.history import LOCK, STORE
 
 __all__ = ["Failure", "Judge", "check_files"]
 
@@ -101,7 +101,7 @@ def check_files(path: Path, writer: tierstore.Store) -> None:
     """After a writer has opened the store, nothing lies about that no version names."""
     named = " ".join(manifest.read_text() for manifest in path.glob("manifest-*.json"))
     for file in path.rglob("*"):
-        known = file.name in (STORE, LOCK, FOLD, "rows.npy", "rows.crc", "rows.zarr", "zarr.json")
+        known = file.name in (STORE, LOCK, "rows.npy", "rows.crc", "rows.zarr", "zarr.json")
         chunk = re.fullmatch(r"c\.\d+\.0", file.name)
         if file.is_dir() and not any(file.iterdir()):
             continue  # the table of a commit that did not take place; it may as well be a user's

@@ -6,6 +6,7 @@ Rows 21, 27, 29, 31, 32 and 63 of docs/faults.md.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import random
 import shutil
@@ -29,6 +30,7 @@ from tierstore.errors import (
     ConcurrentWriterError,
     InvalidInputError,
 )
+from tierstore.store.locking import WriterLock
 
 fault = pytest.mark.fault
 
@@ -39,10 +41,37 @@ def path() -> Iterator[Path]:
         yield make(root / "s")
 
 
-@fault(21)
-def test_two_writers_that_got_past_the_lock(path: Path) -> None:
+@contextlib.contextmanager
+def locks_that_do_not_hold() -> Iterator[None]:
     with (
         mock.patch.object(io.File, "lock", lambda self, *, exclusive: True),
+        mock.patch.object(io.File, "lock_range", lambda self, start, length, *, exclusive: True),
+    ):
+        yield
+
+
+@fault(21)
+def test_the_first_of_two_writers_sees_the_second(path: Path) -> None:
+    with (
+        locks_that_do_not_hold(),
+        tierstore.open(path, "r+", budget=NONE) as one,
+        tierstore.open(path, "r+", budget=NONE) as two,
+    ):
+        one["t"].write([1], np.ones((1, DIM), np.float32))
+        with pytest.raises(ConcurrentWriterError, match="the locks of this file system do not"):
+            one.commit()
+        assert one.closed
+        commit(two)
+        commit(two)
+    check(path, 3)
+
+
+@fault(21)
+def test_two_writers_that_got_past_the_lock(path: Path) -> None:
+    """Even where the note in LOCK is not looked at, the second version of a number is refused."""
+    with (
+        locks_that_do_not_hold(),
+        mock.patch.object(WriterLock, "check", lambda self: None),
         tierstore.open(path, "r+", budget=NONE) as one,
         tierstore.open(path, "r+", budget=NONE) as two,
     ):

@@ -259,7 +259,7 @@ def test_a_reader_that_is_stopped_or_killed(path: Path) -> None:
         reader.send_signal(signal.SIGSTOP)
         store["t"].write(*changes(2))
         store.commit(step=2)
-        with pytest.raises(LockedError, match="open for reading elsewhere"):
+        with pytest.raises(LockedError, match="version 1 is open for reading"):
             store.fold()
         reader.kill()
         reader.wait()

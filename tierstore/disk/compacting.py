@@ -6,7 +6,7 @@ deltas of consecutive versions are compacted. What comes of them has the newest 
 and is named in their place by manifests from then on; older manifests go on naming them, and
 readers hold what they have mapped.
 
-A delta that was compacted has been written once for each level of spans: see `spans`.
+`spans` says which of them, so that few are left and none is written often.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -28,23 +29,30 @@ from tierstore.manifest import DeltaInfo
 
 __all__ = ["Compaction", "spans"]
 
-_FAN_OUT_BITS = 4
+_FAN_OUTS = (4, 2, 1)
+"""How many bits of a version number a level of spans takes: what is written least often first."""
 
 
-def spans(deltas: Sequence[Delta], newest: int) -> list[list[Delta]]:
-    """Group deltas, oldest first, by the largest complete span of versions that holds each.
+def spans(deltas: Sequence[Delta], newest: int, most: int) -> list[list[Delta]]:
+    """Group consecutive deltas, oldest first, so that about `most` groups are left, or fewer.
 
-    Spans are the aligned ranges of 16, 256, 4,096 … version numbers, complete when `newest`, the
-    newest version there is, lies behind them. Of n versions there are at most 15 × log16(n) + 16
-    groups, and a record is written once a level.
+    Each goes to the largest complete span of versions that holds it. Spans are the aligned ranges
+    of 16, 256, 4,096 … version numbers, complete when `newest`, the newest version, lies behind
+    them: 15 groups a level, and a record is written once a level. Where that leaves too many, the
+    ranges are 4, 16, 64 … or 2, 4, 8 … long; one group is all that helps where those do not.
     """
+    for bits in _FAN_OUTS:
+        groups = [list(group) for _, group in groupby(deltas, partial(_span, newest, bits))]
+        if len(groups) <= most:
+            return groups
+    return [list(deltas)]
 
-    def span(delta: Delta) -> tuple[int, int]:
-        apart = (delta.info.version ^ newest).bit_length()
-        bits = max(0, apart - 1) // _FAN_OUT_BITS * _FAN_OUT_BITS
-        return bits, delta.info.version >> bits
 
-    return [list(group) for _, group in groupby(deltas, span)]
+def _span(newest: int, bits: int, delta: Delta) -> tuple[int, int]:
+    """Return the largest complete span that holds a delta: bits of its length, and its number."""
+    version = delta.info.version
+    length = max(0, (version ^ newest).bit_length() - 1) // bits * bits
+    return length, version >> length
 
 
 class Compaction:

@@ -117,6 +117,15 @@ class Directory(Descriptor):
             return False
         return True
 
+    def names_file(self, name: str, file: File) -> bool:
+        """Whether an entry is this open file, and not another that took its place."""
+        try:
+            entry = self._status(name)
+        except FileNotFoundError:
+            return False
+        with explained("examine", file.path):
+            return os.path.samestat(entry, system.calls.fstat(file.fd))
+
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
         return stat.S_ISDIR(self._status(name).st_mode)

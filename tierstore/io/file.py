@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["Buffer", "File"]
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _MAX_IO = 1 << 30
+_FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock`: type, whence, start, length, pid, which is 0 where a description has the lock."""
 _SYNC_FILE_RANGE_WRITE = 2
 _SYNC_FILE_RANGE_WAIT = 7
 """Wait for what is being written, write the rest, and wait for that."""
@@ -126,3 +129,36 @@ class File(Descriptor):
     def unlock(self) -> None:
         """Release the advisory lock."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
+        """Lock a range of offsets without waiting; return whether it was free.
+
+        The offsets need not exist. The lock belongs to the open description, not to the process;
+        an exclusive one takes a descriptor that is open for writing.
+        """
+        kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+        try:
+            self._range_lock(fcntl.F_OFD_SETLK, kind, start, length)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock_range(self, start: int, length: int) -> None:
+        """Release the lock on a range of offsets."""
+        self._range_lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
+
+    def lock_within(self, start: int, length: int) -> int | None:
+        """Return where a lock begins that others hold in a range, any of them; None: it is free."""
+        kind, begin = self._range_lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length)
+        return None if kind == fcntl.F_UNLCK else begin
+
+    def _range_lock(self, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
+        """Return the kind and the start of the `struct flock` that a command leaves."""
+        request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+        try:
+            kind, _, begin, _, _ = _FLOCK.unpack(fcntl.fcntl(self.fd, command, request))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
+        return kind, begin

@@ -216,6 +216,13 @@ class ObjectFile(File):
     def unlock(self) -> None:
         """Do nothing: nothing was locked."""
 
+    def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
+        """Return that it is free to readers: an object is never changed."""
+        return self.lock(exclusive=exclusive)
+
+    def unlock_range(self, start: int, length: int) -> None:
+        """Do nothing: nothing was locked."""
+
     def _refuse(self, what: str) -> NoReturn:
         raise StoreIOError(f"{self.path} is an object and cannot be {what}")
 
@@ -295,6 +302,10 @@ class ObjectDirectory(Directory):
         if self._do("examine", name, self._store.exists, self._key(name)):
             return True
         return self.is_directory(name)
+
+    def names_file(self, name: str, file: File) -> bool:
+        """Whether there is an object of this name: it is never another."""
+        return self.exists(name)
 
     def is_directory(self, name: str) -> bool:
         """Whether there are objects whose names begin with this one and a `/`."""

@@ -36,7 +36,6 @@ from tierstore.disk.pacing import at_leisure
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
 from tierstore.manifest import TableInfo
-from tierstore.store.history import FOLD
 from tierstore.store.opened import Opened
 
 __all__ = ["Behind", "Folder"]
@@ -44,8 +43,8 @@ __all__ = ["Behind", "Folder"]
 _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
-_MOST_MAPPINGS = 16 << 10
-"""Deltas of all tables together, a quarter of the mappings that Linux lets a process have."""
+_MOST_MAPPINGS = 8 << 10
+"""Deltas of all tables together, an eighth of the mappings that Linux lets a process have."""
 _FEWEST_DELTAS = 8
 _TIMES_ROWS = 4
 """Records that deltas hold for each row of their table, at most, where no fold can take them."""
@@ -168,8 +167,8 @@ class Folder:
             self._start(_Fold(self._store, oldest))
             return
         floor = self._store.manifest.floor
-        groups = self._groups(floor if self._much(0, oldest) else oldest, newest)
-        if groups:
+        after = floor if self._much(0, oldest) else max(floor, oldest)
+        if groups := self._groups(after, newest):
             self._start(_Compacting(self._store, groups))
 
     def fold(self, upto: int) -> bool:
@@ -246,8 +245,10 @@ class Folder:
         return [table.disk for table in self._store.tables.values()]
 
     def _oldest(self) -> int:
-        """Return the oldest version that is kept, up to which deltas can be folded."""
-        return min(self._store.history.versions())
+        """Return the oldest version that is kept or read, up to which deltas can be folded."""
+        kept = min(self._store.history.versions())
+        read = self._store.writer.oldest_reader(kept)
+        return kept if read is None else read
 
     @property
     def _most(self) -> int:
@@ -274,15 +275,18 @@ class Folder:
     def _groups(self, after: int, upto: int) -> dict[str, list[list[Delta]]]:
         """Return, by table, which deltas of versions after one and up to another to compact.
 
-        All of a table's where they hold its rows several times over, or where too many would stay.
+        All of a table's where they hold its rows several times over.
         """
         groups: dict[str, list[list[Delta]]] = {}
         for name, table in self._store.tables.items():
             found = _between(table.disk, after, upto)
             rows = sum(delta.info.rows for delta in found)
-            parts = spans(found, upto) if len(found) > self._most else []
-            if len(parts) > self._most or rows > _TIMES_ROWS * table.rows:
+            if rows > _TIMES_ROWS * table.rows:
                 parts = [found]
+            elif len(found) > self._most:
+                parts = spans(found, upto, self._most * 3 // 4)
+            else:
+                continue
             parts = [part for part in parts if len(part) > 1]
             if parts:
                 groups[name] = parts
@@ -291,16 +295,16 @@ class Folder:
     def _begin(self, upto: int) -> bool:
         """Say that deltas up to `upto` are being merged; return False where readers prevent it.
 
-        A reader of an older version would see newer rows in the base. Who comes later finds a
-        manifest by which it sees none of them.
+        A reader of an older version would see newer rows in the base; one of a later version sees
+        none of them.
         """
         store = self._store
         newest = upto == store.manifest.version
-        with store.directory.open_file(FOLD, write=True) as lock:
-            if not lock.lock(exclusive=True):
+        with store.writer.without_readers_before(upto) as is_free:
+            if not is_free:
                 return False
             store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
-            store.sweep(1 if newest else store.keep, unread=True)
+        store.sweep(1 if newest else store.keep)
         return True
 
 

@@ -205,15 +205,15 @@ class History:
         self,
         keep: int,
         live: Collection[str] = (),
-        nobody_reads: Callable[[], bool] = lambda: True,
+        is_read: Callable[[Iterable[int]], bool] = lambda kept: False,
     ) -> list[int]:
         """Remove the versions that need not be kept, and files no kept version names.
 
         Kept are the newest `keep` versions and all from the last confirmed one on. A manifest among
         them that cannot be read stays, and all files with it: it may name any of them. Only files
         whose names this format gives are touched, and not the `live` ones, which a version to come
-        may name; a base that no version names goes only where `nobody_reads`, since its chunks are
-        opened when they are needed.
+        may name; a base that no version names stays while versions are read other than the kept
+        ones, as `is_read(kept)` says: its chunks are opened when they are needed.
         Returns the versions that went.
         """
         manifests, damage = self._read()
@@ -232,11 +232,12 @@ class History:
         if gone & damage.keys() or leaving - _named(kept[version] for version in wanted):
             self._directory.sync()
         if not unknown:
-            self._sweep_files([kept[version] for version in sorted(wanted)], live, nobody_reads)
+            stay = [kept[version] for version in sorted(wanted)]
+            self._sweep_files(stay, live, lambda: is_read(wanted))
         return sorted(set(kept) - wanted)
 
     def _sweep_files(
-        self, manifests: list[Manifest], live: Collection[str], nobody_reads: Callable[[], bool]
+        self, manifests: list[Manifest], live: Collection[str], is_read: Callable[[], bool]
     ) -> None:
         payloads = {info.name for each in manifests for info in each.payload.values()}.union(live)
         for name in self._directory.names():
@@ -245,7 +246,7 @@ class History:
                 self._directory.unlink(name)
             elif TABLE_NAME.fullmatch(name) and self._directory.is_directory(name):
                 infos = [each.tables[name] for each in manifests if name in each.tables]
-                swept = self._sweep_table(name, infos, live, nobody_reads)
+                swept = self._sweep_table(name, infos, live, is_read)
                 if swept and not infos:
                     self._directory.remove_directory(name)
 
@@ -254,7 +255,7 @@ class History:
         name: str,
         infos: list[TableInfo],
         live: Collection[str],
-        nobody_reads: Callable[[], bool],
+        is_read: Callable[[], bool],
     ) -> bool:
         """Sweep the generations of a table; return whether there were any."""
         with self._directory.directory(name) as table:
@@ -263,7 +264,7 @@ class History:
                 here = [info for info in infos if info.generation == generation]
                 named = {delta.name for info in here for delta in info.deltas}
                 named.update(*(info.keys.files for info in here if info.keys), live)
-                if here or nobody_reads():
+                if here or not is_read():
                     opened = generation in live
                     sweep_generation(table, generation, named, used=bool(here), is_open=opened)
         return bool(generations)
@@ -310,7 +311,6 @@ def _checked(data: bytes) -> Manifest:
 def write_skeleton(directory: io.Directory, identity: Identity, manifest: Manifest) -> None:
     """Write the files that make a directory with complete tables a store."""
     directory.write_file(LOCK, b"")
-    directory.write_file(FOLD, b"")
     directory.write_file(STORE, identity.encode())
     History(directory, identity.uuid).publish(manifest)
 

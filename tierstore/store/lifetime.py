@@ -9,15 +9,22 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tierstore import io
-
 __all__ = ["watch"]
+
+
+class Lock(Protocol):
+    """A lock that closing lets go of, but for the process that was forked."""
+
+    def close(self) -> None:
+        """Close its files."""
 
 
 class Closable(Protocol):
     """Something open, with locks that the kernel would keep for a child."""
 
-    locks: list[io.File]
+    @property
+    def locks(self) -> Sequence[Lock]:
+        """Return them."""
 
     def close(self) -> None:
         """Close it."""
@@ -26,7 +33,7 @@ class Closable(Protocol):
 _opened: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def watch(opened: Closable, path: str, locks: Sequence[io.File]) -> Callable[[], object]:
+def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], object]:
     """Look after something open until the function that is returned is called.
 
     At exit it is closed; dropped without being closed, it gives a ResourceWarning and its locks go.
@@ -37,7 +44,7 @@ def watch(opened: Closable, path: str, locks: Sequence[io.File]) -> Callable[[],
     return finalizer.detach
 
 
-def _abandoned(path: str, locks: Sequence[io.File]) -> None:
+def _abandoned(path: str, locks: Sequence[Lock]) -> None:
     for lock in locks:
         lock.close()
     warnings.warn(f"{path} was not closed", ResourceWarning, stacklevel=2)

@@ -1,107 +1,230 @@
-"""Who may write, and who keeps a fold away: advisory locks that the kernel drops by itself."""
+"""Who may write, and which versions are being read: locks that the kernel drops by itself.
+
+They are ranges of offsets of STORE.json, which nobody can remove and leave a store. The writer has
+one offset above all versions; a reader of version v shares offset v; and a fold up to version u
+takes offsets 0 to u for the moment in which it begins, which it can while no reader is older.
+
+A program that knows none of this locks the files LOCK and FOLD instead. So the writer holds LOCK
+too, and a fold begins only if it could have FOLD.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
-from types import TracebackType
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from tierstore import io
-from tierstore.errors import LockedError, StoreFullError, StoreIOError
-from tierstore.store.history import FOLD, LOCK
+from tierstore.errors import ConcurrentWriterError, LockedError, StoreFullError, StoreIOError
+from tierstore.manifest import MAX_VERSION
+from tierstore.store.history import FOLD, LOCK, STORE
+from tierstore.store.holder import describe, make_note
 
-__all__ = ["Unread", "become_writer", "keep_folds_away"]
+__all__ = ["ReaderLock", "WriterLock"]
 
+_WRITER = MAX_VERSION + 1
+_NOTE_BYTES = 512
+_ATTEMPTS = 8
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "afs"})
 
 
-def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
-    """Take the writer's lock and return the file that holds it.
+class WriterLock:
+    """What makes one session the only writer of a store, for as long as it is open."""
 
-    The lock decides; what the file says of its holder is for messages. Raises LockedError, and
-    StoreIOError on a network file system, whose locks and syncs may not hold.
-    """
-    kind = io.filesystem(directory.path)
-    if kind in _NETWORK and not allow_network:
-        raise StoreIOError(
-            f"{directory.path} lies on {kind}, where locks and syncs may not hold; write on a "
-            "local disk, or give allow_network=True"
-        )
-    try:
-        file = directory.open_file(LOCK, write=True)
-    except FileNotFoundError:
-        file = directory.create(LOCK)
-    try:
-        if not file.lock(exclusive=True):
-            holder = file.read(256).decode("utf-8", "replace").strip() or "another process"
-            raise LockedError(
-                f"{directory.path} is open for writing by {holder!r}; wait for it, or open for "
-                "reading"
+    def __init__(self, directory: io.Directory, *, allow_network: bool) -> None:
+        """Take the lock.
+
+        Raises LockedError, and StoreIOError on a network file system, whose locks and syncs may not
+        hold.
+        """
+        kind = io.filesystem(directory.path)
+        if kind in _NETWORK and not allow_network:
+            raise StoreIOError(
+                f"{directory.path} lies on {kind}, where locks and syncs may not hold; write on a "
+                "local disk, or give allow_network=True"
             )
+        self._directory = directory
+        self._note = make_note()
+        self._is_noted = False
+        self._store = _lock_store(directory)
+        try:
+            self._lock = self._take_lock_file()
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _take_lock_file(self) -> io.File:
+        """Lock the file LOCK, which is made where it is missing, and leave the note in it."""
+        directory = self._directory
+        for _ in range(_ATTEMPTS):
+            try:
+                file = directory.open_file(LOCK, write=True)
+            except FileNotFoundError:
+                try:
+                    file = directory.create(LOCK)
+                except StoreIOError:
+                    if directory.exists(LOCK):
+                        continue  # made in between
+                    raise
+            try:
+                if not file.lock(exclusive=True):
+                    raise _locked(directory)
+                if directory.names_file(LOCK, file):
+                    self._leave_note(file)
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()  # removed in between: that lock keeps nobody out
+        raise _replaced(directory, LOCK)
+
+    def _leave_note(self, file: io.File) -> None:
+        self._is_noted = False
         with contextlib.suppress(StoreFullError):  # a note that is missing must not keep one out
             file.truncate(0)
-            file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except BaseException:
-        file.close()
-        raise
-    return file
+            file.write(self._note, 0)
+            self._is_noted = True
 
+    def check(self) -> None:
+        """Raise ConcurrentWriterError unless this is the only writer still.
 
-def keep_folds_away(directory: io.Directory) -> io.File | None:
-    """Share the lock that a fold needs alone; None where the store has no such file to lock.
-
-    Waits for a fold under way, and raises LockedError if it takes longer than a minute.
-    """
-    try:
-        file = directory.open_file(FOLD)
-    except FileNotFoundError:
-        return None
-    patience = time.monotonic() + _PATIENCE_SECONDS
-    while not file.lock(exclusive=False):
-        if time.monotonic() > patience:
-            file.close()
-            raise LockedError(f"{directory.path} has been folding for a minute; try again later")
-        time.sleep(_POLL_SECONDS)
-    return file
-
-
-class Unread:
-    """Answers, for as long as it is entered, whether nobody has the store open for reading.
-
-    The question is asked only where something would be removed that a reader still opens by name.
-    Where the answer is yes, readers that come wait until the body is done.
-    """
-
-    def __init__(self, directory: io.Directory, *, held: bool) -> None:
-        """Ask about the store in `directory`; with `held` the caller has the lock, so it is so."""
-        self._directory = directory
-        self._answer = True if held else None
-        self._file: io.File | None = None
-
-    def __call__(self) -> bool:
-        """Return the answer, which stays the same."""
-        if self._answer is None:
+        To be called before each publication. A file LOCK that was removed is made anew.
+        """
+        if not self._directory.names_file(STORE, self._store):
+            raise ConcurrentWriterError(
+                f"{self._directory.join(STORE)} was removed or replaced while the store was open "
+                "for writing, so another program may write it by now; nothing was published"
+            )
+        if not self._directory.names_file(LOCK, self._lock):
             try:
-                self._file = self._directory.open_file(FOLD, write=True)
-                self._answer = self._file.lock(exclusive=True)
-            except FileNotFoundError:
-                self._answer = True
-        return self._answer
+                file = self._take_lock_file()
+            except LockedError as error:
+                raise ConcurrentWriterError(f"{error}; nothing was published") from None
+            self._lock.close()
+            self._lock = file
+        elif self._is_noted and (note := self._lock.read(_NOTE_BYTES)) != self._note:
+            raise ConcurrentWriterError(
+                f"{self._directory.path} was opened for writing by {describe(note)} as well: the "
+                "locks of this file system do not hold; nothing was published"
+            )
 
-    def __enter__(self) -> Unread:
-        """Return the question."""
-        return self
+    def reads_other_than(self, versions: Iterable[int]) -> bool:
+        """Return whether any version is being read but these."""
+        ends = [-1, *sorted(versions), _WRITER]
+        gaps = [(lo + 1, hi) for lo, hi in pairwise(ends) if hi > lo + 1]
+        if any(self._store.lock_within(lo, hi - lo) is not None for lo, hi in gaps):
+            return True
+        with self._without_old_programs() as is_free:
+            return not is_free
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let readers in."""
-        if self._file is not None:
-            self._file.close()
+    def oldest_reader(self, below: int) -> int | None:
+        """Return the oldest version that is being read, if it is `below` one; None otherwise.
+
+        A program that does not say which version it reads counts as a reader of version 0.
+        """
+        oldest = None
+        while below > 0 and (found := self._store.lock_within(0, below)) is not None:
+            oldest = below = found
+        with self._without_old_programs() as is_free:
+            return oldest if is_free else 0
+
+    @contextlib.contextmanager
+    def without_readers_before(self, version: int) -> Iterator[bool]:
+        """Yield whether nobody reads an older version; then nobody can begin to in the body."""
+        with self._without_old_programs() as is_free:
+            if version <= 0:
+                yield is_free
+            elif not is_free or not self._store.lock_range(0, version, exclusive=True):
+                yield False
+            else:
+                try:
+                    yield True
+                finally:
+                    self._store.unlock_range(0, version)
+
+    @contextlib.contextmanager
+    def _without_old_programs(self) -> Iterator[bool]:
+        """Yield whether no program reads that shares FOLD, and keep those out in the body."""
+        try:
+            file = self._directory.open_file(FOLD, write=True)
+        except FileNotFoundError:
+            yield True
+            return
+        with file:
+            yield file.lock(exclusive=True)
+
+    def close(self) -> None:
+        """Let the next writer in; harmless when done twice."""
+        self._lock.close()
+        self._store.close()
+
+
+class ReaderLock:
+    """What keeps folds from what a reader sees: it shares an offset for each version it needs.
+
+    Attributes:
+        held: the versions.
+    """
+
+    def __init__(self, directory: io.Directory) -> None:
+        """Hold no version yet."""
+        self._path = directory.path
+        self._store = directory.open_file(STORE)
+        self.held: set[int] = set()
+
+    def hold(self, version: int) -> None:
+        """Keep folds from a version, beside those that are held.
+
+        A fold may have begun before, so look afterwards whether the version can still be opened.
+        Waits for one that is beginning; raises LockedError if that takes longer than a minute.
+        """
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        while not self._store.lock_range(version, 1, exclusive=False):
+            if time.monotonic() > patience:
+                raise LockedError(f"{self._path} has been folding for a minute; try again later")
+            time.sleep(_POLL_SECONDS)
+        self.held.add(version)
+
+    def hold_only(self, version: int) -> None:
+        """Let go of all versions but this one."""
+        for other in self.held - {version}:
+            self._store.unlock_range(other, 1)
+        self.held &= {version}
+
+    def close(self) -> None:
+        """Let go of every version; harmless when done twice."""
+        self._store.close()
+
+
+def _lock_store(directory: io.Directory) -> io.File:
+    """Lock the writer's offset of STORE.json, the one that bears this name."""
+    for _ in range(_ATTEMPTS):
+        file = directory.open_file(STORE, write=True)
+        try:
+            if not file.lock_range(_WRITER, 1, exclusive=True):
+                raise _locked(directory)
+            if directory.names_file(STORE, file):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+    raise _replaced(directory, STORE)
+
+
+def _locked(directory: io.Directory) -> LockedError:
+    try:
+        with directory.open_file(LOCK) as file:
+            holder = describe(file.read(_NOTE_BYTES))
+    except FileNotFoundError:
+        holder = "another process"
+    return LockedError(
+        f"{directory.path} is open for writing by {holder}; wait for it, or open for reading"
+    )
+
+
+def _replaced(directory: io.Directory, name: str) -> StoreIOError:
+    return StoreIOError(f"{directory.join(name)} is replaced again and again; try again later")

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tierstore import io
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
@@ -25,7 +24,7 @@ from tierstore.manifest import Manifest, TableInfo
 from tierstore.policy import choose
 from tierstore.store import lifetime
 from tierstore.store.history import History, open_directory, read_identity
-from tierstore.store.locking import Unread, become_writer, keep_folds_away
+from tierstore.store.locking import ReaderLock, WriterLock
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
 from tierstore.table import Table
@@ -55,7 +54,7 @@ class Opened(abc.ABC):
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.drafted: set[str] = set()  # payload files of a version to come
-        self.locks: list[io.File] = []
+        self.locks: list[WriterLock | ReaderLock] = []
         self._forget: Callable[[], object] | None = None
         self.sync_checks = options.check_ids == "sync"
         self._options = options
@@ -64,11 +63,11 @@ class Opened(abc.ABC):
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
             if options.writable:
-                allow_network = options.allow_network
-                self.locks.append(become_writer(self.directory, allow_network=allow_network))
+                self.writer = WriterLock(self.directory, allow_network=options.allow_network)
+                self.locks.append(self.writer)
             else:
-                lock = keep_folds_away(self.directory)
-                self.locks += [] if lock is None else [lock]
+                self.reader = ReaderLock(self.directory)
+                self.locks.append(self.reader)
             self._start(options.version)
         except BaseException:
             self.release()
@@ -76,13 +75,27 @@ class Opened(abc.ABC):
         self._forget = lifetime.watch(self, str(options.path), self.locks)
 
     def _start(self, version: int | None) -> None:
-        self.manifest = self.history.newest() if version is None else self.history.version(version)
+        self.manifest = self._find(version)
         if self.guard.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
             if version is not None:
                 self._go_back(self.manifest)
             self.sweep(self.keep)
-        self._attach(self._open_all(follow=version is None).new)
+        self._attach(self._open_all(version).new)
+        if not self.guard.writable:
+            self.reader.hold_only(self.manifest.version)
+
+    def _find(self, version: int | None) -> Manifest:
+        """Return the manifest of a version, or of the newest.
+
+        For a reader it is one that folds leave alone from now on: one that began before the version
+        was held is seen by looking again.
+        """
+        while True:
+            found = self.history.newest() if version is None else self.history.version(version)
+            if self.guard.writable or found.version in self.reader.held:
+                return found
+            self.reader.hold(found.version)
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
@@ -97,22 +110,23 @@ class Opened(abc.ABC):
         )
         self.history.discard(older.seq, self.manifest.seq)
 
-    def sweep(self, keep: int, *, unread: bool = False) -> None:
-        """Remove what neither a kept version nor a table that is open needs.
-
-        `unread` says that the lock of folds is held already.
-        """
+    def sweep(self, keep: int) -> None:
+        """Remove what neither a kept version nor a table that is open needs."""
         live = [table.disk.live for table in self.tables.values()]
         names = {delta.name for delta in live if delta is not None} | self.drafted
         names |= {table.generation.info.generation for table in self.tables.values()}
-        with Unread(self.directory, held=unread) as nobody_reads:
-            self.history.sweep(keep, names, nobody_reads)
+        self.history.sweep(keep, names, self.writer.reads_other_than)
 
-    def _open_all(self, *, follow: bool) -> _Opening:
+    def oldest_reader(self) -> str:
+        """Return which version older than this one is being read, for messages."""
+        oldest = self.writer.oldest_reader(self.manifest.version)
+        return f"version {oldest}" if oldest else "an older version"
+
+    def _open_all(self, version: int | None) -> _Opening:
         """Open what the manifest names and is not open yet, for all tables or for none.
 
-        Where a writer publishes and removes files while they are opened, the same version is opened
-        as it is now, or, if the reader is to `follow`, the newest.
+        Where a writer publishes and removes files while they are opened, the same `version` is
+        opened as it is now, or, for None, the newest.
         """
         while True:
             opened = _Opening()
@@ -131,8 +145,7 @@ class Opened(abc.ABC):
                     generation.close()
                 if self.guard.writable or not isinstance(error, CorruptStoreError):
                     raise
-                number = self.manifest.version
-                now = self.history.newest() if follow else self.history.version(number)
+                now = self._find(version)
                 if now.seq == self.manifest.seq:
                     raise
                 self.manifest = now
@@ -207,8 +220,13 @@ class Opened(abc.ABC):
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )
+
+        def complete() -> None:
+            settle()
+            self.writer.check()
+
         with self.unbroken():
-            self.history.publish(manifest, settle)
+            self.history.publish(manifest, complete)
             self._settle(manifest)
 
     @contextlib.contextmanager
@@ -293,21 +311,34 @@ class Opened(abc.ABC):
         what was open. It costs what has changed: a table whose base is the same keeps that, its
         deltas, and what it has in host memory of other rows.
         """
-        newest, before = self.history.newest(), self.manifest
-        if self.guard.writable or newest.seq == before.seq:
+        if self.guard.writable:
             return False
-        self.manifest = newest
+        before = self.manifest
         try:
-            opened = self._open_all(follow=True)
+            self.manifest = self._find(None)
+            if self.manifest.seq == before.seq:
+                return False
+            opened = self._open_all(None)
         except BaseException:
             self.manifest = before
+            self.reader.hold_only(before.version)
             raise
+        with interrupts_deferred():
+            try:
+                self._follow(opened)
+            except BaseException as error:
+                self.guard.close(f"a refresh broke off in the middle ({error}); open it again")
+                raise
+        self.reader.hold_only(self.manifest.version)
+        return True
+
+    def _follow(self, opened: _Opening) -> None:
+        """Let the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():  # a writer went back
             self.tables.pop(name).close()
         for name, deltas in opened.deltas.items():
             self.tables[name].follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opened.new)
-        return True
 
     def release(self) -> None:
         """Give back memory, files and locks, whatever the state; no file is removed."""

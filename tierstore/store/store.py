@@ -196,8 +196,8 @@ class Store:
         """Merge all deltas into the base files and drop all versions but the newest.
 
         Afterwards the base alone is the table, for NumPy or zarr to open. Returns the versions that
-        went. Raises LockedError while readers have the store open, and InvalidInputError if there
-        is anything uncommitted.
+        went. Raises LockedError while an older version is open for reading, and InvalidInputError
+        if there is anything uncommitted.
         """
         with (
             self._guard.use(write=True) as use,
@@ -208,7 +208,8 @@ class Store:
             before = set(self._session.history.versions())
             if not self._session.folder.fold(self._session.manifest.version):
                 raise LockedError(
-                    f"{self.path} is open for reading elsewhere; fold when the readers are done"
+                    f"{self._session.oldest_reader()} is open for reading from {self.path}; fold "
+                    "when that reader is closed or has called refresh()"
                 )
             return sorted(before - set(self._session.history.versions()))
 
