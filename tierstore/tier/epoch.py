@@ -36,10 +36,10 @@ class Epoch:
 
 def check_lease(epoch: Epoch, *, released: bool) -> None:
     """Raise ClosedError for a lease that was released, or whose epoch has ended."""
-    if released:
-        raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
     if epoch.ended:
         raise ClosedError(
             f"{epoch.ended} since this lease began, which ended it; take a new one with "
             "table.lease(ids), or run the forward pass again"
         )
+    if released:
+        raise ClosedError("this lease was released; take a new one with table.lease(ids)")
