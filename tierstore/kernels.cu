@@ -104,6 +104,7 @@ struct Batch {
     i64 *leaving;                 // prefetch: dirty row that the slot must first give up, or -1
     // A lease: its distinct records in some order.
     u64 *records;                 // address of each record
+    i64 *rows;                    // its row
     i32 *held;                    // its slot, or -1; of a prefetch: slots it keeps for its batch
     i32 *positions;               // [n]: index of each id's record
     u32 *count;                   // their number; of a prefetch: slots to fill, slots it keeps
@@ -352,10 +353,12 @@ __device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
 }
 
 // Take up a record in the lease and pin its slot; *mark becomes its index + 1.
-__device__ void enrol(const Tier &t, const Batch &b, bool mine, i32 slot, u64 address, u32 *mark) {
+__device__ void enrol(const Tier &t, const Batch &b, bool mine, i64 row, i32 slot, u64 address,
+                      u32 *mark) {
     const u32 k = hold(t, b, mine, slot);
     if (!mine) return;
     b.records[k] = address;
+    b.rows[k] = row;
     *mark = k + 1;
 }
 
@@ -419,7 +422,7 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
         if (b.mode == WRITE || b.mode == LEASE) b.contest[m] = 0;
     }
     if (b.mode == READ && mine) b.entry[position] = outside ? OUTSIDE : waits ? DEFERRED : slot;
-    if (b.mode == LEASE) enrol(t, b, holds, slot, slot_address(t, slot), t.mark + slot);
+    if (b.mode == LEASE) enrol(t, b, holds, row, slot, slot_address(t, slot), t.mark + slot);
     else if (b.held) hold(t, b, holds, slot);
     if (b.mode == PREFETCH) append(&c->lacking, lacks);
 }
@@ -665,7 +668,7 @@ __device__ void swap_records(const Tier &t, const Batch &b, Team team) {
         copy(source, target, span, t.record, 16);
         if (mine && slot >= 0) t.slot_of[row] = slot;
         if (b.mode == LEASE)
-            enrol(t, b, mine, slot, slot >= 0 ? target : host_address(t, row),
+            enrol(t, b, mine, row, slot, slot >= 0 ? target : host_address(t, row),
                   slot >= 0 ? t.mark + slot : b.contest + m);
     }
 }
@@ -743,11 +746,12 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
     const u32 deferred = t.counters->deferred;
     for (u64 base = (u64)team.warp * 32; base < deferred; base += (u64)team.warps * 32) {
         const u64 d = base + lane();
+        i64 row = -1;
         i32 entry = -1;
         bool enrols = false;
         if (d < deferred) {
             const u32 position = b.deferred[d];
-            const i64 row = b.ids[position];
+            row = b.ids[position];
             entry = t.slot_of[row];
             if (b.mode == LEASE) {
                 enrols = entry >= 0 && touch_first(t, entry, t.stamp[entry], b.now, 0);
@@ -758,7 +762,7 @@ __device__ void admit_deferred(const Tier &t, const Batch &b) {
                 compete(contest, position);
             }
         }
-        if (b.mode == LEASE) enrol(t, b, enrols, entry, slot_address(t, entry), t.mark + entry);
+        if (b.mode == LEASE) enrol(t, b, enrols, row, entry, slot_address(t, entry), t.mark + entry);
     }
 }
 

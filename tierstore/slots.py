@@ -344,7 +344,9 @@ class Pins:
             self._ahead[slots] = 0
 
     def clear(self) -> None:
-        """End every pin of what was fetched ahead."""
+        """End every pin, of leases and of what was fetched ahead."""
+        self.leases.fill(0)
+        self._leased = 0
         self._tickets.clear()
         self._floor = self._ticket
 

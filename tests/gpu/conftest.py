@@ -28,6 +28,9 @@ class Place:
         return cupy.asarray(np.ascontiguousarray(array))
 
     def get(self, array: Any) -> np.ndarray:
+        if self.kind == "pageable":
+            self.device.finish()
+            return np.asarray(array)
         return array if isinstance(array, np.ndarray) else array.get()
 
     def noise(self, *shape: int) -> Any:

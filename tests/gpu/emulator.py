@@ -160,6 +160,9 @@ class EmulatedDevice:
         for row in range(rows):
             ctypes.memmove(target + row * width, source + row * pitch, width)
 
+    def finish(self) -> None:
+        """Let every stream come to its end."""
+
     def synchronize(self, stream: int) -> None:
         self.waits += 1
 

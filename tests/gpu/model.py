@@ -6,8 +6,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from tests.gpu.conftest import Place
+from tierstore.errors import ClosedError
 from tierstore.policy import Choice
 from tierstore.stats import TierStats
 from tierstore.tier.gpu import GpuTier
@@ -72,6 +74,7 @@ class Twin:
         )
         self.from_host = 0.3
         self.leases: list[tuple[GpuLease, np.ndarray]] = []
+        self.dead: list[GpuLease] = []
         self.announced: list[np.ndarray] = []
 
     def put(self, ids: np.ndarray) -> Any:
@@ -163,8 +166,21 @@ class Twin:
         """Go back to what was handed down last."""
         self.tier.discard()
         self.host.discard(np.empty(0, np.int64))
-        self.leases.clear()
         self.truth[:] = self.below.records
+        self.dead += [lease for lease, _ in self.leases]
+        self.leases.clear()
+        self.use_dead()
+
+    def use_dead(self) -> None:
+        """Use leases that a discard has ended: nothing may be read or written."""
+        for lease in self.dead:
+            data = self.place.noise(lease.bound, self.truth.shape[1])
+            for use in (lease.gather, lease.scatter, lease.read):
+                with pytest.raises(ClosedError, match="was rolled back"):
+                    use(data)
+            with pytest.raises(ClosedError):
+                lease.trim(wait=False)
+            lease.release()
 
     # -- random work
 
@@ -186,8 +202,8 @@ class Twin:
     def work(
         self, steps: int, sizes: tuple[int, ...] = (0, 1, 3, 33, 200), *, discards: bool = False
     ) -> None:
-        names = ["read", "write", "lease", "release", "fetch", "flush", "discard"]
-        shares = [0.3, 0.25, 0.15, 0.08, 0.2, 0.02, 0.02 * discards]
+        names = ["read", "write", "lease", "use", "release", "fetch", "flush", "discard"]
+        shares = [0.3, 0.25, 0.15, 0.1, 0.08, 0.2, 0.02, 0.05 * discards]
         for name in self.rng.choice(names, steps, p=np.divide(shares, sum(shares))):
             ids = self.ids(int(self.rng.choice(sizes)))
             if name != "fetch" and self.announced and self.rng.random() < 0.7:
@@ -209,10 +225,15 @@ class Twin:
                 self.discard()
             elif name == "release" and self.leases:
                 self.release(int(self.rng.integers(len(self.leases))))
-            elif name == "lease" and (self.host.direct or not self.leases):
-                lease = self.lease(ids)
-                self.check_lease(lease, ids)
-                if self.rng.random() < 0.6:
-                    self.scatter(lease, ids, *self.span())
-                if self.rng.random() < 0.5 or not self.host.direct:
+            elif name == "lease":
+                self.use(self.lease(ids), ids)
+                if self.rng.random() < 0.5:
                     self.release()
+            elif name == "use" and self.leases:
+                self.use(*self.leases[int(self.rng.integers(len(self.leases)))])
+        self.use_dead()
+
+    def use(self, lease: GpuLease, ids: np.ndarray) -> None:
+        self.check_lease(lease, ids)
+        if self.rng.random() < 0.6:
+            self.scatter(lease, ids, *self.span())

@@ -1,3 +1,6 @@
+import sys
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +8,7 @@ from hypothesis import strategies as st
 
 from tierstore.policy.lru import LRU
 
+module = sys.modules[LRU.__module__]
 SLOTS = 12
 slots_lists = st.lists(st.integers(0, SLOTS - 1), max_size=20)
 actions = st.lists(
@@ -38,10 +42,20 @@ class Oracle:
             del self.used[slot]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_entries():
+    """Let touches of five slots and more have entries of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PACKED", 5, raising=False)
+        yield
+
+
 @settings(max_examples=300, deadline=None)
-@given(actions)
-def test_lru_gives_up_what_was_used_longest_ago(steps):
+@given(actions, st.sampled_from([0, 600, 100_000]))
+def test_lru_gives_up_what_was_used_longest_ago(steps, log_bytes):
+    """Whether the log is compacted all the time, now and then or never."""
     lru, oracle = LRU(SLOTS), Oracle()
+    lru._most_bytes = log_bytes
     for action, given_ in steps:
         if action == "touch":
             lru.touch(np.array(given_, np.int32))
@@ -59,7 +73,6 @@ def test_lru_gives_up_what_was_used_longest_ago(steps):
             victims = lru.victims(np.arange(count), lambda slots, held=held: held[slots])
             assert victims.dtype == np.int32
             oracle.check_victims(victims.tolist(), count, set(barred))
-        assert lru.nbytes <= LRU.bytes_for(SLOTS) + 4 * SLOTS
 
 
 def test_slots_of_the_running_batch_stay():
@@ -83,20 +96,58 @@ def test_the_batch_number_may_run_out():
     assert lru.victims(np.arange(6)).tolist() == [1, 2, 3, 4, 5, 0]
 
 
-@pytest.mark.parametrize("slots", [1, 1000])
-def test_the_log_stays_short_however_often_slots_are_used(slots):
+def test_the_order_stays_where_the_batch_number_runs_out():
+    rng = np.random.default_rng(5)
+    lru, oracle = LRU(60), Oracle()
+    lru._now = 2**32 - 40
+    for size in rng.integers(1, 12, 80):
+        slots = rng.integers(0, 60, size).astype(np.int32)
+        lru.touch(slots)
+        oracle.used.update(dict.fromkeys(slots.tolist(), oracle.now))
+        lru.next_batch()
+        oracle.now += 1
+    assert lru._now < 200
+    for count in rng.integers(1, 20, 5):
+        oracle.check_victims(lru.victims(np.arange(count)).tolist(), count, set())
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3,), (200,), (1, 256), (129,), (255, 2), (1000, 4)])
+@pytest.mark.parametrize("slots", [1, 50, 5000])
+def test_the_log_takes_what_it_may(monkeypatch, slots, sizes):
+    monkeypatch.setattr(module, "_PACKED", 256, raising=False)
     rng = np.random.default_rng(slots)
     lru = LRU(slots)
-    for _ in range(300):
-        lru.touch(rng.integers(0, slots, 200).astype(np.int32))
+    for number in range(20_000 // max(sizes) + 300):
+        lru.touch(rng.integers(0, slots, sizes[number % len(sizes)]).astype(np.int32))
         lru.next_batch()
-        assert lru.nbytes <= LRU.bytes_for(slots) + 4 * min(200, slots)
+        assert lru.nbytes <= LRU.bytes_for(slots)
+    entries = sum(module._bytes_of(*entry) for entry in lru._log)
+    assert lru.nbytes == lru._stamp.nbytes + entries + 8 * module._PACKED
+    used = np.count_nonzero(lru._stamp)
+    assert lru.victims(np.arange(slots)).size == used
 
 
-def test_the_log_stays_short_where_batches_are_small():
-    lru = LRU(50)
-    for slot in np.random.default_rng(1).integers(0, 3, 1000).astype(np.int32):
-        lru.touch(np.array([slot]))
+def test_batches_of_one_row_take_no_more_memory_than_their_budget(monkeypatch):
+    monkeypatch.setattr(module, "_PACKED", 256, raising=False)
+    slots, one = 5000, np.array([7], np.int32)
+    tracemalloc.start()
+    try:
+        lru = LRU(slots)
+        for _ in range(2 * slots):
+            lru.touch(one)
+            lru.next_batch()
+        assert tracemalloc.get_traced_memory()[1] <= LRU.bytes_for(slots) + 10_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_pinned_slots_in_front_are_put_back_in_one_entry():
+    lru = LRU(100)
+    for slot in range(100):
+        lru.touch(np.array([slot], np.int32))
         lru.next_batch()
-        assert len(lru._log) <= 101
-    assert sorted(lru.victims(np.arange(50)).tolist()) == [0, 1, 2]
+    for count in (1, 9):
+        victims = lru.victims(np.arange(count), lambda slots: slots < 80)
+        assert victims.tolist() == list(range(80, 80 + count) if count == 1 else range(81, 90))
+        assert lru._log[0][0].tolist() == list(range(80))
+    assert lru.victims(np.arange(100)).tolist() == [*range(80), *range(90, 100)]

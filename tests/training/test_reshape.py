@@ -26,7 +26,7 @@ def test_an_open_lease_ends(place: Place, weights: Tensor, reshape: Any) -> None
     table = place.table(weights)
     lease = table.lease(place.ids(9))
     reshape(table)
-    assert not lease.fresh
+    assert lease.ended
     for use in (
         lambda: lease.read("weight"),
         lambda: lease.expand("weight"),

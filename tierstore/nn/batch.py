@@ -14,33 +14,67 @@ from tierstore.nn.gradient import sum_by_row, summed
 from tierstore.table import Table
 from tierstore.table.access import Lease
 
-__all__ = ["Batch", "Gradient", "merged"]
+__all__ = ["Abandoned", "Batch", "Gradient", "merged"]
+
+
+class Abandoned:
+    """Leases of batches that were dropped, for the next call to release.
+
+    A garbage collector may drop a batch at any moment, also one at which no lease can be released.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._leases: deque[Lease] = deque()
+
+    def add(self, lease: Lease) -> None:
+        """Leave a lease to the next call."""
+        self._leases.append(lease)
+
+    def release(self) -> None:
+        """Release all of them; after an error, the rest stays for the call after."""
+        while self._leases:
+            lease = self._leases.popleft()
+            try:
+                lease.release()
+            except BaseException:
+                self._leases.appendleft(lease)
+                raise
 
 
 class Batch:
     """The rows of one lookup, leased until their gradient was applied, or cannot come any more.
 
     Attributes:
-        ids: the ids, flat.
+        size: the number of ids.
         lease: the lease on their rows.
         counted: for each id whether it takes part in training, or None if all do.
     """
 
     def __init__(
-        self, table: Table, ids: Tensor, padding_idx: int | None, abandoned: deque[Lease]
+        self, table: Table, ids: Tensor, padding_idx: int | None, abandoned: Abandoned
     ) -> None:
-        """Lease the rows; the lease of a batch that is dropped goes to `abandoned`."""
-        self.ids = ids if ids.ndim == 1 else ids.reshape(-1)
+        """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
+
+        The ids are the caller's and may change afterwards: nothing refers to them.
+        """
+        ids = ids if ids.ndim == 1 else ids.reshape(-1)
         self._abandoned = abandoned
-        self._released = False
-        self.lease = table.lease(self.ids)
-        self.counted = None if padding_idx is None else self.ids != padding_idx
+        self.size = len(ids)
+        self.lease = table.lease(ids)
+        self.counted = None if padding_idx is None else ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
     def __del__(self) -> None:
-        """Leave the lease to whoever calls next: a collector may run anywhere."""
+        """Leave the lease to the next call."""
         if hasattr(self, "lease"):
-            self._abandoned.append(self.lease)
+            self._abandoned.add(self.lease)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids, flat, from the rows that the lease holds; -1 for bad ones."""
+        rows = torch.as_tensor(self.lease.rows)
+        return torch.where(self.positions < 0, -1, rows[self.positions.clamp(min=0).long()])
 
     @cached_property
     def positions(self) -> Tensor:
@@ -54,12 +88,11 @@ class Batch:
 
     @property
     def usable(self) -> bool:
-        """Whether the lease goes on, and holds what the rows are now."""
-        return not self._released and self.lease.fresh
+        """Whether the lease goes on."""
+        return not self.lease.ended
 
     def release(self) -> None:
         """Let the rows go; harmless when repeated."""
-        self._released = True
         self.lease.release()
 
     def gradient(self, of_each: Tensor) -> Gradient:
@@ -101,10 +134,10 @@ class Gradient:
         self.trained = None if self.trained is None else self.trained[:bound]
 
 
-def merged(table: Table, gradients: Sequence[Gradient], abandoned: deque[Lease]) -> Gradient:
+def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) -> Gradient:
     """Return the gradient of several batches of a table as that of one, over all their rows."""
     batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
-    places, found = [], batch.positions.split([len(each.batch.ids) for each in gradients])
+    places, found = [], batch.positions.split([each.batch.size for each in gradients])
     for each, there in zip(gradients, found, strict=True):
         here, rows = each.batch.positions, len(each.values)
         place = here.new_full((rows + 1,), -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import ops
-from tierstore.nn.batch import Batch, Gradient
+from tierstore.nn.batch import Abandoned, Batch, Gradient
 from tierstore.table import Table
-from tierstore.table.access import Lease
 
 __all__ = ["TieredEmbedding"]
 
@@ -23,7 +21,8 @@ class TieredEmbedding(torch.nn.Module):
     Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
     changes that and not the table. With gradients enabled a forward pass keeps the rows in place
     until the step of the `TieredOptimizer` they are trained by; under `torch.no_grad()`, and where
-    `requires_grad_(False)` froze the layer, it only reads. Nothing but a step writes.
+    `requires_grad_(False)` froze the layer, it only reads. Nothing but a step writes. Ids are read
+    once: their buffer may be used again before the backward pass.
 
     The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
 
@@ -77,7 +76,7 @@ class TieredEmbedding(torch.nn.Module):
         """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
         self.gradients: list[Gradient] | None = None
         """Where gradients go; an optimizer puts its own list here."""
-        self._abandoned: deque[Lease] = deque()
+        self._abandoned = Abandoned()
         self._number = ops.register(self)
 
     @property
@@ -109,7 +108,7 @@ class TieredEmbedding(torch.nn.Module):
 
     def lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
-        self.release_abandoned()
+        self._abandoned.release()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
     def rows_of(self, batch: Batch) -> Tensor:
@@ -118,6 +117,7 @@ class TieredEmbedding(torch.nn.Module):
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
+        self._abandoned.release()
         rows: Tensor = self.table.read(ids, self.field)
         return rows
 
@@ -129,15 +129,10 @@ class TieredEmbedding(torch.nn.Module):
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
                 "with requires_grad_(False)"
             )
-        if len(batch.ids):
+        if batch.size:
             item = self.table.spec.layout.field(self.field)
             own = gradient.to(self.table.device, getattr(torch, item.dtype))
             self.gradients.append(batch.gradient(own))
-
-    def release_abandoned(self) -> None:
-        """End the leases of batches that will have no step any more."""
-        while self._abandoned:
-            self._abandoned.popleft().release()
 
     # -- as a module
 
@@ -163,7 +158,7 @@ class TieredEmbedding(torch.nn.Module):
         copy._parameters = {"anchor": torch.nn.Parameter(self.anchor.detach().clone())}
         copy.anchor.requires_grad_(self.anchor.requires_grad)
         copy.gradients = None
-        copy._abandoned = deque()
+        copy._abandoned = Abandoned()
         copy._number = ops.register(copy)
         return copy
 

@@ -31,6 +31,10 @@ class TieredOptimizer(torch.optim.Optimizer):
     once and is a commit. State follows its rows through tiers, commits, copies and exports; options
     such as `lr` are in `state_dict()`.
 
+    `store.rollback()` takes rows and state back, not a gradient that has come and was not applied:
+    as with a torch model whose `load_state_dict` is called between backward and step, the step
+    updates the rows as they are then. `zero_grad()` drops the gradient.
+
     >>> opt = TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
     >>> loss.backward()
     >>> opt.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierstore.nn.batch import Gradient, merged
+from tierstore.nn.batch import Abandoned, Gradient, merged
 from tierstore.optim.in_slot import InSlot
 from tierstore.optim.state import State, StoredState
 from tierstore.table import Table
-from tierstore.table.access import Lease
 
 __all__ = ["Compact", "TrainedField"]
 
@@ -41,7 +39,7 @@ class TrainedField:
         self.in_slot = in_slot
         self.gradients: list[Gradient] = []
         self.compact: Compact | None = None
-        self._abandoned: deque[Lease] = deque()
+        self._abandoned = Abandoned()
 
     @property
     def name(self) -> str:
@@ -71,8 +69,7 @@ class TrainedField:
         if self.compact is not None:
             self.compact.release()
         self.compact = None
-        while self._abandoned:
-            self._abandoned.popleft().release()
+        self._abandoned.release()
 
 
 class Compact:

@@ -16,14 +16,25 @@ __all__ = ["LRU", "Recency"]
 _NO_ROWS = np.empty(0, np.int64)
 
 
-class LRU:
-    """Least recently used, exactly; among the slots of one batch chance decides.
+_PACKED = 256
+"""A touch of fewer slots shares an entry of the log with others."""
 
-    A log holds, batch by batch, the slots each batch touched. A slot's newest batch counts (its
-    stamp says which); entries of older ones are stale, and skipped when they come to the front,
-    where the victims are. Every entry is appended once and popped once, so the cost is that of the
-    batches: victims for 32k misses take 0.6 to 0.8 ms at 1 M and at 16 M slots alike
-    (benchmarks/bench_bookkeeping.py).
+_ENTRY_BYTES = 240
+"""Of two arrays, a tuple and a place in the log, besides what the arrays hold."""
+
+_Batches = npt.NDArray[np.uint32] | int
+"""The number of the batch of each slot of an entry, ascending, or of all."""
+
+
+class LRU:
+    """Least recently used, exactly; among the slots that a large batch touched chance decides.
+
+    A log holds, oldest first, the slots that batches touched, in entries of one large touch or of
+    many small ones. A slot's newest batch counts (its stamp says which); what an entry says of
+    older ones is stale, and skipped when it comes to the front, where the victims are. What is
+    appended is popped once, so the cost is that of the batches: victims for 32k misses take 0.6 to
+    0.8 ms at 1 M and at 16 M slots alike (benchmarks/bench_bookkeeping.py). A log that exceeds its
+    budget is compacted.
     """
 
     keeps_batch = True
@@ -31,20 +42,29 @@ class LRU:
     def __init__(self, slots: int) -> None:
         """Start with no slot in use."""
         self._stamp = np.zeros(slots, np.uint32)
-        self._log: deque[tuple[Slots, int]] = deque()
-        self._entries = 0
+        self._log: deque[tuple[Slots, _Batches]] = deque()
+        self._log_bytes = 0
+        self._most_bytes = self._log_bytes_for(slots)
+        self._open_slots = np.empty(_PACKED, np.int32)
+        self._open_batches = np.empty(_PACKED, np.uint32)
+        self._filled = 0
         self._now = 1
         self._chance = Random(0)
 
+    @staticmethod
+    def _log_bytes_for(slots: int) -> int:
+        """Bytes that the log may take: an entry for every slot takes at most 10 a slot."""
+        return 12 * slots + 4096
+
     @classmethod
     def bytes_for(cls, slots: int) -> int:
-        """Most bytes for a number of slots: stamps, and a log of twice as many entries."""
-        return 12 * slots
+        """Most bytes for a number of slots: stamps, the log, and the entry that is being filled."""
+        return 4 * slots + cls._log_bytes_for(slots) + 8 * _PACKED
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now."""
-        return int(self._stamp.nbytes + 4 * self._entries)
+        return int(self._stamp.nbytes + self._log_bytes + 8 * _PACKED)
 
     def use(self, rows: Rows) -> None:
         """Do nothing: only rows that have a slot count."""
@@ -63,9 +83,8 @@ class LRU:
         if not slots.size:
             return
         self._stamp.put(slots, self._now, mode="clip")
-        self._log.append((slots.astype(np.int32), self._now))
-        self._entries += slots.size
-        if self._entries > 2 * self._stamp.size:
+        self._append(slots, self._now)
+        if self._log_bytes > self._most_bytes:
             self._compact()
 
     def next_batch(self) -> None:
@@ -78,45 +97,97 @@ class LRU:
         """Take distinct slots to give up for a leading part of `rows`, longest unused first."""
         count = rows.size
         taken: list[Slots] = []
-        passed: list[tuple[Slots, int]] = []
-        while count > 0 and self._log and self._log[0][1] != self._now:
-            slots, batch = self._oldest()
+        passed: list[tuple[Slots, _Batches]] = []
+        while count > 0 and (oldest := self._oldest()) is not None:
+            slots, batches = oldest
             if barred is not None:
                 held = barred(slots)
                 if held.any():
-                    passed.append((slots[held], batch))
-                    slots = slots[~held]
+                    passed.append((slots[held], _of(batches, held)))
+                    slots, batches = slots[~held], _of(batches, ~held)
             if slots.size > count:
-                first = self._chance.randrange(slots.size)
-                slots = np.concatenate([slots[first:], slots[:first]])
-                self._put_back(slots[count:], batch)
+                if isinstance(batches, int):
+                    first = self._chance.randrange(slots.size)
+                    slots = np.concatenate([slots[first:], slots[:first]])
+                self._put_back(slots[count:], _of(batches, slice(count, None)))
                 slots = slots[:count]
-            slots = self._once(slots)
+            slots = slots.compress(self._once(slots))
             self._stamp[slots] = 0
             taken.append(slots)
             count -= slots.size
-        for entry in reversed(passed):
-            self._put_back(*entry)
+        if passed:
+            numbers = [np.full(slots.size, batches, np.uint32) for slots, batches in passed]
+            self._put_back(np.concatenate([slots for slots, _ in passed]), np.concatenate(numbers))
         return np.concatenate(taken) if taken else np.empty(0, np.int32)
 
-    def _oldest(self) -> tuple[Slots, int]:
-        """Take the oldest batch out of the log; return what it was the last to touch, and when."""
-        slots, batch = self._log.popleft()
-        parts = [slots]
-        while self._log and self._log[0][1] == batch:
-            parts.append(self._log.popleft()[0])
-        slots = np.concatenate(parts) if len(parts) > 1 else slots
-        self._entries -= slots.size
+    # -- the log
+
+    def _append(self, slots: Slots, batches: _Batches) -> None:
+        """Append to the log, to the entry that is being filled if these are few slots."""
+        if slots.size >= _PACKED:
+            self._close()
+            self._push(slots.astype(np.int32), batches)
+            return
+        if self._filled + slots.size > _PACKED:
+            self._close()
+        place = slice(self._filled, self._filled + slots.size)
+        self._open_slots[place] = slots
+        self._open_batches[place] = batches
+        self._filled = place.stop
+
+    def _close(self) -> None:
+        """Append what has been filled as an entry of its own."""
+        if self._filled:
+            filled, self._filled = self._filled, 0
+            self._push(self._open_slots[:filled].copy(), self._open_batches[:filled].copy())
+
+    def _push(self, slots: Slots, batches: _Batches) -> None:
+        self._log.append((slots, batches))
+        self._log_bytes += _bytes_of(slots, batches)
+
+    def _put_back(self, slots: Slots, batches: _Batches) -> None:
+        """Let this be the oldest entry of the log."""
+        self._log.appendleft((slots, batches))
+        self._log_bytes += _bytes_of(slots, batches)
+
+    def _pop(self) -> tuple[Slots, _Batches]:
+        """Take the oldest entry out of the log, without what is stale."""
+        slots, batches = self._log.popleft()
+        self._log_bytes -= _bytes_of(slots, batches)
         # `compress` takes a third of the time of indexing with a mask.
-        return slots.compress(self._stamp.take(slots, mode="clip") == batch), batch
+        live = self._stamp.take(slots, mode="clip") == batches
+        return slots.compress(live), batches if isinstance(batches, int) else batches.compress(live)
 
-    def _put_back(self, slots: Slots, batch: int) -> None:
-        """Let `slots` be the oldest entry of the log."""
-        self._log.appendleft((slots, batch))
-        self._entries += slots.size
+    def _oldest(self) -> tuple[Slots, _Batches] | None:
+        """Take what is oldest out of the log: all of a large batch, or an entry of small ones.
 
-    def _once(self, slots: Slots) -> Slots:
-        """Return each of `slots` once; their stamps are to be set again.
+        Returns None where the current batch touched all that is left.
+        """
+        while self._log or self._filled:
+            if not self._log:
+                self._close()
+            front = self._log[0][1]
+            if isinstance(front, int) and front == self._now:
+                return None
+            slots, batches = self._pop()
+            if isinstance(batches, int):
+                parts = [slots]
+                while self._log and isinstance(self._log[0][1], int) and self._log[0][1] == batches:
+                    parts.append(self._pop()[0])
+                slots = np.concatenate(parts) if len(parts) > 1 else slots
+            else:
+                end = int(np.searchsorted(batches, self._now))
+                if end < slots.size:
+                    self._put_back(slots[end:], batches[end:])
+                    if not end:
+                        return None
+                    slots, batches = slots[:end], batches[:end]
+            if slots.size:
+                return slots, batches
+        return None
+
+    def _once(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell where each of `slots` is for one time; their stamps are to be set again.
 
         The stamps serve as scratch: each entry writes its own number, and the one that is read back
         is the one that stands for the slot. No sort is needed.
@@ -124,33 +195,49 @@ class LRU:
         at = slots.astype(np.intp)
         number = np.arange(at.size, dtype=np.uint32)
         self._stamp[at] = number
-        return slots.compress(self._stamp[at] == number)
+        return self._stamp[at] == number  # type: ignore[no-any-return]
 
     def forget(self, slots: Slots) -> None:
         """Note that `slots` are free."""
         self._stamp[slots] = 0
 
     def _compact(self) -> None:
-        """Drop the stale entries; where more than one a slot are left, drop the repeated ones."""
-        log: deque[tuple[Slots, int]] = deque()
+        """Keep each slot once, in the batch that touched it last."""
+        self._close()
+        kept: list[tuple[Slots, _Batches]] = []
         while self._log:
-            slots, batch = self._oldest()
-            if slots.size:
-                log.append((slots, batch))
-        if sum(slots.size for slots, _ in log) > self._stamp.size:
-            for number, (slots, batch) in enumerate(log):
-                once = self._once(slots)
-                self._stamp[once] = batch
-                log[number] = once, batch
-        self._log, self._entries = log, sum(slots.size for slots, _ in log)
+            slots, batches = self._pop()
+            once = self._once(slots)
+            self._stamp[slots] = 0  # so that what repeats them is stale
+            kept.append((slots.compress(once), _of(batches, once)))
+        for slots, batches in kept:
+            self._stamp[slots] = batches
+            self._append(slots, batches)
+        self._close()
 
     def _renumber(self) -> None:
         """Start counting batches anew, in the same order, before the stamps run out."""
         self._compact()
-        self._log = deque((slots, new) for new, (slots, _) in enumerate(self._log, start=1))
-        for slots, new in self._log:
-            self._stamp[slots] = new
-        self._now = len(self._log) + 1
+        entries, self._log, self._log_bytes = self._log, deque(), 0
+        last = new = 0
+        for slots, batches in entries:
+            numbers = np.full(slots.size, batches, np.uint32)
+            renumbered = new + np.cumsum(np.diff(numbers, prepend=np.uint32(last)) != 0)
+            last, new = int(numbers[-1]), int(renumbered[-1])
+            self._stamp[slots] = renumbered
+            self._push(slots, new if isinstance(batches, int) else renumbered.astype(np.uint32))
+        self._now = new + 1
+
+
+def _of(batches: _Batches, which: npt.NDArray[np.bool_] | slice) -> _Batches:
+    """Return the batches of some slots of an entry."""
+    return batches if isinstance(batches, int) else batches[which]
+
+
+def _bytes_of(slots: Slots, batches: _Batches) -> int:
+    """Bytes of an entry."""
+    numbers = 0 if isinstance(batches, int) else batches.nbytes
+    return int(_ENTRY_BYTES + slots.nbytes + numbers)
 
 
 class Recency:

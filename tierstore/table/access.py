@@ -6,6 +6,7 @@ into what users get. `device_access` does the same on a GPU; a table has one of 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,11 +19,11 @@ from tierstore.spec import Field, RecordLayout
 from tierstore.table.columns import Columns
 from tierstore.table.ids import Ids, host_ids, last_of_each
 from tierstore.table.prefetch import Prefetcher
+from tierstore.table.tiers import Tiers
 from tierstore.table.values import from_bytes, to_bytes
-from tierstore.tier.base import Tier
-from tierstore.tier.host import HostTier
+from tierstore.tier.epoch import check_lease
 
-__all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled", "check_lease"]
+__all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
 Piece = tuple[int, int, Any]
 """A byte range `lo, hi` of the records and its bytes `(n, hi - lo)`."""
@@ -33,14 +34,21 @@ class Lease(Protocol):
 
     Everything that computes on rows goes through a lease: `read` the fields it needs as compact
     arrays, `write` what changed, `release`. Rows that find no room in the nearest tier are read and
-    written in the tier below, with the same results.
+    written in the tier below, with the same results: what a lease wrote is in every later read and
+    commit, and a lease reads what others wrote meanwhile.
 
-    Attributes:
-        bound: the rows of a compact array; on a GPU more than the distinct rows before `trim`:
-            those behind them are undefined, and are not written.
+    A lease ends at `release`, at `store.rollback()`, and when its table gets other fields or rows,
+    or another version. From then on `trim`, reads and writes raise ClosedError; `release` does
+    nothing more.
+
     """
 
-    bound: int
+    @property
+    def bound(self) -> int:
+        """The rows of a compact array; on a GPU more than the distinct rows before `trim`.
+
+        Those behind the distinct rows are undefined, and are not written.
+        """
 
     @property
     def rows(self) -> Any:
@@ -51,8 +59,8 @@ class Lease(Protocol):
         """For each id of the batch, in its shape, the index of its row in compact arrays."""
 
     @property
-    def fresh(self) -> bool:
-        """Whether it holds what the rows are now, and no copies older than another's writes."""
+    def ended(self) -> bool:
+        """Whether the lease has ended."""
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
@@ -88,11 +96,8 @@ class Lease(Protocol):
 class Access(Protocol):
     """The seam between a table and the side its nearest tier is on.
 
-    Attributes:
-        closed: whether the table has other tiers by now.
+    A call that had to wait until its table got other tiers raises ClosedError.
     """
-
-    closed: bool
 
     def ids(self, ids: object, *, later: bool = False) -> Ids:
         """Check ids and bring them to this side; with `later` it may be `read` that checks them."""
@@ -118,11 +123,9 @@ class Access(Protocol):
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Check ids, and start bringing their rows nearer.
 
-        They stay until they are used, or `window` newer batches came.
+        They stay until they are used, or `window` newer batches came. A prefetch that the end of
+        the epoch overtakes is dropped.
         """
-
-    def close(self) -> None:
-        """End every lease: the table has other tiers from now on."""
 
 
 def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
@@ -135,33 +138,15 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
     return 0, width, records
 
 
-def check_lease(is_open: bool, closed: bool) -> None:
-    """Raise ClosedError for a lease that was released, or whose table has other tiers by now."""
-    if not is_open:
-        raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
-    if closed:
-        raise ClosedError(
-            "the table got other fields or rows since this lease began, which ended it; take a new "
-            "one with table.lease(ids), or run the forward pass again"
-        )
-
-
 class HostAccess:
     """Access from the host to the host tier, or to the disk tier where there is none."""
 
-    def __init__(
-        self, top: Tier, host: HostTier | None, layout: RecordLayout, guard: Guard
-    ) -> None:
-        """Refer to the nearest tier; `host` is the same if it is a host tier."""
-        self._top = top
-        self._host = host
-        self._layout = layout
-        self._guard = guard
-        self.closed = False
-
-    def close(self) -> None:
-        """End every lease; see `Access`."""
-        self.closed = True
+    def __init__(self, tiers: Tiers, layout: RecordLayout, guard: Guard) -> None:
+        """Refer to the tiers, none of which is on a GPU."""
+        self.tiers = tiers
+        self.layout = layout
+        self.guard = guard
+        self._top = tiers.below
 
     def ids(self, ids: object, *, later: bool = False) -> Ids:
         """Check ids against the table, now; see `host_ids`."""
@@ -171,7 +156,8 @@ class HostAccess:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
         out = np.empty((ids.rows.size, hi - lo), np.uint8)
         if ids.rows.size:
-            with self._guard.use():
+            with self.guard.use():
+                self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
         return out
 
@@ -181,7 +167,8 @@ class HostAccess:
         rows = rows if last is None else rows[last]
         if not rows.size:
             return
-        with self._guard.use(write=True):
+        with self.guard.use(write=True):
+            self.tiers.epoch.check_open()
             for lo, hi, data in pieces:
                 self._top.write(rows, data if last is None else data[last], lo, hi)
 
@@ -199,20 +186,20 @@ class HostAccess:
 
     def lease(self, ids: Ids) -> HostLease:
         """Pin the distinct rows of a batch."""
-        return HostLease(self, self._layout, self._host, ids, self._guard)
+        return HostLease(self, ids)
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
-        rows = self.ids(ids).rows
+        rows, epoch = self.ids(ids).rows.copy(), self.tiers.epoch  # the ids are the caller's
 
         def fetch() -> None:
-            with self._guard.use():
-                announce = self._top.prefetch(rows)
+            with self.guard.use():
+                announce = None if epoch.ended else self._top.prefetch(rows)
             if announce is not None:  # without the lock: it waits for the disk
                 announce()
-            with self._guard.use():
-                if self._host is not None:
-                    self._host.fetch(rows, window)
+            with self.guard.use():
+                if self.tiers.host is not None and not epoch.ended:
+                    self.tiers.host.fetch(rows, window)
 
         prefetcher.submit(fetch)
 
@@ -225,44 +212,39 @@ class HostLease:
         positions: intp, in the shape of the ids.
     """
 
-    def __init__(
-        self,
-        access: HostAccess,
-        layout: RecordLayout,
-        host: HostTier | None,
-        ids: Ids,
-        guard: Guard,
-    ) -> None:
+    def __init__(self, access: HostAccess, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
         self.rows, positions = np.unique(ids.rows, return_inverse=True)
         self.positions = positions.reshape(ids.shape)
         self.bound = int(self.rows.size)
         self._access = access
-        self._layout = layout
-        self._host = host
-        self._guard = guard
+        self._layout = access.layout
+        self._guard = access.guard
+        self._tiers = access.tiers
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
-        self._open = True
-        with guard.use():
+        self._released = False
+        with self._guard.use():
+            self._epoch = self._tiers.epoch
+            self._epoch.check_open()
+            host = self._tiers.host
             self._slots = None if host is None else host.lease(self.rows, positions)
 
     @property
-    def fresh(self) -> bool:
-        """True until the table has other tiers: rows are read where they are."""
-        return not self._access.closed
+    def ended(self) -> bool:
+        """Whether the lease was released, or its epoch has ended."""
+        return self._released or bool(self._epoch.ended)
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""
+        self._check()
         return True
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        self._check()
         return self._access.to_array(self._gather(field), self._layout.field(field), self._ids)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
-        self._check()
         compact = self._gather(field)
         positions = self.positions.reshape(-1)
         out = np.empty((positions.size, compact.shape[1]), np.uint8)
@@ -275,11 +257,12 @@ class HostLease:
         self._check()
         data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
         lo, hi = self._layout.span(field)
-        if self._host is None:
-            self._access.write(self._ids, [(lo, hi, data)])
-            return
         with self._guard.use(write=True):
-            self._host.write_held(self.rows, data, lo, hi)
+            self._check()
+            if self._tiers.host is not None:
+                self._tiers.host.write_held(self.rows, data, lo, hi)
+            elif self.bound:
+                self._tiers.below.write(self.rows, data, lo, hi)
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name."""
@@ -293,24 +276,27 @@ class HostLease:
     def _gather(self, field: str) -> Any:
         """Return the bytes of one field of the distinct rows."""
         lo, hi = self._layout.span(field)
-        if self._host is None:
-            return self._access.read(self._ids, lo, hi, admit=True)
         out = np.empty((self.bound, hi - lo), np.uint8)
         with self._guard.use():
-            self._host.read_held(self.rows, out, lo, hi)
+            self._check()
+            if self._tiers.host is not None:
+                self._tiers.host.read_held(self.rows, out, lo, hi)
+            elif self.bound:
+                self._tiers.below.read(self.rows, out, lo, hi)
         return out
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
-        if self._open:
-            self._open = False
-            gone = self._guard.closed or self._access.closed
-            if self._host is not None and self._slots is not None and not gone:
-                with self._guard.use():
-                    self._host.give_back(self._slots)
+        if self.ended:
+            return
+        with contextlib.suppress(ClosedError), self._guard.use():  # a closed store has no pins
+            host = self._tiers.host
+            if host is not None and self._slots is not None and not self.ended:
+                host.give_back(self._slots)
+            self._released = True
 
     def _check(self) -> None:
-        check_lease(self._open, self._access.closed)
+        check_lease(self._epoch, released=self._released)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

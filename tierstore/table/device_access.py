@@ -131,15 +131,17 @@ class DeviceAccess(DeviceArrays):
         prefetcher.submit(self._fetch_through(rows, window))
 
     def _fetch_through(self, rows: npt.NDArray[np.int64], window: int) -> Callable[[], None]:
+        gpu, epoch = self.gpu, self.gpu.epoch
+
         def fetch() -> None:
             with self.guard.use():
-                announce = self.gpu.host.prefetch(rows)
+                announce = None if epoch.ended else gpu.host.prefetch(rows)
             if announce is not None:  # without the lock: it waits for the disk
                 announce()
-            self.gpu.await_fetches()
+                gpu.await_fetches()  # nor does the host tier wait for them within it
             with self.using():
-                self.gpu.await_fetches()  # those of another thread, begun meanwhile
-                self.gpu.host.fetch(rows, window)
-                self.gpu.foresee(rows, window, stream=self.device.beside)
+                if not epoch.ended:
+                    gpu.host.fetch(rows, window)
+                    gpu.foresee(rows, window, stream=self.device.beside)
 
         return fetch

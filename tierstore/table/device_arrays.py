@@ -31,7 +31,7 @@ _WIDER = {
 
 
 class _Using(Use):
-    """A use of the store on its device, whichever was the current one.
+    """A use of the store on its device, whichever was the current one, as long as the tier is open.
 
     It explains the driver's errors, and checks ids if every call does.
     """
@@ -46,6 +46,7 @@ class _Using(Use):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
+            self._access.gpu.epoch.check_open()
             self._before = self._access.device.enter()
         except BaseException as error:
             self._end(None, error)
@@ -90,7 +91,6 @@ class DeviceArrays:
         guard: who may use the store.
         name: of the table, for messages.
         sync_checks: every use ends by looking for bad ids, which waits.
-        closed: the table has other tiers by now.
     """
 
     def __init__(
@@ -103,11 +103,6 @@ class DeviceArrays:
         self.name = name
         self.device = gpu.device
         self.sync_checks = sync_checks
-        self.closed = False
-
-    def close(self) -> None:
-        """End every lease; see `Access`."""
-        self.closed = True
 
     @functools.cached_property
     def torch_device(self) -> Any:

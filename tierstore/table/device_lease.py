@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tierstore.errors import ClosedError
 from tierstore.spec import Field
-from tierstore.table.access import check_lease
 from tierstore.table.columns import Columns
 from tierstore.table.device_arrays import DeviceArrays
 from tierstore.table.ids import Ids
@@ -34,10 +35,9 @@ class DeviceLease:
         self._kind = ids.kind
         with access.using():
             self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
-        self.bound = self.gpu.bound
-        self._ids = Ids(np.empty(0, np.int64), (self.bound,), ids.kind)
-        self._batch = ids
-        self._open = True
+        nowhere = np.empty(0, np.int64)
+        self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
+        self._batch = Ids(nowhere, ids.shape, ids.kind)
 
     @cached_property
     def positions(self) -> Any:
@@ -45,23 +45,27 @@ class DeviceLease:
         positions = self.device.export(self.gpu.positions, self._kind)
         return positions.reshape(self._batch.shape)
 
-    @cached_property
+    @property
     def rows(self) -> Any:
-        """The id of each distinct row, int64 of at least `bound`; only for torch.
+        """The id of each distinct row, int64 `(bound,)`; undefined behind the distinct rows.
 
-        Undefined behind the distinct rows.
+        The lease's own, whatever becomes of the ids it was asked for.
         """
-        import torch
+        return self._rows[: self.bound]
 
-        positions = self.positions.reshape(-1).long()
-        rows = positions.new_zeros(self.bound + 1)  # the last is for ids outside the table
-        rows[positions] = torch.as_tensor(self._batch.rows, device=positions.device)
-        return rows[:-1]
+    @cached_property
+    def _rows(self) -> Any:
+        return self.device.export(self.gpu.rows, self._kind)
 
     @property
-    def fresh(self) -> bool:
-        """Whether it holds what the rows are now; see `GpuLease.fresh`."""
-        return self.gpu.fresh and not self._access.closed
+    def bound(self) -> int:
+        """The rows of a compact array; see `Lease`."""
+        return self.gpu.bound
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease was released, or its epoch has ended."""
+        return self.gpu.ended
 
     @property
     def device(self) -> Device:
@@ -70,17 +74,12 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        self._check()
+        self.gpu.check()
         if self.gpu.trimmed:
             return True
-        before = self.device.enter()
-        try:
+        with self._access.using():
             trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
-        finally:
-            self.device.leave(before)
-        if trimmed:
-            self.bound = self.gpu.bound
-            self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed
 
     def run(
@@ -96,7 +95,7 @@ class DeviceLease:
 
         See `GpuLease.run`.
         """
-        self._check()
+        self.gpu.check()
         spans = [self._access.layout.span(field) for field in writes]
         stream = self._access.stream(self._kind)
         with self._access.using(write=bool(spans)):
@@ -111,7 +110,7 @@ class DeviceLease:
         return self._copied(self.gpu.read, field, self._batch)
 
     def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
-        self._check()
+        self.gpu.check()
         access = self._access
         item, span = access.layout.field(field), access.layout.span(field)
         out = self._empty(item, ids)
@@ -135,7 +134,7 @@ class DeviceLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self._check()
+        self.gpu.check()
         access = self._access
         data = access.to_bytes(values, access.layout.field(field), self._ids, field)
         with access.using(write=True):
@@ -145,7 +144,7 @@ class DeviceLease:
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name; one launch."""
-        self._check()
+        self.gpu.check()
         fields = {name: columns.layout.field(name) for name in columns.names}
         out = {name: self._empty(item, self._ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
@@ -153,7 +152,7 @@ class DeviceLease:
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
-        self._check()
+        self.gpu.check()
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
@@ -170,14 +169,10 @@ class DeviceLease:
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
-        if self._open:
-            self._open = False
-            if not self._access.guard.closed and not self._access.closed:
-                with self._access.using():
-                    self.gpu.release(stream=self._access.stream(self._kind))
-
-    def _check(self) -> None:
-        check_lease(self._open, self._access.closed)
+        if self.ended:
+            return
+        with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
+            self.gpu.release(stream=self._access.stream(self._kind))
 
     def __enter__(self) -> DeviceLease:
         """Return the lease itself."""

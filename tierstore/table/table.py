@@ -62,7 +62,7 @@ class Table:
     def _make_access(self) -> Access:
         guard, gpu = self._owner.guard, self.tiers.gpu
         if gpu is None:
-            return HostAccess(self.tiers.below, self.host, self._layout, guard)
+            return HostAccess(self.tiers, self._layout, guard)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
 
@@ -404,6 +404,5 @@ class Table:
 
     def close(self) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
-        self._access.close()
         self.tiers.close()
         self.generation.close()

@@ -13,6 +13,7 @@ from tierstore.info import TierInformation
 from tierstore.stats import Occupancy, TierStats
 from tierstore.table.driver import on_device
 from tierstore.tier.base import Tier
+from tierstore.tier.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.host import HostTier
 
@@ -47,6 +48,7 @@ class Tiers:
         host: the host tier, or None.
         gpu: the GPU tier, or None; there is none without a host tier.
         below: the nearest tier that is not on a GPU.
+        epoch: what leases on the host live in; another one after each `discard`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Tiers:
         self.host = host
         self.gpu = gpu
         self.below: Tier = disk if host is None else host
+        self.epoch = Epoch()
         self._table = table
         self._disk = disk
 
@@ -78,13 +81,15 @@ class Tiers:
         return np.union1d(handed_down, nothing if self.host is None else self.host.dirty())
 
     def discard(self) -> None:
-        """Drop what was not committed."""
+        """Drop what was not committed, and end every lease."""
+        self.epoch.end(ROLLED_BACK)
         if self.gpu is not None:
             with on_device(self.gpu, self._table):
                 self.gpu.discard()
         gone = self._disk.discard()
         if self.host is not None:
             self.host.discard(gone)
+        self.epoch = Epoch()
 
     def forget(self, rows: npt.NDArray[np.int64]) -> None:
         """Drop `rows` from the host tier, for a reader: the disk tier has others now."""
@@ -117,7 +122,8 @@ class Tiers:
         return tuple(found)
 
     def close(self) -> None:
-        """Give the memory back, even where the GPU has failed."""
+        """End every lease and give the memory back, even where the GPU has failed."""
+        self.epoch.end(OPENED_ANEW)
         if self.gpu is not None:
             with contextlib.suppress(Exception), self.gpu.device.current():
                 self.gpu.close()

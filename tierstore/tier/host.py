@@ -23,9 +23,13 @@ from tierstore.tier.base import Bytes, Rows, Tier, stream
 from tierstore.tier.requests import Requests
 from tierstore.unique import unique
 
-__all__ = ["HostTier"]
+__all__ = ["HostTier", "nothing_to_await"]
 
 _FILL_BYTES = 8 << 20
+
+
+def nothing_to_await() -> None:
+    """Return at once: where no tier above copies beside."""
 
 
 class HostTier:
@@ -35,6 +39,11 @@ class HostTier:
     those of them that changed go to the tier below. Rows of a batch that find no room, because all
     others are worth more, or the batch itself or open leases fill the tier, are served by the tier
     below.
+
+    Attributes:
+        before_change: called before rows change their places, and before changed records are handed
+            down or dropped. A tier above that reads and writes records here behind the caller's
+            back waits there until it does so no more.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class HostTier:
             else CachedSlots(self.rows, self.slots, policy, self._arena.take)
         )
         self._stage = np.empty((room.staging_rows(self.record_bytes), self.record_bytes), np.uint8)
+        self.before_change: Callable[[], None] = nothing_to_await
 
     @property
     def arena(self) -> memory.Arena:
@@ -250,6 +260,7 @@ class HostTier:
 
     def _make_room(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots for a leading part of `rows`, distinct and absent, evicting what must go."""
+        self.before_change()
         slots = self.map.free(rows)
         if slots.size == rows.size:
             return slots
@@ -368,12 +379,17 @@ class HostTier:
 
     def flush(self) -> None:
         """Hand every changed record to the tier below, by ascending row, and flush that."""
+        self.before_change()
         dirty = self._changed()
         self._write_back(dirty[np.argsort(self.map.rows(dirty))], kept=True)
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:
-        """Drop every changed record, and `rows` whose bytes below are no longer the same."""
+        """Drop every changed record, and `rows` whose bytes below are no longer the same.
+
+        Leases end without being given back.
+        """
+        self.before_change()
         slots = self.map.lookup(rows)
         self.map.release(np.union1d(self._changed(), slots[slots >= 0]))
         if isinstance(self.map, CachedSlots):

@@ -72,6 +72,7 @@ class BatchArgument(ctypes.Structure):
         ("entry", _POINTER),
         ("leaving", _POINTER),
         ("records", _POINTER),
+        ("rows", _POINTER),
         ("held", _POINTER),
         ("positions", _POINTER),
         ("count", _POINTER),

@@ -30,10 +30,6 @@ class Holding:
         """Take note of a new lease."""
         self._open.add(lease)
 
-    def __contains__(self, lease: GpuLease) -> bool:
-        """Whether a lease still holds records; `clear` ends them all."""
-        return lease in self._open
-
     def end(self, lease: GpuLease, stream: int | None) -> None:
         """Unpin the records of a lease.
 
@@ -42,8 +38,8 @@ class Holding:
         """
         if lease not in self._open:
             return
-        self._open.remove(lease)
         self._launch("release", lease.arguments, lease.bound, stream)
+        self._open.remove(lease)
         if lease.kept_rows:
             self._ended.append(lease)
         if not self._open:
@@ -52,6 +48,6 @@ class Holding:
             self._ended.clear()
 
     def clear(self) -> None:
-        """End every lease without a trace on the device, which has forgotten them."""
+        """Forget every lease, as the device has: their epoch has ended."""
         self._open.clear()
         self._ended.clear()

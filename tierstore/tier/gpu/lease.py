@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.tier.epoch import check_lease
 from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Rows, TierArgument
 from tierstore.tier.gpu.mailbox import Letter
 from tierstore.transfer import Kernel
@@ -24,7 +25,11 @@ class GpuLease:
     """The distinct records of a batch of ids, pinned until `release`.
 
     Each record stays in its slot; where all slots are taken it stays in the host tier's memory if
-    that holds every row, else in a copy that is written back on release.
+    that holds every row, else in a copy: what is written there goes to the row at once, and what
+    others wrote to the row is read again before the copy is used.
+
+    A lease ends at `release`, and with the epoch of its tier. From then on every method but
+    `release`, which does nothing more, raises ClosedError.
 
     Attributes:
         bound: most that `count` can be; see `trim`.
@@ -37,13 +42,14 @@ class GpuLease:
         """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
         self._tier = tier
         self.bound = min(ids, tier.rows)
-        self._block = tier.device.borrow(16 * ids + 16, np.uint8, stream)
+        self._block = tier.device.borrow(24 * ids + 16, np.uint8, stream)
         start = tier.device.pointer(self._block)
         self._batch = BatchArgument.from_buffer_copy(batch)
         self._batch.count = start
         self._batch.records = start + 16
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
+        self._batch.rows = start + 16 + 16 * ids
         self.arguments = Arguments(tier.memory.argument, self._batch)
         self._rows = self._described(tier.memory.argument)
         self.kept_rows = True
@@ -52,9 +58,9 @@ class GpuLease:
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._letter: Letter | None = None
         self.trimmed = False
-        self._written: list[tuple[int, int]] = []
         self._seen = tier.changes
-        self._open = True
+        self._epoch = tier.epoch
+        self._released = False
 
     def _described(self, tier: TierArgument) -> Rows:
         """Describe the records to kernels that are not the tier's own."""
@@ -78,6 +84,11 @@ class GpuLease:
         return self._part(16 + 12 * self._batch.n, 4 * self._batch.n, np.int32)
 
     @property
+    def rows(self) -> Any:
+        """Int64 `(n,)`, the row of each record; undefined behind the first `count`."""
+        return self._part(16 + 16 * self._batch.n, 8 * self._batch.n, np.int64)
+
+    @property
     def count(self) -> Any:
         """uint32 `(1,)`, the number of distinct records."""
         return self._part(0, 4, np.uint32)
@@ -86,12 +97,13 @@ class GpuLease:
         return self._block[start : start + nbytes].view(dtype)
 
     @property
-    def fresh(self) -> bool:
-        """Whether what the lease holds is what the rows are now.
+    def ended(self) -> bool:
+        """Whether the lease was released, or its epoch has ended."""
+        return self._released or bool(self._epoch.ended)
 
-        False where it keeps copies of rows and others wrote to the tier since they were made.
-        """
-        return not self.spilled.size or self._seen == self._tier.changes
+    def check(self) -> None:
+        """Raise ClosedError if the lease has ended."""
+        check_lease(self._epoch, released=self._released)
 
     def __enter__(self) -> GpuLease:
         return self
@@ -117,8 +129,9 @@ class GpuLease:
         self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
         """Copy `data[k]` over bytes `lo:hi` of record k, now changed, for all k below `count`."""
-        self._note(lo, self._tier.record_bytes if hi is None else hi)
+        hi = self._tier.record_bytes if hi is None else hi
         self._copy("lease_scatter", data, lo, hi, stream)
+        self._wrote([(lo, hi)], stream)
 
     def read(
         self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
@@ -146,18 +159,20 @@ class GpuLease:
             positions: address and number of positions other than those of the lease's ids.
             stream: where to run it.
         """
+        self._begin(stream)
         rows = self._rows
         rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
-        for lo, hi in writes:
-            self._note(lo, hi)
         self._tier.order.run(kernel, ctypes.addressof(arguments), items, stream)
+        if writes:
+            self._wrote(writes, stream)
 
     def trim(self, *, wait: bool, stream: int | None = None) -> bool:
         """Lower `bound` to the number of distinct records if that is known, or wait for it.
 
         The first call asks the device for the number. Returns whether `bound` is the number now.
         """
+        self.check()
         if self.trimmed or not self._batch.n:
             return True
         device = self._tier.device
@@ -176,43 +191,42 @@ class GpuLease:
         self.trimmed = True
         return True
 
-    def _note(self, lo: int, hi: int) -> None:
-        """Remember what bytes of the records this lease has written."""
-        fresh = self._seen == self._tier.changes
-        self._tier.changes += 1
-        if fresh:
-            self._seen = self._tier.changes
-        if (lo, hi) not in self._written:
-            self._written.append((lo, hi))
-
     def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
+        self._begin(stream)
         if self._batch.n:
             self._tier.describe(self._batch, data, lo, hi)
             self._tier.order.launch(kernel, self.arguments, self._batch.n, stream)
 
-    def release(self, *, stream: int | None = None) -> None:
-        """Let the records go, writing copies of changed ones back. Harmless when repeated."""
-        if self._open:
-            if self._written and self.spilled.size and self in self._tier.leases:
-                self._write_spilled(stream)
-            self._open = False
-            if self._letter is not None and not self.trimmed:
-                self._letter.drop()
-            self._tier.leases.end(self, stream)
+    def _begin(self, stream: int | None) -> None:
+        """Check the lease, and read its copies of rows anew where others wrote since."""
+        self.check()
+        if self.spilled.size and self._seen != self._tier.changes:
+            self._tier.read(self.spilled, self.spill, admit=False, stream=stream)
+            self._seen = self._tier.changes
 
-    def _write_spilled(self, stream: int | None) -> None:
-        """Write what was changed in the copies of rows without a slot, wherever they are by now.
+    def _wrote(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
+        """Take note that this lease wrote, and write what it changed in copies to their rows."""
+        self._tier.changes += 1
+        if self.spilled.size:
+            self._write_through(spans, stream)
+        self._seen = self._tier.changes
 
-        Other bytes of the copies may be older than the rows: another lease may have written them.
-        """
-        device, spilled = self._tier.device, self.spilled
+    def _write_through(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
+        """Write byte ranges of the copies over their rows, wherever those are by now."""
+        device, copies, record = self._tier.device, self.spilled.size, self._tier.record_bytes
         stream = device.current_stream() if stream is None else stream
-        rows = device.borrow(spilled.size, np.int64, stream)
-        device.copy(device.pointer(rows), spilled.ctypes.data, spilled.nbytes, stream)
-        device.synchronize(stream)
-        spill, record = device.pointer(self.spill), self._tier.record_bytes
-        for lo, hi in self._written:
-            part = device.borrow(spilled.size * (hi - lo), np.uint8, stream)
+        spill = device.pointer(self.spill)
+        for lo, hi in spans:
+            part = device.borrow(copies * (hi - lo), np.uint8, stream)
             target = device.pointer(part)
-            device.copy_columns(target, spill + lo, hi - lo, record, spilled.size, stream)
-            self._tier.write(rows, part, lo, hi, stream=stream)
+            device.copy_columns(target, spill + lo, hi - lo, record, copies, stream)
+            self._tier.write(self.spilled, part, lo, hi, admit=False, stream=stream)
+
+    def release(self, *, stream: int | None = None) -> None:
+        """Let the records go. Harmless when repeated, or when the epoch has ended."""
+        if self._released:
+            return
+        self._tier.leases.end(self, stream)
+        self._released = True
+        if self._letter is not None and not self.trimmed:
+            self._letter.drop()

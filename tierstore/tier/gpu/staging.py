@@ -70,15 +70,13 @@ class Staging:
         arguments: Arguments,
         stream: int,
         *,
-        quiet: Callable[[], None],
         spill: Callable[[int], int],
     ) -> npt.NDArray[np.int64]:
         """Finish a batch after `promote`; return the rows that went to a lease's spill.
 
-        Waits once for the stream, and once more for every further chunk of `limit` misses. `quiet`
-        is called before the host tier changes: it waits until nothing on the device reads there.
-        `spill` gives a lease room for a number of records. If the host tier fails, the batch is
-        undone, and what it had evicted is offered again before the next.
+        Waits once for the stream, and once more for every further chunk of `limit` misses. `spill`
+        gives a lease room for a number of records. If the host tier fails, the batch is undone, and
+        what it had evicted is offered again before the next.
         """
         batch, memory = arguments.batch, self._memory
         counts = memory.counters(stream)
@@ -97,8 +95,8 @@ class Staging:
                     counts = memory.counters(stream)
                     absent = int(counts["absent"])
                 self.owe(int(counts["evicted"]))
-                self.pay(quiet)
-                place = self._take_in(arguments, absent, stream, quiet)
+                self.pay()
+                place = self._take_in(arguments, absent, stream)
                 batch.last = int(first + self.limit >= missed)
                 if overflow:
                     homeless = place < 0
@@ -113,14 +111,11 @@ class Staging:
         self.complete = int(counts["filled"]) == self._memory.argument.rows
         return spilled
 
-    def _take_in(
-        self, arguments: Arguments, absent: int, stream: int, quiet: Callable[[], None]
-    ) -> npt.NDArray[np.int32]:
+    def _take_in(self, arguments: Arguments, absent: int, stream: int) -> npt.NDArray[np.int32]:
         """Read the absent rows from the host tier and install them; return where they go."""
         batch = arguments.batch
         if absent:
             if batch.load:
-                quiet()
                 self._host.read(self._staged_rows[:absent], self._staged[:absent])
             batch.limit = absent
             self._launch("install", arguments, stream)
@@ -152,10 +147,9 @@ class Staging:
         self._owed = 0
         self.complete = False
 
-    def pay(self, quiet: Callable[[], None]) -> None:
+    def pay(self) -> None:
         """Give the host tier what it is to take in; if that fails it is owed still."""
         if self._owed:
-            quiet()
             self._host.write(self._evicted_rows[: self._owed], self._evicted[: self._owed])
             self._owed = 0
 

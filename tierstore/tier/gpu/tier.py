@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import Choice
 from tierstore.stats import TierStats
+from tierstore.tier.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Mode
 from tierstore.tier.gpu.counts import Counts
 from tierstore.tier.gpu.fetches import Fetches
@@ -28,7 +29,7 @@ from tierstore.tier.gpu.order import Order
 from tierstore.tier.gpu.ordering import Ordering
 from tierstore.tier.gpu.staging import Staging
 from tierstore.tier.gpu.worth import Worth, goes_by_worth
-from tierstore.tier.host import HostTier
+from tierstore.tier.host import HostTier, nothing_to_await
 from tierstore.transfer import BLOCK, Device
 
 __all__ = ["GpuTier"]
@@ -90,9 +91,12 @@ class GpuTier:
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox = Mailbox(device)
         self.leases = Holding(self.order.launch)
+        self.epoch = Epoch()
+        """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
         self.changes = 0
         """How often records were written, for leases that keep copies."""
+        host.before_change = self.await_fetches
 
     @property
     def nbytes(self) -> int:
@@ -237,7 +241,7 @@ class GpuTier:
             self.fill()
         self.order.enter(stream)
         if self._staging is not None:
-            self._staging.pay(self.await_fetches)
+            self._staging.pay()
         if self._now >= _LAST_BATCH:
             self._rebase()
         self._now += 1
@@ -300,9 +304,7 @@ class GpuTier:
             lease.spill = self.device.borrow(nbytes, np.uint8, self.order.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(
-            arguments, self.order.stream, quiet=self.await_fetches, spill=spill
-        )
+        return self._staging.settle(arguments, self.order.stream, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
@@ -347,7 +349,7 @@ class GpuTier:
         """
         stream = self._drain()
         if self._staging is not None:
-            self._staging.pay(self.await_fetches)
+            self._staging.pay()
         limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
         listed = limit + 1
         while listed > limit:
@@ -356,7 +358,7 @@ class GpuTier:
             if self._staging is not None:
                 self.memory.clear(("evicted",), stream)
                 self._staging.owe(min(listed, limit))
-                self._staging.pay(self.await_fetches)
+                self._staging.pay()
         self._report(stream)
         self.check()
 
@@ -372,6 +374,7 @@ class GpuTier:
         Unchanged ones go too: they may have come from records the host tier is about to drop. What
         changed there it is told.
         """
+        self.epoch.end(ROLLED_BACK)
         stream = self._drain()
         self._report(stream)
         self._counts.take(stream)
@@ -383,6 +386,7 @@ class GpuTier:
         self._now = 0
         self._filled = False
         self._counts.forgive()
+        self.epoch = Epoch()
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
@@ -395,7 +399,9 @@ class GpuTier:
 
     def close(self) -> None:
         """Wait for everything under way and give the memory back; changed records are lost."""
+        self.epoch.end(OPENED_ANEW)
         self._drain()
+        self.host.before_change = nothing_to_await
         self.leases.clear()
         self._fetches.close()
         self._workspace = Workspace(self.device, 0)

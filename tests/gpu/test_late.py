@@ -1,0 +1,54 @@
+"""Random work and programs on devices whose streams run at once, late, or in between."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gpu.conftest import Place
+from tests.gpu.emulator import EmulatedDevice
+from tests.gpu.late import LateDevice
+from tests.gpu.model import Twin
+from tests.gpu.programs import ROWS, Program
+from tierstore.policy import lfu
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+
+DEVICES: dict[str, Callable[[int], EmulatedDevice]] = {
+    "at once": lambda seed: EmulatedDevice(seed=seed),
+    "late": lambda seed: LateDevice(seed=seed),
+    "beside late": lambda seed: LateDevice(late={LateDevice.beside}, seed=seed),
+    "some haste": lambda seed: LateDevice(haste=0.4, seed=seed),
+}
+TIERS = {"direct": (ROWS, 12), "cache": (25, 9), "small cache": (9, 4)}
+devices = pytest.mark.parametrize("device", DEVICES)
+
+
+@devices
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(tmp_path: Path, device: str, tiers: str, seed: int) -> None:
+    host, gpu = TIERS[tiers]
+    Program(tmp_path / "s.tier", DEVICES[device](seed), seed, host=host, gpu=gpu).work(50)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_work_on_late_streams(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    device = LateDevice(haste=[0.0, 0.5][seed // 2 % 2], seed=seed)
+    with Twin(
+        Place(device, "pageable"),
+        rows=int(rng.choice([5, 100, 300])),
+        record_bytes=int(rng.choice([16, 48, 512])),
+        slots=int(rng.choice([2, 10, 60])),
+        host_slots=int(rng.choice([7, 50])) if seed % 2 else 300,
+        chunk=int(rng.integers(1, 9)) if seed % 3 == 0 else None,
+        policy=lfu(3) if seed % 4 == 3 else None,
+        seed=seed,
+    ) as twin:
+        twin.work(40, sizes=(0, 1, 3, 33), discards=True)
+        twin.check()
