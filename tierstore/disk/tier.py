@@ -29,6 +29,8 @@ _MAX_POSITIONS = 2**31 - 2
 _ROWS_AHEAD = 2048
 """Rows that are announced, and then copied, at a time: a moment's work for a disk."""
 _SAMPLE = 1024
+_IDS = 1 << 20
+"""Ids of a delta that are laid at a time."""
 
 
 class DiskTier:
@@ -102,7 +104,10 @@ class DiskTier:
         """
         first = int(self._starts[-1]) + 1
         self._check_positions(first + ids.size)
-        np.maximum.at(self._index, ids, np.arange(first, first + ids.size, dtype=np.int32))
+        for at in range(0, ids.size, _IDS):
+            part = ids[at : at + _IDS]
+            begin = first + at
+            np.maximum.at(self._index, part, np.arange(begin, begin + part.size, dtype=np.int32))
 
     def _append(self, delta: Delta) -> None:
         stop = int(self._starts[-1]) + delta.info.rows
