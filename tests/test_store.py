@@ -449,7 +449,7 @@ def test_the_state_of_a_model_and_its_optimizer(path, store):
 def test_files_are_copied_in_and_out(store, tmp_path):
     content = np.random.default_rng(1).bytes(100_000)
     (tmp_path / "log.txt").write_bytes(content)
-    store.commit(payload={"log": tmp_path / "log.txt", "again": str(tmp_path / "log.txt")})
+    store.commit(payload={"log": tmp_path / "log.txt", "again": tmp_path / "log.txt"})
     (tmp_path / "log.txt").unlink()
     store.payload["log"].save(tmp_path / "out.txt")
     assert (tmp_path / "out.txt").read_bytes() == content
@@ -464,7 +464,7 @@ def test_files_are_copied_in_and_out(store, tmp_path):
         ({"model": {"a": [{1, 2}]}}, InvalidTypeError),
         ({"model": {(1, 2): 3}}, InvalidTypeError),
         ({"model": np.array(["a"])}, InvalidTypeError),
-        ({"log": "no/such/file"}, InvalidInputError),
+        ({"log": Path("no/such/file")}, InvalidInputError),
         ({"bad name": b""}, InvalidInputError),
     ],
 )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.allowance import DEFAULT_MEMORY
+from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.formats.dtypes import Converter
 from tierstore.formats.keys import KeyColumn, Keys
@@ -65,6 +67,7 @@ def load_table(
     field: str | None = None,
     keys: Any = None,
     dtype: str | None = None,
+    memory: Size = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> LoadResult:
     """Load all rows of a field from a file, streamed, and commit them.
@@ -84,6 +87,8 @@ def load_table(
             has, if any. Keys become those of the table, in a commit of their own; if it has other
             fields and other keys, that is refused.
         dtype: element type of the field of a new table; the file's if None.
+        memory: bytes that reading the file may take beside a block of rows: for its keys, headers
+            and directories. What the file claims is held against it before it is believed.
         progress: called with the rows done and the rows in all.
 
     Returns:
@@ -91,7 +96,7 @@ def load_table(
         become infinite: such are counted, and a warning says how many.
 
     Raises:
-        FormatError: the file is missing, damaged, or holds no such matrix.
+        FormatError: the file is missing, damaged, holds no such matrix or takes more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not fit, an unknown suffix, or rows of the
             store are uncommitted.
         MissingExtraError: the format needs a package that is not installed.
@@ -107,7 +112,7 @@ def load_table(
         wanted = _field_of(existing, field, wanted).dtype
 
     text_dtype = "float64" if wanted == "float64" else "float32"
-    with open_source(src, field=field, text_dtype=text_dtype) as source:
+    with open_source(src, field=field, text_dtype=text_dtype, memory=memory) as source:
         keys = _checked_keys(source, source.keys if keys is None else keys)
         converter = Converter(source.dtype, wanted or source.dtype)
         if existing is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.spec import TABLE_NAME, Field, TableSpec
-from tierstore.strictjson import Section, seal, unseal
+from tierstore.strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 
 __all__ = [
     "FORMAT",
@@ -31,6 +31,9 @@ FORMAT = 1
 MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2
 MAX_VERSION = 2**62 - 1
+MAX_DELTA_IMAGES = 3
+"""Records of a delta for each row of its table: a delta that is being written is compacted when
+more than half of its records are superseded, which a batch of every row may have just done."""
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
@@ -224,11 +227,14 @@ def _table(section: Section) -> TableInfo:
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
         | {"generation", "deltas", "scalars", "keys"}
     )
+    spec = _spec(section)
     return TableInfo(
-        spec=_spec(section),
+        spec=spec,
         generation=section.matching("generation", GENERATION_NAME),
-        deltas=tuple(_delta(Section(item, section.name)) for item in section.items("deltas")),
-        scalars=section.section("scalars").content,
+        deltas=tuple(
+            _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
+        ),
+        scalars=_scalars(section.section("scalars")),
         keys=None if section.value("keys") is None else _keys(section.section("keys")),
     )
 
@@ -259,8 +265,26 @@ def _spec(section: Section) -> TableSpec:
         raise FormatError(f"{section.name}: {error}") from None
 
 
-def _delta(section: Section) -> DeltaInfo:
+def _scalars(section: Section) -> dict[str, Any]:
+    try:
+        nbytes = len(canonical(section.content))
+    except RecursionError:
+        raise FormatError(f"{section.name} are nested too deep") from None
+    if nbytes > MAX_SCALARS_BYTES:
+        raise FormatError(
+            f"{section.name} take {nbytes} bytes, at most {MAX_SCALARS_BYTES}; keep large values "
+            "in the payload"
+        )
+    return section.content
+
+
+def _delta(section: Section, table_rows: int) -> DeltaInfo:
     section.only({"name", "size", "rows", "version", "crc32c"})
+    if section.natural("rows") > MAX_DELTA_IMAGES * table_rows:
+        raise FormatError(
+            f"{section.name}: a delta of {section.natural('rows')} records for a table of "
+            f"{table_rows} rows; at most {MAX_DELTA_IMAGES} for each are written"
+        )
     return DeltaInfo(
         section.matching("name", DELTA_NAME),
         section.natural("size"),

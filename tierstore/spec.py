@@ -35,6 +35,8 @@ RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
+MAX_CHUNKS = 2**20
+MAX_DECODED_CHUNK_BYTES = 2**28
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -201,7 +203,8 @@ class TableSpec:
         fields: named fields, in the order they lie in the record.
         sparse: leave the files as holes until rows are written; only with zeros.
         compression: None, "zstd" or "lz4"; zarr only, for tables that are read more than trained.
-        chunk_rows: rows of one zarr chunk; None chooses.
+        chunk_rows: rows of one zarr chunk; None chooses. A compressed chunk has at most 256 MiB,
+            and an array that is not compressed at most 2**20 chunks.
     """
 
     rows: int
@@ -259,9 +262,23 @@ class TableSpec:
         if self.compression is not None and self.backend != "zarr":
             raise InvalidInputError("compression needs backend='zarr'")
         if self.chunk_rows is not None:
-            _check_count(self.chunk_rows, "chunk_rows", MAX_ROWS)
+            self._check_chunks(_check_count(self.chunk_rows, "chunk_rows", MAX_ROWS))
         if self.sparse and any(not f.init.is_zero for f in self.fields.values() if f.init):
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
+
+    def _check_chunks(self, chunk_rows: int) -> None:
+        """Bound what a chunk takes: memory where it is decoded, a file and a mapping where not."""
+        nbytes, count = chunk_rows * self.layout.record_bytes, -(-self.rows // chunk_rows)
+        if self.compression is not None and nbytes > MAX_DECODED_CHUNK_BYTES:
+            raise InvalidInputError(
+                f"a compressed chunk of {chunk_rows} rows would take {nbytes} bytes, at most "
+                f"{MAX_DECODED_CHUNK_BYTES} are decoded at a time; choose fewer chunk_rows"
+            )
+        if self.backend == "zarr" and self.compression is None and count > MAX_CHUNKS:
+            raise InvalidInputError(
+                f"{self.rows} rows in chunks of {chunk_rows} would make {count} files, at most "
+                f"{MAX_CHUNKS} are opened; choose more chunk_rows"
+            )
 
     @cached_property
     def layout(self) -> RecordLayout:

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tierstore.checksum import crc32c
-from tierstore.errors import FormatError, InvalidTypeError, TierStoreError
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, TierStoreError
 
-__all__ = ["Section", "json_values", "parse", "seal", "unseal"]
+__all__ = ["MAX_SCALARS_BYTES", "Section", "canonical", "json_values", "parse", "seal", "unseal"]
 
 _ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
 _MAX_INT = 2**63 - 1
+MAX_SCALARS_BYTES = 64 << 10
+"""Bytes of JSON that the scalars of one table may take: every version repeats them."""
 
 
 def canonical(body: Any) -> bytes:
@@ -154,9 +156,19 @@ class Section:
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as JSON will give them back; InvalidTypeError for what it cannot hold."""
+    """Return the scalars of a table as JSON will give them back.
+
+    Raises InvalidTypeError for what JSON cannot hold, InvalidInputError for more than
+    MAX_SCALARS_BYTES.
+    """
     try:
-        parsed: dict[str, Any] = json.loads(canonical(dict(values)))
+        text = canonical(dict(values))
+        parsed: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidTypeError(f"scalars are numbers, texts and lists of them: {error}") from None
+    if len(text) > MAX_SCALARS_BYTES:
+        raise InvalidInputError(
+            f"the scalars of a table take {len(text)} bytes, at most {MAX_SCALARS_BYTES} are kept; "
+            "keep large values in the payload"
+        )
     return parsed

@@ -12,8 +12,8 @@ from tierstore.machine.standing import Standing, stand
 from tierstore_cli.command import Command
 from tierstore_cli.limits import limits
 from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import Bytes
 from tierstore_cli.progress import Progress
-from tierstore_cli.sizing import Bytes
 
 
 @click.command(cls=Command)

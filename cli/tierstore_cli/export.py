@@ -13,6 +13,7 @@ from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
     FIELD,
+    MEMORY,
     READ_STORE,
     TABLE,
     VERSION,
@@ -34,6 +35,7 @@ from tierstore_cli.progress import Progress
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; else as stored.")
 @click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
+@MEMORY
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
     out: Output,
@@ -45,6 +47,7 @@ def export(
     version: int | None,
     dtype: str | None,
     keys: str | None,
+    memory: int,
     force: bool,
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
@@ -72,7 +75,7 @@ def export(
             field=field,
             rows=choose_rows(chosen, rows),
             dtype=dtype,
-            keys=None if keys is None else read_keys(keys),
+            keys=None if keys is None else read_keys(keys, memory=memory),
             force=force,
             progress=progress,
         )

@@ -17,7 +17,7 @@ from tierstore.store import Store
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, STORE, TABLE
+from tierstore_cli.params import FIELD, MEMORY, STORE, TABLE
 from tierstore_cli.progress import Progress
 
 
@@ -27,8 +27,15 @@ from tierstore_cli.progress import Progress
 @TABLE
 @FIELD
 @click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
+@MEMORY
 def load(
-    out: Output, store: Path, source: str, table: str | None, field: str | None, keys: str | None
+    out: Output,
+    store: Path,
+    source: str,
+    table: str | None,
+    field: str | None,
+    keys: str | None,
+    memory: int,
 ) -> None:
     """Load the rows of SRC into a table of STORE, in place of all rows it had.
 
@@ -45,9 +52,17 @@ def load(
       tierstore load emb.tier moments.npy --table item --field exp_avg
       tierstore load emb.tier rows.npy --table item --keys keys.txt
     """
-    named = None if keys is None else read_keys(keys)
+    named = None if keys is None else read_keys(keys, memory=memory)
     with _open_or_create(store) as opened, Progress("loading") as progress:
-        done = load_table(opened, source, table=table, field=field, keys=named, progress=progress)
+        done = load_table(
+            opened,
+            source,
+            table=table,
+            field=field,
+            keys=named,
+            memory=memory,
+            progress=progress,
+        )
     data = {
         "store": os.path.abspath(store),
         "source": source,

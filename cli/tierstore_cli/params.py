@@ -13,7 +13,9 @@ import click
 from click.shell_completion import CompletionItem
 
 import tierstore
-from tierstore.errors import InvalidInputError, TierStoreError
+from tierstore.allowance import DEFAULT_MEMORY
+from tierstore.budget import parse_bytes
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.laws import Law, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import DTYPES, Field, check_name
 
@@ -42,6 +44,21 @@ class RowRange(ParamType):
         if stop is not None and stop <= start:
             self.fail(f"{value!r} holds no row: {stop} is not after {start}", param, ctx)
         return start, stop
+
+
+class Bytes(ParamType):
+    """A number of bytes, such as `8GiB`."""
+
+    name = "SIZE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the bytes."""
+        try:
+            return parse_bytes(str(value))
+        except (InvalidInputError, InvalidTypeError) as error:
+            self.fail(str(error), param, ctx)
 
 
 class InitLaw(ParamType):
@@ -184,3 +201,11 @@ VERSION = click.option(
     "--version", type=click.IntRange(min=0), metavar="V", help="A kept version; else the newest."
 )
 DTYPE = click.Choice(list(DTYPES))
+MEMORY = click.option(
+    "--memory",
+    type=Bytes(),
+    default=DEFAULT_MEMORY,
+    show_default="512MiB",
+    metavar=Bytes.name,
+    help="What reading a file may take; what it claims is held against that.",
+)

@@ -16,9 +16,9 @@ from tierstore.sizing import plan as work_out
 from tierstore.spec import Field, TableSpec
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, State, StateField
 from tierstore_cli.progress import Progress
-from tierstore_cli.sizing import DEPTH, MEASURED, PLOT, TRACE, Bytes, percent, stream_options
+from tierstore_cli.sizing import DEPTH, MEASURED, PLOT, TRACE, percent, stream_options
 
 COUNT = click.IntRange(min=1)
 WAYS = {
@@ -81,6 +81,7 @@ def plan(
     column: str | None,
     epochs: int,
     shuffle: bool,
+    memory: int,
     reading: bool,
     depth: int,
     measured: float,
@@ -106,7 +107,13 @@ def plan(
         stream = None
         if trace is not None:
             stream = load_stream(
-                trace, batch_size=batch, column=column, rows=rows, epochs=epochs, shuffle=shuffle
+                trace,
+                batch_size=batch,
+                column=column,
+                rows=rows,
+                epochs=epochs,
+                shuffle=shuffle,
+                memory=memory,
             )
         found = work_out(
             rows,

@@ -58,6 +58,7 @@ def simulate(
     column: str | None,
     epochs: int,
     shuffle: bool,
+    memory: int,
     rows: int | None,
     policies: tuple[str, ...],
     sizes: tuple[int | float, ...],
@@ -82,7 +83,13 @@ def simulate(
     """
     with Progress("replaying") as progress:
         stream = load_stream(
-            trace, batch_size=batch, column=column, rows=rows, epochs=epochs, shuffle=shuffle
+            trace,
+            batch_size=batch,
+            column=column,
+            rows=rows,
+            epochs=epochs,
+            shuffle=shuffle,
+            memory=memory,
         )
         found = run(
             stream,

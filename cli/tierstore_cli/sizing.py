@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tierstore.budget import parse_bytes
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore_cli.params import MEMORY
 from tierstore_cli.text import BLOCKS
 
 if TYPE_CHECKING:
@@ -39,24 +38,10 @@ class TierSize(ParamType):
         return size
 
 
-class Bytes(ParamType):
-    """A number of bytes, such as `8GiB`."""
-
-    name = "SIZE"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the bytes."""
-        try:
-            return parse_bytes(str(value))
-        except (InvalidInputError, InvalidTypeError) as error:
-            self.fail(str(error), param, ctx)
-
-
 def stream_options(function: Function) -> Function:
     """Add the options that say how a file becomes batches of ids."""
     for option in (
+        MEMORY,
         click.option(
             "--shuffle", is_flag=True, help="A new order for each epoch, as a shuffling loader has."
         ),

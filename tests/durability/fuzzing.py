@@ -33,6 +33,7 @@ from tests.durability.crafting import body_of, sealed
 from tests.durability.crash import scratch
 from tests.formats.test_fuzz import read_all
 from tierstore import io
+from tierstore.allowance import Allowance
 from tierstore.checksum import crc32c
 from tierstore.disk.delta import Delta
 from tierstore.disk.keys import Keys, open_keys
@@ -171,7 +172,7 @@ def _header_measured(rng: random.Random, data: bytes) -> bytes:
 
 
 def _tree(data: bytes, _: Path) -> None:
-    decode_tree(data, "t", lambda array, code: array)
+    decode_tree(streams.BytesIO(data), len(data), "t", lambda array, code: array, Allowance("t"))
 
 
 def _keys(data: bytes, place: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, read_file, read_keys_of
-from tierstore.errors import FormatError, InvalidInputError, MissingExtraError
+from tierstore.errors import FormatError, InvalidInputError
 from tierstore.formats import open_sink, open_source
 
 torch = pytest.importorskip("torch")
@@ -130,8 +130,63 @@ def test_it_is_only_read(tmp_path):
         pass
 
 
-def test_without_torch_the_pip_line_is_given(tmp_path, monkeypatch):
-    torch.save(torch.ones(2, 2), tmp_path / "file.pt")
+def test_torch_is_not_needed(tmp_path, monkeypatch):
+    tensor = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    torch.save(tensor, tmp_path / "file.pt")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tierstore\[torch\]'"):
-        open_source(tmp_path / "file.pt")
+    assert read_file(tmp_path / "file.pt").tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_checkpoints_hold_more_than_tensors(tmp_path, protocol):
+    """What stands beside the tensors does not keep them from being read, whatever the protocol."""
+    weight = torch.nn.Parameter(tensor_of(random_matrix(9, 4)))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.step()
+    content = {
+        "model": {"weight": weight, "shared": weight},
+        "optimizer": optimizer.state_dict(),
+        "args": {"lr": 0.1, "name": "é", "sizes": [1, (2, 3)], "none": None, 7: True},
+        "dtype": torch.float16,
+        "device": torch.device("cpu"),
+        "size": torch.Size([2, 3]),
+        "bytes": b"raw",
+        "long": 2**100,
+        "sparse": torch.ones(2, 2).to_sparse(),
+    }
+    torch.save(content, tmp_path / "file.pt", pickle_protocol=protocol)
+    for name in ("weight", "shared"):
+        found = read_file(f"{tmp_path / 'file.pt'}:model.{name}")
+        assert found.tobytes() == weight.detach().numpy().tobytes()
+    moment = optimizer.state_dict()["state"][0]["exp_avg"].numpy()
+    assert read_file(f"{tmp_path / 'file.pt'}:optimizer.state.0.exp_avg").tolist() == (
+        moment.tolist()
+    )
+
+
+def test_a_file_of_the_other_byte_order(tmp_path):
+    matrix = random_matrix(7, 3)
+    torch.save({"weight": tensor_of(matrix), "keys": torch.arange(7) - 3}, tmp_path / "whole.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "file.pt", "w") as other,
+    ):
+        for entry in whole.infolist():
+            data = whole.read(entry)
+            if "/data/" in entry.filename:
+                kind = "f4" if len(data) == matrix.nbytes else "i8"
+                data = np.frombuffer(data, f"<{kind}").astype(f">{kind}").tobytes()
+            other.writestr(entry.filename, b"big" if "byteorder" in entry.filename else data)
+    assert read_file(tmp_path / "file.pt").tobytes() == matrix.tobytes()
+    assert list(read_keys_of(tmp_path / "file.pt")) == list(range(-3, 4))
+
+
+def test_dicts_in_dicts_are_named_once_for_all_the_ways_to_them(tmp_path):
+    """A dict that is held 30 times, by one that is held 30 times, and so on, has no end."""
+    content = {"weight": tensor_of(random_matrix(2, 2))}
+    for _ in range(15):
+        content = {str(number): content for number in range(30)}
+    torch.save(content, tmp_path / "file.pt")
+    with pytest.raises(FormatError, match="names of its tensors"):
+        open_source(tmp_path / "file.pt", memory="8MiB")

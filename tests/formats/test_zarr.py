@@ -12,7 +12,6 @@ import zarr
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
 from tierstore.errors import FormatError
 from tierstore.formats import open_source
-from tierstore.formats import zarr as format_
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -123,11 +122,10 @@ def test_metadata_that_is_none(tmp_path, content):
         (path / name).write_bytes(before)
 
 
-def test_chunks_too_large_for_memory_are_refused(tmp_path, monkeypatch):
-    write_file(tmp_path / "file.zarr", random_matrix(100, 8), "float32")
-    monkeypatch.setattr(format_, "MAX_CHUNK_ROW_BYTES", 1000)
-    with pytest.raises(FormatError, match="rechunk"):
-        open_source(tmp_path / "file.zarr")
+def test_chunks_too_large_for_memory_are_refused(tmp_path):
+    write_file(tmp_path / "file.zarr", random_matrix(10_000, 8), "float32", block_rows=10_000)
+    with pytest.raises(FormatError, match=r"rechunk.*937\.5 KiB of memory.*--memory"):
+        open_source(tmp_path / "file.zarr", memory="500KiB")
 
 
 def test_string_keys_whose_offsets_lie(tmp_path):

@@ -23,6 +23,8 @@ from tierstore.spec import TableSpec
 __all__ = ["CompressedRecords"]
 
 _CACHED_CHUNKS = 16
+_CACHED_BYTES = 256 << 20
+"""Bytes of decoded chunks that are kept at most; one chunk is kept whatever it has."""
 
 
 class _Codec(Protocol):
@@ -67,6 +69,8 @@ class CompressedRecords:
         self._codec = _codec(spec.compression)
         self._is_blosc = spec.compression == "lz4"
         self._write = write
+        chunk_bytes = self._chunk_rows * self.record_bytes
+        self._kept_chunks = max(1, min(_CACHED_CHUNKS, _CACHED_BYTES // chunk_bytes))
         self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
         self._lock = threading.Lock()  # so that what is kept is what the file of a chunk holds
 
@@ -130,18 +134,18 @@ class CompressedRecords:
     def _keep(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
         self._decoded[number] = chunk
         self._decoded.move_to_end(number)
-        if len(self._decoded) > _CACHED_CHUNKS:
+        if len(self._decoded) > self._kept_chunks:
             self._decoded.popitem(last=False)
 
     def _decode(self, number: int) -> npt.NDArray[np.uint8]:
         shape = (self._chunk_rows, self.record_bytes)
         name = f"c.{number}.0"
         nbytes = self._chunk_rows * self.record_bytes
-        chunk = np.empty(nbytes, np.uint8)
         try:
             packed = self._directory.read_file(name, nbytes + nbytes // 8 + 4096)
         except FileNotFoundError:
             return np.zeros(shape, np.uint8)
+        chunk = np.empty(nbytes, np.uint8)
         try:
             if self._is_blosc:
                 _check_length(packed)

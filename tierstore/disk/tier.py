@@ -31,6 +31,8 @@ _ROWS_AHEAD = 2048
 _SAMPLE = 1024
 _INDEX_ROWS = 1 << 20
 """Entries of the index that are gone through at a time."""
+_IDS = 1 << 20
+"""Ids of a delta that are laid at a time."""
 
 
 class DiskTier:
@@ -160,10 +162,12 @@ class DiskTier:
             places = self._index[ids]
             self._index[ids[(places > first) & (places <= self._starts[end])]] = 0
         for delta, start in zip(coming, starts.tolist(), strict=False):
-            ids = np.asarray(delta.ids)
-            places = np.arange(start + 1, start + 1 + ids.size, dtype=np.int32)
-            older = self._index[ids] <= last
-            self._point(ids[older], places[older])
+            for at in range(0, delta.info.rows, _IDS):
+                ids = np.asarray(delta.ids[at : at + _IDS])
+                first = start + at + 1
+                places = np.arange(first, first + ids.size, dtype=np.int32)
+                older = self._index[ids] <= last
+                self._point(ids[older], places[older])
         self._starts = np.concatenate(
             [self._starts[:begin], starts[:-1], [last], self._starts[end + 1 :]]
         )

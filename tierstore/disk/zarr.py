@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tierstore import io
@@ -106,9 +107,9 @@ def metadata(spec: TableSpec) -> bytes:
     return json.dumps(array, indent=1).encode()
 
 
-def names(spec: TableSpec) -> list[str]:
-    """Names of the chunk files, within the array's directory."""
-    return [f"c.{number}.0" for number in range(-(-spec.rows // (spec.chunk_rows or 1)))]
+def names(spec: TableSpec) -> Iterator[str]:
+    """Yield the names of the chunk files, within the array's directory."""
+    return (f"c.{number}.0" for number in range(-(-spec.rows // (spec.chunk_rows or 1))))
 
 
 def create(

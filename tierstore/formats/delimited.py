@@ -16,17 +16,19 @@ from pathlib import Path
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore.formats.records import (
+    CELL_BYTES,
     MAX_WORD_CHARACTERS,
     RecordSource,
     format_rows,
     parse_numbers,
 )
 from tierstore.formats.seam import Array, Content, Format, Source, Wanted, Write
-from tierstore.spec import MAX_RECORD_BYTES
 
 __all__ = ["CSV", "TSV"]
 
 MAX_LINE_CHARACTERS = 64 << 20
+_CHARACTER_BYTES = 8
+"""What a character of a line takes: in the line and in a cell, four bytes at most each."""
 KEY_HEADERS = frozenset({"", "id", "index", "key", "word"})
 """What a header may call the column of keys, or NAME_id; data frames leave their index unnamed."""
 
@@ -67,25 +69,47 @@ class _DelimitedSource(RecordSource):
 
 def _cells(file: InputFile) -> Iterator[list[str]]:
     """Yield the cells of each line that is not empty, the header's included."""
-    lines = _lines(file)
     if file.path.suffix.lower() == ".tsv":
+        lines = _Lines(file, "\t")
         rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
+        lines = _Lines(file, ",")
         rows = csv.reader(lines, strict=True)
     with parsing(file.path, "table", csv.Error, UnicodeDecodeError):
         for cells in rows:
-            if len(cells) > MAX_RECORD_BYTES:
-                raise FormatError(f"{file.path}: a line of {len(cells)} columns")
+            lines.pending = 0
             if cells:
                 yield cells
 
 
-def _lines(file: InputFile) -> Iterator[str]:
-    text = io.TextIOWrapper(file.stream(), encoding="utf-8-sig", newline="")
-    while line := text.readline(MAX_LINE_CHARACTERS):
-        if len(line) == MAX_LINE_CHARACTERS:
-            raise FormatError(f"{file.path}: a line of {MAX_LINE_CHARACTERS} characters or more")
-        yield line
+class _Lines:
+    """The lines of a file, those of one row within the allowance: quotes may hold line ends.
+
+    Attributes:
+        pending: bytes that the cells take of the lines since this was last set to 0.
+    """
+
+    def __init__(self, file: InputFile, delimiter: str) -> None:
+        self._text = io.TextIOWrapper(file.stream(), encoding="utf-8-sig", newline="")
+        self._path = file.path
+        self._allowance = file.allowance
+        self._most = max(1, min(MAX_LINE_CHARACTERS, self._allowance.left // _CHARACTER_BYTES))
+        self._delimiter = delimiter
+        self.pending = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._most)
+        if not line:
+            raise StopIteration
+        if len(line) == self._most:
+            raise FormatError(f"{self._path}: a line of {self._most} characters or more")
+        self.pending += CELL_BYTES * (1 + line.count(self._delimiter))
+        self.pending += _CHARACTER_BYTES * len(line)
+        self._allowance.check(self.pending, "the cells of one row")
+        return line
 
 
 def _is_header(cells: list[str]) -> bool:
@@ -107,7 +131,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
         return _DelimitedSource(file, wanted.text_dtype)
 
 

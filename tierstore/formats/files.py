@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from tierstore.allowance import DEFAULT_MEMORY, Allowance
+from tierstore.budget import Size
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
 from tierstore.io import Directory, File
 
@@ -18,13 +20,20 @@ BUFFER_BYTES = 1 << 20
 
 
 class InputFile:
-    """A regular file of a fixed size, read at positions or as independent streams."""
+    """A regular file of a fixed size, read at positions or as independent streams.
 
-    def __init__(self, file: File, path: Path) -> None:
-        """Take over the open `file`; `path` is for messages."""
+    Attributes:
+        path: for messages.
+        size: bytes of the file when it was opened.
+        allowance: memory that may be taken for what the file holds.
+    """
+
+    def __init__(self, file: File, path: Path, memory: Size) -> None:
+        """Take over the open `file`."""
         self._file = file
         self.path = path
         self.size = file.size
+        self.allowance = Allowance(path, memory)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return exactly `nbytes` bytes from `offset`; raises FormatError if the file ends."""
@@ -37,7 +46,16 @@ class InputFile:
 
     def stream(self) -> io.BufferedReader:
         """Return a seekable stream from the start, with a position of its own."""
-        return io.BufferedReader(_Stream(self._file), BUFFER_BYTES)
+        return io.BufferedReader(self.raw(), BUFFER_BYTES)
+
+    def raw(self) -> io.RawIOBase:
+        """Return a stream as `stream` does, but without a buffer."""
+        return _Stream(self._file)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file, for a process that is to read it."""
+        return self._file.fd
 
     def close(self) -> None:
         """Close the file; streams end with it."""
@@ -87,8 +105,8 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def open_input(path: Path) -> InputFile:
-    """Open a file for reading; a link to one is followed.
+def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
+    """Open a file for reading, which may take `memory` bytes; a link to one is followed.
 
     Raises FormatError if there is none or it is not a regular file, StoreIOError if it cannot be
     opened. A FIFO does not block.
@@ -96,7 +114,7 @@ def open_input(path: Path) -> InputFile:
     try:
         real = path.resolve(strict=True)
         with Directory.open(real.parent) as parent:
-            return InputFile(parent.open_file(real.name), path)
+            return InputFile(parent.open_file(real.name), path, memory)
     except FileNotFoundError:
         raise FormatError(f"{path}: no such file") from None
     except NotADirectoryError:

@@ -7,7 +7,8 @@ unique is not looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.allowance import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "Keys",
     "as_integers",
     "blob_to_strings",
+    "integers_of",
     "strings_of",
+    "take_words",
     "without_row_numbers",
 ]
 
@@ -30,6 +34,7 @@ Keys = npt.NDArray[np.int64] | Sequence[str]
 """The key of each row: a 1-D int64 array, or strings."""
 
 _BLOCK = 1 << 16
+_REFERENCE_BYTES = 8
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -122,46 +127,84 @@ def _is_integer(key: object) -> bool:
     raise InvalidTypeError(f"keys are integers or strings, not {type(key).__name__}")
 
 
-def as_integers(words: Sequence[str]) -> npt.NDArray[np.int64] | None:
+def as_integers(words: Sequence[str], allowance: Allowance) -> npt.NDArray[np.int64] | None:
     """Return words as int64 if each is a whole number in plain decimal, else None."""
     if not all(_WHOLE_NUMBER.fullmatch(word) for word in words):
         return None
+    allowance.check(8 * len(words), f"{len(words)} keys")
     try:
-        return np.array([int(word) for word in words], np.int64)
+        return np.fromiter(map(int, words), np.int64, len(words))
     except OverflowError:
         return None
 
 
-def without_row_numbers(words: Sequence[str]) -> Keys | None:
+def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | None:
     """Return the keys that the words of a text file stand for.
 
     Such a file has a word in each row, always. Words that only count the rows, 0, 1, 2, …, are no
     keys: None. Words that are all whole numbers are int64 keys.
     """
-    numbers = as_integers(words)
+    numbers = as_integers(words, allowance)
     if numbers is None:
         return words
     return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
-def strings_of(path: Path, values: npt.NDArray[np.str_]) -> list[str]:
-    """Return an array of fixed-width strings as a list; raises FormatError if any is no text."""
+def take_words(words: Iterable[str], allowance: Allowance) -> list[str]:
+    """Return words in a list, each within the allowance."""
+    taken: list[str] = []
+    for word in words:
+        allowance.take(_REFERENCE_BYTES + sys.getsizeof(word), "its keys")
+        taken.append(word)
+    return taken
+
+
+def integers_of(
+    blocks: Iterable[npt.NDArray[Any]], count: int, allowance: Allowance
+) -> npt.NDArray[np.int64]:
+    """Return `count` integers of any width as int64; raises InvalidInputError for larger ones."""
+    allowance.take(8 * count, f"{count} keys")
+    keys, filled = np.empty(count, np.int64), 0
+    for block in blocks:
+        stop = filled + len(block)
+        keys[filled:stop] = KeyColumn(block, len(block)).integer_block(0, len(block))
+        filled = stop
+    return keys
+
+
+def strings_of(
+    path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance
+) -> list[str]:
+    """Return blocks of fixed-width strings as a list; raises FormatError if any is no text.
+
+    What pads them is dropped block by block.
+    """
+    strings: list[str] = []
     try:
-        strings: list[str] = values.tolist()
-        for key in strings:
-            key.encode()
-    except (ValueError, SystemError):
+        for block in blocks:
+            allowance.check(block.nbytes, "a block of its keys")
+            strings += take_words(block.tolist(), allowance)
+            "".join(strings[-len(block) :]).encode()
+    except (ValueError, SystemError) as error:
+        if isinstance(error, FormatError):
+            raise
         raise FormatError(f"{path}: a key holds code points that are no characters") from None
     return strings
 
 
-def blob_to_strings(path: Path, blob: bytes, offsets: npt.NDArray[np.int64]) -> list[str]:
+def blob_to_strings(
+    path: Path, blob: bytes, offsets: npt.NDArray[np.int64], allowance: Allowance
+) -> list[str]:
     """Cut the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
-    bounds = offsets.tolist()
-    ascending = all(lo <= hi for lo, hi in pairwise(bounds))
-    if bounds[0] != 0 or bounds[-1] != len(blob) or not ascending:
+    ascending = bool((offsets[1:] >= offsets[:-1]).all())
+    if offsets[0] != 0 or offsets[-1] != len(blob) or not ascending:
         raise FormatError(f"{path}: the offsets of its keys do not fit their {len(blob)} bytes")
+    strings: list[str] = []
     try:
-        return [blob[lo:hi].decode() for lo, hi in pairwise(bounds)]
+        for start in range(0, len(offsets) - 1, _BLOCK):
+            bounds = offsets[start : start + _BLOCK + 1].tolist()
+            words = (blob[lo:hi].decode() for lo, hi in pairwise(bounds))
+            strings += take_words(words, allowance)
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: a key is not UTF-8: {error}") from None
+    return strings

@@ -18,7 +18,7 @@ __all__ = ["FORMAT"]
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
         header = read_header(file.stream(), path)
         if header.element is None or len(header.shape) != 2:
             raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")

@@ -8,7 +8,6 @@ Entries are streamed both ways. What is written is stored uncompressed, as by `n
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,9 +17,10 @@ from typing import IO
 import numpy as np
 
 from tierstore.errors import FormatError, InvalidInputError
+from tierstore.formats.archive import ERRORS, Archive
 from tierstore.formats.choice import choose
 from tierstore.formats.files import InputFile, open_input, parsing, unless_it_fails
-from tierstore.formats.keys import KeyColumn, Keys, strings_of
+from tierstore.formats.keys import KeyColumn, Keys, integers_of, strings_of
 from tierstore.formats.npy_header import NpyHeader, format_header, read_header
 from tierstore.formats.seam import (
     Array,
@@ -32,7 +32,7 @@ from tierstore.formats.seam import (
     block_rows_for,
 )
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "Arrays"]
 
 MAX_ENTRIES = 10_000
 MAX_RATIO = 200
@@ -42,41 +42,28 @@ MAX_KEY_LENGTH = 1024
 """NumPy pads every string to the longest one, so that a long key costs its length in each row."""
 
 _KEYS = "keys"
-_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-)
-"""What zipfile raises about archives that are damaged, encrypted or too new."""
 
 
-class _Archive:
+class Arrays:
     """The arrays of a .npz file by name."""
 
     def __init__(self, file: InputFile) -> None:
+        """Read the header of each array in `file`, which the caller closes."""
         self.path = file.path
-        with parsing(self.path, ".npz archive", *_ERRORS):
-            self._zip = zipfile.ZipFile(file.stream())
-            entries = [e for e in self._zip.infolist() if e.filename.endswith(".npy")]
-        if len(entries) > MAX_ENTRIES:
-            raise FormatError(f"{self.path}: {len(entries)} arrays; at most {MAX_ENTRIES} are read")
-        self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
+        self._archive = Archive(file, ".npz archive")
+        names = [name for name in self._archive.entries if name.endswith(".npy")]
+        if len(names) > MAX_ENTRIES:
+            raise FormatError(f"{self.path}: {len(names)} arrays; at most {MAX_ENTRIES} are read")
         self.headers: dict[str, NpyHeader] = {}
         self.described: dict[str, object] = {}
-        for name in self._entries:
+        for name in (name.removesuffix(".npy") for name in names):
             try:
                 self.described[name] = self.headers[name] = self._header(name)
             except FormatError as error:  # no harm as long as another array is wanted
                 self.described[name] = f"unreadable ({str(error).removeprefix(f'{self.path}: ')})"
 
     def _header(self, name: str) -> NpyHeader:
-        entry = self._entries[name]
+        entry = self._archive.entries[f"{name}.npy"]
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise FormatError(f"{self.path}: {name!r} is packed in a way NumPy does not use")
         if entry.file_size > FREE_BYTES + MAX_RATIO * entry.compress_size:
@@ -84,7 +71,7 @@ class _Archive:
                 f"{self.path}: {name!r} would unpack {entry.compress_size} bytes to "
                 f"{entry.file_size}, over {MAX_RATIO} times as many; save it with np.savez"
             )
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *_ERRORS):
+        with self.open(name) as stream, parsing(self.path, ".npz archive", *ERRORS):
             header = read_header(stream, self.path)
         if entry.file_size != header.nbytes + header.data_bytes:
             raise FormatError(
@@ -95,14 +82,13 @@ class _Archive:
 
     def open(self, name: str) -> IO[bytes]:
         """Open the entry of an array as a stream, at its header."""
-        with parsing(self.path, ".npz archive", *_ERRORS):
-            return self._zip.open(self._entries[name])
+        return self._archive.open(f"{name}.npy")
 
     def read(self, name: str, block_items: int) -> Iterator[Array]:
         """Yield the elements of an array in blocks, flat, in order and little-endian."""
         header = self.headers[name]
         left = header.data_bytes
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *_ERRORS):
+        with self.open(name) as stream, parsing(self.path, ".npz archive", *ERRORS):
             stream.read(header.nbytes)
             while left:
                 nbytes = min(left, block_items * header.dtype.itemsize)
@@ -118,7 +104,7 @@ class _Archive:
 
 
 class _NpzSource(Source):
-    def __init__(self, file: InputFile, archive: _Archive, name: str) -> None:
+    def __init__(self, file: InputFile, archive: Arrays, name: str) -> None:
         header = archive.headers[name]
         super().__init__(file.path, header.shape[0], header.shape[1], str(header.element))
         self._file = file
@@ -136,19 +122,18 @@ class _NpzSource(Source):
             raise FormatError(f"{self.path}: {_KEYS!r} is {self._archive.described[_KEYS]}")
         if header is None or header.shape != (self.rows,) or header.dtype.kind not in "iuU":
             return None
-        blocks = list(self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize)))
+        blocks = self._archive.read(_KEYS, block_rows_for(header.dtype.itemsize))
         if header.dtype.kind == "U":
-            return [key for block in blocks for key in strings_of(self.path, block)]
-        values = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
-        return KeyColumn(values, self.rows).integer_block(0, self.rows)
+            return strings_of(self.path, blocks, self._file.allowance)
+        return integers_of(blocks, self.rows, self._file.allowance)
 
     def close(self) -> None:
         self._file.close()
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
-        archive = _Archive(file)
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
+        archive = Arrays(file)
         matrices = {
             name: header
             for name, header in archive.headers.items()

@@ -13,14 +13,24 @@ import numpy as np
 
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile
-from tierstore.formats.keys import Keys, without_row_numbers
+from tierstore.formats.keys import Keys, take_words, without_row_numbers
 from tierstore.formats.seam import Array, Source
 from tierstore.spec import DTYPES
 
-__all__ = ["MAX_WORD_CHARACTERS", "RecordSource", "decode_word", "format_rows", "parse_numbers"]
+__all__ = [
+    "CELL_BYTES",
+    "MAX_WORD_CHARACTERS",
+    "RecordSource",
+    "decode_word",
+    "format_rows",
+    "parse_numbers",
+]
 
 MAX_WORD_CHARACTERS = 1 << 14
 """The longest word that is written, well within what is read."""
+
+CELL_BYTES = 128
+"""What a number in a line takes until it is in a block: twice as text, and as a float."""
 
 
 class RecordSource(Source):
@@ -57,10 +67,11 @@ class RecordSource(Source):
         words = self._words()
         if words is None:
             return None
-        found = list(islice(words, self.rows + 1))
+        allowance = self._file.allowance
+        found = take_words(islice(words, self.rows + 1), allowance)
         if len(found) != self.rows:
             raise self._wrong_count(len(found))
-        return without_row_numbers(found)
+        return without_row_numbers(found, allowance)
 
     def close(self) -> None:
         """Close the file."""

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from tierstore.allowance import DEFAULT_MEMORY
+from tierstore.budget import Size
 from tierstore.errors import InvalidInputError
 from tierstore.formats import (
     delimited,
@@ -107,7 +109,13 @@ def is_store(where: Any) -> bool:
     return not isinstance(where, str | os.PathLike)
 
 
-def open_source(path: Any, *, field: str | None = None, text_dtype: str = "float32") -> Source:
+def open_source(
+    path: Any,
+    *,
+    field: str | None = None,
+    text_dtype: str = "float32",
+    memory: Size = DEFAULT_MEMORY,
+) -> Source:
     """Open a file of vectors for reading, chosen by its suffix; see `Source` for what it gives.
 
     Args:
@@ -115,20 +123,24 @@ def open_source(path: Any, *, field: str | None = None, text_dtype: str = "float
             a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr store.
         field: the one to prefer where no name is given; a file that holds just one needs neither.
         text_dtype: the element type that formats in text, which name none, are read as.
+        memory: bytes that reading may take beside a block of rows, such as 536870912 or "512MiB";
+            what the file claims is held against it before it is believed.
 
     Raises:
-        FormatError: there is no such file, or it is damaged, or holds no such matrix.
+        FormatError: there is no such file, or it is damaged, or holds no such matrix, or what it
+            holds takes more than `memory`.
         InvalidInputError: the suffix is unknown; the message lists the known ones.
         MissingExtraError: the format needs a package that is not installed.
     """
     path = reached(path)
     if is_store(path):
-        return zarr.open_in(path, path_of(path), Wanted(None, field, check_dtype(text_dtype)))
+        wanted = Wanted(None, field, check_dtype(text_dtype), memory)
+        return zarr.open_in(path, path_of(path), wanted)
     file, name = split_name(path)
     reader = format_of(file).reader
     if reader is None:  # not reached: format_of refuses what is not read
         raise InvalidInputError(f"{file}: cannot be read")
-    return reader(file, Wanted(name, field, check_dtype(text_dtype)))
+    return reader(file, Wanted(name, field, check_dtype(text_dtype), memory))
 
 
 def open_sink(

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.allowance import JSON_COST
 from tierstore.errors import FormatError
 from tierstore.formats.choice import choose
 from tierstore.formats.files import InputFile, open_input, unless_it_fails
@@ -64,6 +65,7 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
             f"{path}: a header of {length} bytes in a file of {file.size}; "
             f"at most {MAX_HEADER_BYTES} are read"
         )
+    file.allowance.check(JSON_COST * length, f"a header of {length} bytes")
     text = file.read_at(8, length)
     if not text.startswith(b"{"):
         raise FormatError(f"{path}: not a .safetensors file: its header does not start with {{")
@@ -71,7 +73,9 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
         header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the header is not JSON: {error!s:.200}") from None
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        raise FormatError(f"{path}: __metadata__ must map names to texts")
     tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
     _check_spans(path, tensors, file.size - 8 - length)
     return tensors, 8 + length
@@ -142,9 +146,11 @@ class _SafetensorsSource(SpanSource):
             return None
         if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
             return None
-        return blob_to_strings(self.path, self._bytes(keys), self._integers(offsets))
+        blob, bounds = self._bytes(keys), self._integers(offsets)
+        return blob_to_strings(self.path, blob, bounds, self._file.allowance)
 
     def _bytes(self, tensor: _Tensor) -> bytes:
+        self._file.allowance.take(tensor.stop - tensor.start, f"keys as {tensor}")
         return self._file.read_at(self._data_offset + tensor.start, tensor.stop - tensor.start)
 
     def _integers(self, tensor: _Tensor) -> npt.NDArray[np.int64]:
@@ -152,7 +158,7 @@ class _SafetensorsSource(SpanSource):
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
         tensors, data_offset = _read_header(file)
         matrices = {n: t for n, t in tensors.items() if t.code in _NAMES and len(t.shape) == 2}
         name = choose(path, wanted, matrices, tensors)

@@ -18,6 +18,8 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.allowance import DEFAULT_MEMORY
+from tierstore.budget import Size
 from tierstore.errors import FormatError
 from tierstore.formats.keys import KeyColumn, Keys
 from tierstore.spec import DTYPES, MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
@@ -39,7 +41,7 @@ class Source(ABC):
     """A file of vectors, opened: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
     The file is never modified, and the memory taken is that of a block, plus the keys once they are
-    asked for. A context manager; `close` is harmless when repeated.
+    asked for, within what was allowed. A context manager; `close` is harmless when repeated.
 
     Attributes:
         path: the file.
@@ -123,11 +125,13 @@ class Wanted:
         name: the array, tensor or column, as given with the path; it must exist.
         field: the one preferred where no name is given and the file holds several.
         text_dtype: element type for formats that do not name one.
+        memory: bytes that reading may take beside the blocks: for keys, headers, directories.
     """
 
     name: str | None = None
     field: str | None = None
     text_dtype: str = "float32"
+    memory: Size = DEFAULT_MEMORY
 
 
 @dataclass(frozen=True)

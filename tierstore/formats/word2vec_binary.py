@@ -61,7 +61,7 @@ class _BinSource(RecordSource):
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
         first = file.stream().readline(64)
         if first.startswith(_FASTTEXT_MAGIC):
             raise FormatError(f"{path}: a fastText model, not word2vec vectors; read its .vec file")

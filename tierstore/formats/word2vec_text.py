@@ -14,6 +14,7 @@ from pathlib import Path
 from tierstore.errors import FormatError
 from tierstore.formats.files import InputFile, open_input, unless_it_fails
 from tierstore.formats.records import (
+    CELL_BYTES,
     MAX_WORD_CHARACTERS,
     RecordSource,
     decode_word,
@@ -58,12 +59,13 @@ def _lines(file: InputFile, offset: int) -> Iterator[bytes]:
     while line := stream.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
             raise FormatError(f"{file.path}: a line of {MAX_LINE_BYTES} bytes or more")
+        file.allowance.check(CELL_BYTES * line.count(b" ") + 2 * len(line), "a line of numbers")
         if line := line.rstrip(b" \r\n"):
             yield line
 
 
 def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path)) as file:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
         first = file.stream().readline(MAX_LINE_BYTES)
         counts = _COUNTS.fullmatch(first.rstrip(b" \r\n"))
         if counts is None:

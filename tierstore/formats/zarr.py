@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tierstore.allowance import JSON_COST, Allowance
 from tierstore.errors import ExistsError, FormatError
 from tierstore.formats.choice import choose
 from tierstore.formats.files import parsing
@@ -30,23 +32,26 @@ from tierstore.spec import DTYPES
 
 __all__ = ["FORMAT", "new_group", "open_in"]
 
-MAX_CHUNK_ROW_BYTES = 512 << 20
-"""Bytes of all chunks that hold parts of a row, which are decoded together."""
-
+_CHUNK_COST = 3
+"""Chunks that are held at a time of each that is decoded: packed, unpacked and in the block."""
+_METADATA_BYTES = 16 << 20
+_METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _KEYS, _OFFSETS = "keys", "keys_offsets"
 _COMPLETE = "complete"
 _KEY_CHUNK = 1 << 20
 
 
 class _ZarrSource(Source):
-    def __init__(self, path: Path, array: Any, siblings: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, array: Any, siblings: dict[str, Any], allowance: Allowance
+    ) -> None:
         """Read from an array of the zarr group at `path`, which may be one in a store's name."""
         rows, dim = array.shape
         super().__init__(path, rows, dim, str(_element(array)))
-        self._array = array
+        self._array = _checked(path, array, allowance)
         self._siblings = siblings
+        self._allowance = allowance
         self._chunk_rows = _outer_chunks(array)[0]
-        _check_chunks(path, array)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         """Read whole chunks, several or a part of one to a block."""
@@ -61,7 +66,7 @@ class _ZarrSource(Source):
     @cached_property
     def keys(self) -> Keys | None:
         keys, offsets = self._siblings.get(_KEYS), self._siblings.get(_OFFSETS)
-        if keys is None or keys.ndim != 1 or keys is self._array:
+        if keys is None or keys.ndim != 1 or keys.name == self._array.name:
             return None
         if keys.dtype.kind in "iu" and keys.dtype.itemsize > 1 and keys.shape == (self.rows,):
             return KeyColumn(self._all(keys), self.rows).integer_block(0, self.rows)
@@ -69,12 +74,15 @@ class _ZarrSource(Source):
             return None
         if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
             return None
-        return blob_to_strings(self.path, self._all(keys).tobytes(), self._all(offsets))
+        blob, bounds = self._all(keys).tobytes(), self._all(offsets)
+        return blob_to_strings(self.path, blob, bounds, self._allowance)
 
     def _all(self, array: Any) -> Array:
-        _check_chunks(self.path, array)
+        nbytes = array.shape[0] * array.dtype.itemsize
+        self._allowance.take(2 * nbytes, f"the array {array.basename!r} of {nbytes} bytes")
+        checked = _checked(self.path, array, self._allowance)
         with parsing(self.path, "zarr array", Exception):
-            return np.asarray(array[:])
+            return np.asarray(checked[:])
 
     def close(self) -> None:
         """Do nothing: zarr opens files as it reads them."""
@@ -92,25 +100,43 @@ def _outer_chunks(array: Any) -> tuple[int, ...]:
     return tuple(array.shards or array.chunks)
 
 
-def _check_chunks(path: Path, array: Any) -> None:
-    """Raise FormatError if a row of chunks is too large to decode or files of chunks are missing.
+def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
+    """Return an array that decodes no chunk to more than it may hold.
 
-    zarr would read missing ones as fill values. Some writers leave out chunks that hold nothing
-    else, but a copy that broke off looks the same.
+    Raises FormatError if a row of chunks is too large to decode, or files of chunks are missing or
+    larger than their rows: zarr would read missing ones as fill values. Some writers leave out
+    chunks that hold nothing else, but a copy that broke off looks the same.
     """
     outer = _outer_chunks(array)
     chunk_row_bytes = outer[0] * math.prod(array.shape[1:]) * array.dtype.itemsize
-    if chunk_row_bytes > MAX_CHUNK_ROW_BYTES:
-        raise FormatError(
-            f"{path}: {outer[0]} rows of {array.shape} in a chunk make {chunk_row_bytes} bytes; "
-            f"at most {MAX_CHUNK_ROW_BYTES} are read: rechunk it"
-        )
+    chunk_row_bytes = max(chunk_row_bytes, math.prod(outer) * array.dtype.itemsize)
+    allowance.check(
+        _CHUNK_COST * chunk_row_bytes,
+        f"{outer[0]} rows of {array.shape} in a chunk (rechunk it)",
+    )
+    if path.is_dir():  # where files are objects, listing them costs, and `complete` tells
+        _check_files(path, array)
+    from tierstore.formats.zarr_codecs import bounded  # imports zarr, which takes long
+
+    with parsing(path, "zarr array", Exception):
+        return bounded(array)
+
+
+def _check_files(path: Path, array: Any) -> None:
+    outer = _outer_chunks(array)
     needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
-    if not path.is_dir():
-        return  # where files are objects, listing them costs, and `complete` tells
-    found = sum(len(names) for _, _, names in os.walk(path / array.path))
+    inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
+    most = math.prod(outer) * array.dtype.itemsize * 9 // 8 + 64 * inner + (64 << 10)
+    found = 0
+    for parent, _, names in os.walk(path / array.path):
+        found += len(names)
+        for name in names:
+            status = os.stat(os.path.join(parent, name))
+            if not stat.S_ISREG(status.st_mode) or status.st_size > max(most, _METADATA_BYTES):
+                raise FormatError(
+                    f"{path}: {name} is no file of a chunk, which has at most {most} bytes"
+                )
     if found >= needed:  # zarr's own count takes as long as the shape is large
-        inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
         with parsing(path, "zarr array", Exception):
             found = array.nchunks_initialized // inner
     if found < needed:
@@ -120,15 +146,32 @@ def _check_chunks(path: Path, array: Any) -> None:
         )
 
 
+def _check_metadata(path: Path, allowance: Allowance) -> None:
+    """Raise FormatError if the JSON of a group and its arrays is too large, or in no files."""
+    for directory in [path, *filter(Path.is_dir, path.iterdir())]:
+        for name in _METADATA:
+            try:
+                status = os.stat(directory / name)
+            except OSError:
+                continue  # missing, or a link to nowhere: zarr says what it thinks of that
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{path}: {name} is not a regular file")
+            allowance.take(JSON_COST * status.st_size, f"its metadata in {name}")
+
+
 def _open(path: Path, wanted: Wanted) -> Source:
     if not path.is_dir():
         raise FormatError(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
-    return open_in(path, path, wanted)
+    allowance = Allowance(path, wanted.memory)
+    _check_metadata(path, allowance)
+    return open_in(path, path, wanted, allowance)
 
 
-def open_in(where: Any, path: Path, wanted: Wanted) -> Source:
+def open_in(where: Any, path: Path, wanted: Wanted, allowance: Allowance | None = None) -> Source:
     """Open a group or array in `where`, which zarr takes for a store; `path` is for messages."""
     import zarr
+
+    allowance = allowance or Allowance(path, wanted.memory)
 
     with parsing(path, "zarr group or array", Exception):
         node = zarr.open(where, mode="r")
@@ -139,7 +182,7 @@ def open_in(where: Any, path: Path, wanted: Wanted) -> Source:
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
     name = choose(path, wanted, matrices, described)
     with parsing(path, "zarr array", Exception):
-        return _ZarrSource(path, arrays[name], arrays)
+        return _ZarrSource(path, arrays[name], arrays, allowance)
 
 
 @contextmanager

@@ -140,6 +140,11 @@ class ObjectFile(File):
         return max(len(self._written), self._expected) if self._size is None else self._size
 
     @property
+    def written(self) -> int:
+        """Bytes of the object: one has no holes."""
+        return self.size
+
+    @property
     def nameless(self) -> bool:
         """False: an object is its name."""
         return False

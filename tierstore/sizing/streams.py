@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, MissingExtraError
+from tierstore.allowance import DEFAULT_MEMORY, Allowance
+from tierstore.budget import Size
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
+from tierstore.formats.files import open_input
+from tierstore.formats.npz import Arrays
+from tierstore.formats.parquet import Columns
 from tierstore.table.trace import is_trace, read_trace, trace_rows
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
@@ -18,6 +25,7 @@ __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
 Ids = npt.NDArray[np.int64]
 
 DEFAULT_BATCH = 4096
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ def load_stream(
     epochs: int = 1,
     shuffle: bool = False,
     seed: int = 0,
+    memory: Size = DEFAULT_MEMORY,
 ) -> Stream:
     """Read a stream from a file.
 
@@ -98,6 +107,7 @@ def load_stream(
         epochs: how often to go through the ids.
         shuffle: draw a new order for each epoch, as a loader of shuffled examples does.
         seed: of these orders.
+        memory: bytes that the ids of an .npz or .parquet may take, which are unpacked as a whole.
 
     Raises FormatError, InvalidInputError, and MissingExtraError for parquet without pyarrow.
     """
@@ -114,7 +124,7 @@ def load_stream(
         ids: npt.NDArray[Any] = np.concatenate([np.empty(0, np.int64), *read_trace(path)])
         rows = trace_rows(path) if rows is None else rows
     else:
-        ids = _read_ids(path, column)
+        ids = _read_ids(path, column, memory)
     if ids.ndim == 2 and batch_size is None:
         batch_size = ids.shape[1]
     elif ids.ndim > 2:
@@ -139,59 +149,46 @@ def _cut(
         yield rest
 
 
-def _read_ids(path: Path, column: str | None) -> npt.NDArray[Any]:
+def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
     kind = path.suffix.lower()
-    try:
-        if kind == ".npy":
+    if kind == ".npy":
+        try:
             array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-        if kind == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return _chosen({name: arrays[name] for name in arrays.files}, column, path)
-        if kind == ".parquet":
-            return _read_parquet(path, column)
-    except (ValueError, OSError, EOFError) as error:
-        if isinstance(error, (FormatError, InvalidInputError)):
-            raise
-        raise FormatError(f"cannot read ids from {path}: {error}") from error
+        except (ValueError, OSError, EOFError) as error:
+            raise FormatError(f"cannot read ids from {path}: {error}") from error
+        return array
+    if kind == ".npz":
+        with open_input(path, memory) as file:
+            return _read_npz(Arrays(file), column, file.allowance)
+    if kind == ".parquet":
+        with contextlib.closing(Columns(open_input(path, memory))) as columns:
+            able = [name for name, kind in columns.kinds.items() if kind.get("key") == "integer"]
+            return columns.integers(_chosen(path, column, list(columns.kinds), able))
     raise FormatError(f"{path} is no recorded trace, and not .npy, .npz or .parquet")
 
 
-def _chosen(arrays: dict[str, npt.NDArray[Any]], name: str | None, path: Path) -> npt.NDArray[Any]:
-    """Return the array of that name, or the only one that can hold ids."""
-    if name is None:
-        able = [each for each, array in arrays.items() if array.dtype.kind in "iu" and array.ndim]
-        if len(able) != 1:
-            raise InvalidInputError(
-                f"{path} holds {', '.join(arrays) or 'nothing'}: which has the ids?"
-            )
-        name = able[0]
-    if name not in arrays:
-        raise InvalidInputError(f"{path} has no {name!r}; it has {', '.join(arrays)}")
-    return arrays[name]
+def _chosen(path: Path, name: str | None, names: list[str], able: list[str]) -> str:
+    """Return the name of the array that is meant: the one given, or the only one of integers."""
+    listed = ", ".join(names) or "nothing"
+    if name is None and len(able) != 1:
+        raise InvalidInputError(f"{path} holds {listed}: which has the ids?")
+    name = able[0] if name is None else name
+    if name not in names:
+        raise InvalidInputError(f"{path} has no {name!r}; it has {listed}")
+    if name not in able:
+        raise InvalidTypeError(f"row ids are whole numbers; {name!r} in {path} holds none")
+    return name
 
 
-def _read_parquet(path: Path, column: str | None) -> npt.NDArray[Any]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError(
-            "reading parquet needs pyarrow: pip install 'tierstore[parquet]'"
-        ) from None
-    import pyarrow
-
-    try:
-        file = parquet.ParquetFile(path)
-        names = [field.name for field in file.schema_arrow if pyarrow.types.is_integer(field.type)]
-        if column is None and len(names) == 1:
-            column = names[0]
-        if column is None or column not in file.schema_arrow.names:
-            names = file.schema_arrow.names
-            raise InvalidInputError(f"{path} holds {', '.join(names)}: which has the ids?")
-        values = file.read(columns=[column]).column(0).combine_chunks()
-    except pyarrow.ArrowException as error:
-        raise FormatError(f"cannot read ids from {path}: {error}") from error
-    if values.null_count:
-        raise FormatError(f"{path}: column {column!r} has {values.null_count} ids that are null")
-    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return array
+def _read_npz(arrays: Arrays, column: str | None, allowance: Allowance) -> npt.NDArray[Any]:
+    """Unpack one array, in blocks."""
+    able = [n for n, header in arrays.headers.items() if header.dtype.kind in "iu" and header.shape]
+    name = _chosen(arrays.path, column, list(arrays.described), able)
+    header = arrays.headers[name]
+    allowance.take(header.data_bytes, f"the array {name!r}")
+    ids = np.empty(math.prod(header.shape), header.dtype.newbyteorder("="))
+    filled = 0
+    for block in arrays.read(name, _BLOCK):
+        ids[filled : filled + block.size] = block
+        filled += block.size
+    return ids.reshape(header.shape, order="F" if header.fortran_order else "C")

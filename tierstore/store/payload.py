@@ -1,28 +1,40 @@
 """Payload: what a trainer commits together with the tables, without pickle.
 
-A value is bytes, the path of a file, or a tree of dicts and lists with tensors, arrays and JSON
-scalars (see `tree`).
+A value is bytes, a `Path` whose file is copied, or a tree of dicts and lists with tensors, arrays
+and JSON scalars (see `tree`). A str is a scalar, never the name of a file: a text that comes from
+elsewhere must not choose which file is copied into a store.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from tierstore import io
+from tierstore.allowance import DEFAULT_MEMORY, Allowance
 from tierstore.bfloat16 import to_float32
+from tierstore.budget import Size
 from tierstore.checksum import crc32c
-from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
+from tierstore.errors import (
+    CorruptStoreError,
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+)
 from tierstore.manifest import PayloadInfo, unique_name
 from tierstore.store.tree import decode_tree, encode_tree
 
 __all__ = ["Payload", "copy_payload", "remove_payloads", "write_payload", "write_payloads"]
 
 _CHUNK = 8 << 20
+_VOUCHED = 64
+"""Bytes of a file that a byte on the disk vouches for: file systems compress, and copies of files
+leave out zeros."""
 
 
 class Payload:
@@ -47,12 +59,16 @@ class Payload:
         """Bytes of the value's file."""
         return self._info.size
 
-    def read(self) -> bytes:
-        """Return the bytes of the value's file, checked against its checksum."""
-        data = bytearray()
+    def read(self, *, memory: Size = DEFAULT_MEMORY) -> bytes:
+        """Return the bytes of the value's file, checked against its checksum.
+
+        Raises FormatError for a file that is nearly all holes and larger than `memory` bytes.
+        """
+        self._check_holes(memory)
+        data = BytesIO()
         for chunk in self.chunks():
-            data += chunk
-        return bytes(data)
+            data.write(chunk)
+        return data.getvalue()  # not a copy
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the value's file to `path`, which appears complete or not at all."""
@@ -65,19 +81,29 @@ class Payload:
         for _ in self.chunks():
             pass
 
-    def tree(self) -> Any:
-        """Return a committed tree, its tensors as fresh NumPy arrays (bfloat16 as float32)."""
-        return self._decode(lambda array, code: to_float32(array) if code == "BF16" else array)
+    def tree(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
+        """Return a committed tree, its tensors as fresh NumPy arrays (bfloat16 as float32).
 
-    def state_dict(self) -> Any:
-        """Return a committed tree with its tensors as torch tensors on the CPU."""
+        Raises FormatError where the tree without its tensors takes more than `memory` bytes.
+        """
+
+        def array_of(array: npt.NDArray[Any], code: str) -> npt.NDArray[Any]:
+            return to_float32(array) if code == "BF16" else array
+
+        return self._decode(array_of, memory)
+
+    def state_dict(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
+        """Return a committed tree with its tensors as torch tensors on the CPU.
+
+        Raises FormatError as `tree` does.
+        """
         import torch
 
         def tensor(array: npt.NDArray[Any], code: str) -> Any:
             made = torch.from_numpy(array)
             return made.view(torch.bfloat16) if code == "BF16" else made
 
-        return self._decode(tensor)
+        return self._decode(tensor, memory)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the bytes of the value's file in pieces; a mismatch is raised after the last."""
@@ -109,10 +135,52 @@ class Payload:
                 "or open an older version"
             ) from None
 
-    def _decode(self, make: Callable[[npt.NDArray[Any], str], Any]) -> Any:
+    def _check_holes(self, memory: Size) -> None:
+        """Refuse a file that is nearly all holes and takes more than `memory` bytes.
+
+        What is on the disk was written by someone, but holes are free to whoever makes up a file.
+        """
+        file = self._held or self._open()
+        size = min(file.size, self._info.size)
+        Allowance(file.path, memory).check(size - _VOUCHED * file.written, "a file of holes")
+
+    def _decode(self, make: Callable[[npt.NDArray[Any], str], Any], memory: Size) -> Any:
         if self.kind != "tree":
             raise InvalidTypeError(f"this payload is {self.kind}, not a tree; use read() or save()")
-        return decode_tree(self.read(), self._directory.join(self._info.name), make)
+        self._check_holes(memory)
+        name = self._directory.join(self._info.name)
+        stream = _Pieces(self.chunks())
+        try:
+            found = decode_tree(stream, self.nbytes, name, make, Allowance(name, memory))
+        except FormatError:
+            stream.drain()  # a file that is damaged is not one that was made up
+            raise
+        stream.drain()
+        return found
+
+
+class _Pieces(RawIOBase):
+    """The pieces of a file as a stream."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._piece))
+        buffer[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        return count
+
+    def drain(self) -> None:
+        """Read the rest; raises what the pieces raise after the last."""
+        for _ in self._pieces:
+            pass
 
 
 def write_payload(directory: io.Directory, name: str, value: object) -> PayloadInfo:
@@ -122,7 +190,7 @@ def write_payload(directory: io.Directory, name: str, value: object) -> PayloadI
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return _write(directory, name, "bytes", [bytes(value)])
-    if isinstance(value, str | os.PathLike):
+    if isinstance(value, os.PathLike):
         return _write(directory, name, "file", _file_chunks(Path(value)))
     return _write(directory, name, "tree", encode_tree(value))
 
@@ -171,10 +239,24 @@ def _write(directory: io.Directory, name: str, kind: str, chunks: Iterable[bytes
 
 
 def _file_chunks(path: Path) -> Iterator[bytes]:
-    try:
-        source = path.open("rb")
-    except OSError as error:
-        raise InvalidInputError(f"cannot read the payload {path}: {error.strerror}") from None
-    with source:
-        while chunk := source.read(_CHUNK):
+    """Yield the bytes of a regular file, as many as it has now, whether it grows or not."""
+    with _source(path) as source:
+        size = source.size
+        for offset in range(0, size, _CHUNK):
+            chunk = source.read(min(_CHUNK, size - offset), offset)
+            if len(chunk) < min(_CHUNK, size - offset):
+                raise InvalidInputError(f"the payload {path} was cut while it was copied")
             yield chunk
+
+
+def _source(path: Path) -> io.File:
+    """Open a file to be copied; a FIFO does not block. Raises InvalidInputError."""
+    try:
+        real = path.resolve(strict=True)
+        with io.Directory.open(real.parent) as parent:
+            return parent.open_file(real.name)
+    except FormatError:
+        raise InvalidInputError(f"the payload {path} is not a regular file") from None
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a link that leads to itself"
+        raise InvalidInputError(f"cannot read the payload {path}: {reason}") from None

@@ -2,7 +2,7 @@
 
 The file holds the tensors, and as metadata the tree with a reference in place of each. It is read
 without trust: whatever is not exactly as it is written here is a FormatError, before memory is
-taken for it. Format: safetensors, https://github.com/huggingface/safetensors.
+taken for it, and each tensor is read into its own array. Format: safetensors, https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedIOBase, RawIOBase
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore.allowance import DEFAULT_MEMORY, JSON_COST, Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 from tierstore.strictjson import Section, parse
 
 __all__ = ["decode_tree", "encode_tree"]
 
-_MAX_HEADER = 100 << 20
+_MAX_HEADER = DEFAULT_MEMORY // JSON_COST
+"""Bytes of a header that is written: what is read without being allowed more memory."""
 _MAX_DEPTH = 100
 _MAX_DIMS = 32
 _MAX_DIGITS = 4000
@@ -56,7 +59,7 @@ def encode_tree(value: object) -> Iterator[bytes]:
     if len(text) > _MAX_HEADER:
         raise InvalidInputError(
             f"a payload without its tensors takes {len(text)} bytes, at most {_MAX_HEADER} are "
-            "read; give large values as arrays or bytes"
+            "written; give large values as arrays or bytes"
         )
     return _pieces(text, leaves)
 
@@ -67,31 +70,54 @@ def _pieces(header: bytes, leaves: Mapping[str, Leaf]) -> Iterator[bytes]:
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
 
 
-def decode_tree(data: bytes, name: str, make: Callable[[npt.NDArray[Any], str], Any]) -> Any:
-    """Return the tree in a file's bytes; `make(array, code)` makes each tensor of a fresh array.
+def decode_tree(
+    stream: RawIOBase | BufferedIOBase,
+    size: int,
+    name: str,
+    make: Callable[[npt.NDArray[Any], str], Any],
+    allowance: Allowance,
+) -> Any:
+    """Return the tree in a file of `size` bytes; `make(array, code)` makes each tensor.
 
-    Raises FormatError; `name` is the file's, for messages.
+    Each tensor is read into a fresh array of its own. The rest of the tree is bounded by the
+    `allowance`. Raises FormatError; `name` is the file's, for messages.
     """
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_MAX_HEADER, len(data) - 8):
-        raise FormatError(f"{name} is no tree: its header does not fit into {len(data)} bytes")
-    header = Section(parse(data[8 : 8 + length], name), name)
+    length = int.from_bytes(_exactly(stream, min(8, size), name).tobytes(), "little")
+    if size < 8 or length > size - 8:
+        raise FormatError(f"{name} is no tree: its header does not fit into {size} bytes")
+    allowance.check(JSON_COST * length, f"a tree with a header of {length} bytes")
+    header = Section(parse(_exactly(stream, length, name).tobytes(), name), name)
     metadata = header.section("__metadata__")
     metadata.only({"tree"})
     skeleton = parse(metadata.text("tree").encode("utf-8", "surrogatepass"), name)
-    body = memoryview(data)[8 + length :]
-    leaves, end = {}, 0
+    leaves, end, data_bytes = {}, 0, size - 8 - length
     for key in header:
         if key != "__metadata__":
-            code, array, end = _array(header.section(key), body, end)
-            leaves[key] = make(array, code)
-    if end != len(body):
-        raise FormatError(f"{name} holds {len(body)} bytes of tensors, {end} are named")
+            code, dtype, shape, stop = _tensor(header.section(key), end, data_bytes)
+            values = _exactly(stream, stop - end, name)
+            leaves[key] = make(_array(values, code, dtype, shape, f"{name}: {key}"), code)
+            end = stop
+    if end != data_bytes:
+        raise FormatError(f"{name} holds {data_bytes} bytes of tensors, {end} are named")
     return _assemble(skeleton, leaves, name, 0)
 
 
-def _array(entry: Section, body: memoryview, start: int) -> tuple[str, npt.NDArray[Any], int]:
-    """Return a tensor that begins at `start`, where the one before it ended, and its own end."""
+def _exactly(stream: RawIOBase | BufferedIOBase, nbytes: int, name: str) -> npt.NDArray[np.uint8]:
+    """Return the next bytes in an array of their own; raises FormatError if the stream ends."""
+    found = np.empty(nbytes, np.uint8)
+    filled = 0
+    while filled < nbytes:
+        count = stream.readinto(found[filled:].data)
+        if not count:
+            raise FormatError(f"{name} ends within bytes that its header names")
+        filled += count
+    return found
+
+
+def _tensor(
+    entry: Section, start: int, data_bytes: int
+) -> tuple[str, np.dtype[Any], list[int], int]:
+    """Return what a tensor is that begins at `start`, where the one before ended, and its end."""
     entry.only({"dtype", "shape", "data_offsets"})
     code, shape, span = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
     if code not in _NAMES:
@@ -100,15 +126,20 @@ def _array(entry: Section, body: memoryview, start: int) -> tuple[str, npt.NDArr
         raise FormatError(f"{entry.name}: sizes and offsets are whole numbers, not negative")
     dtype = np.dtype(_NAMES[code])
     stop = start + math.prod(shape) * dtype.itemsize
-    if len(shape) > _MAX_DIMS or span != [start, stop] or stop > len(body):
+    if len(shape) > _MAX_DIMS or span != [start, stop] or stop > data_bytes:
         raise FormatError(f"{entry.name}: a tensor of this shape does not lie at its offsets")
-    array = np.frombuffer(body[start:stop], np.uint8).copy()
-    if code == "BOOL" and array.max(initial=0) > 1:
-        raise FormatError(f"{entry.name}: a truth value is 0 or 1")
+    return code, dtype, shape, stop
+
+
+def _array(
+    values: npt.NDArray[np.uint8], code: str, dtype: np.dtype[Any], shape: list[int], name: str
+) -> npt.NDArray[Any]:
+    if code == "BOOL" and values.max(initial=0) > 1:
+        raise FormatError(f"{name}: a truth value is 0 or 1")
     try:
-        return code, array.view(dtype).reshape(shape), stop
+        return values.view(dtype).reshape(shape)
     except (ValueError, OverflowError):  # no elements, but a side no array can have
-        raise FormatError(f"{entry.name}: no array has this shape") from None
+        raise FormatError(f"{name}: no array has this shape") from None
 
 
 def _skeleton(value: object, leaves: dict[str, Leaf], where: str, depth: int) -> Any:

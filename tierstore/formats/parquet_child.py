@@ -1,0 +1,175 @@
+"""Reads columns of a Parquet file for another process, within a limit of memory.
+
+What a page of a Parquet file unpacks to is known only to the decoder, which takes the memory first.
+So it is run in a process of its own, as a script that imports nothing of this library:
+
+    python -P parquet_child.py DESCRIPTOR BYTES
+
+A request is a line of JSON. An answer is the length of some JSON in four bytes, the JSON, and the
+buffers whose sizes it lists.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.parquet
+
+ELEMENTS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+BUFFER_BYTES = 1 << 20
+SMALL_BYTES = 32 << 20  # files up to this size are read by whole chunks
+SLACK_BYTES = 64 << 20  # for what is imported and allocated in any case
+
+
+Answer = tuple[dict[str, Any], list[Any]]
+
+
+class Damage(Exception):
+    """A file that does not hold what is asked for."""
+
+
+class Reader:
+    """A Parquet file and the passes over its columns that are under way."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        # A buffered read believes the sizes that pages have by their headers; that of a whole
+        # chunk is bounded by the file's.
+        size = os.fstat(source.fileno()).st_size
+        self._file = pyarrow.parquet.ParquetFile(
+            source, pre_buffer=False, buffer_size=BUFFER_BYTES if size > SMALL_BYTES else 0
+        )
+        self._passes: dict[int, Iterator[Answer]] = {}
+
+    def schema(self) -> Answer:
+        """Return the number of rows, and of each column its kind: floats, integers or strings."""
+        columns = {}
+        for field in self._file.schema_arrow:
+            columns[field.name] = {"text": str(field.type), **kind_of(field.type)}
+        return {"rows": self._file.metadata.num_rows, "columns": columns}, []
+
+    def length(self, column: str) -> Answer:
+        """Return how many numbers the first list has."""
+        batch = next(self._batches(column, 1), None)
+        if batch is None or not batch[0].is_valid:
+            raise Damage(f"the first list of {column!r} is missing or null")
+        return {"length": len(batch[0])}, []
+
+    def start(self, number: int, column: str, rows: int, dim: int) -> Answer:
+        """Start pass `number` over a column, `rows` at a time; `dim` is that of lists, or 0."""
+        self._passes[number] = self._blocks(column, rows, dim)
+        return {}, []
+
+    def next(self, number: int) -> Answer:
+        """Return the next rows of a pass, or none where it is done."""
+        found = next(self._passes[number], None)
+        if found is None:
+            del self._passes[number]
+            return {"rows": 0}, []
+        return found
+
+    def _batches(self, column: str, rows: int) -> Iterator[Any]:
+        for batch in self._file.iter_batches(rows, columns=[column], use_threads=False):
+            # A name with a dot selects the parts of a nested column too.
+            yield batch.column(batch.schema.get_field_index(column))
+
+    def _blocks(self, column: str, rows: int, dim: int) -> Iterator[Answer]:
+        row = 0
+        for batch in self._batches(column, rows):
+            if len(batch):
+                buffers = matrix(batch, column, row, dim) if dim else keys(batch, column)
+                yield {"rows": len(batch)}, buffers
+            row += len(batch)
+
+
+def kind_of(kind: Any) -> dict[str, Any]:
+    """Return what a column of this type can be read as."""
+    types = pyarrow.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        size = kind.list_size if types.is_fixed_size_list(kind) else None
+        return {"element": ELEMENTS.get(str(kind.value_type)), "size": size}
+    text = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_integer(kind):
+        return {"key": "integer"}
+    return {"key": "string"} if types.is_string(text) or types.is_large_string(text) else {}
+
+
+def matrix(lists: Any, column: str, row: int, dim: int) -> list[Any]:
+    """Return lists of `dim` numbers each as one buffer; `row` is the number of the first."""
+    values = lists.flatten()
+    unequal = (lists.value_lengths().to_numpy(zero_copy_only=False) != dim).any()
+    if lists.null_count or values.null_count or unequal:
+        raise Damage(
+            f"rows {row} to {row + len(lists) - 1} of {column!r} are not all {dim} numbers "
+            "without nulls"
+        )
+    return [values.to_numpy(zero_copy_only=True)]
+
+
+def keys(batch: Any, column: str) -> list[Any]:
+    """Return integers as one buffer, strings as where each ends and their UTF-8."""
+    if batch.null_count:
+        raise Damage(f"column {column!r} has nulls, {batch.null_count} of {len(batch)}")
+    if pyarrow.types.is_integer(batch.type):
+        return [batch.cast(pyarrow.int64()).to_numpy()]
+    strings = batch.cast(pyarrow.large_string())
+    strings.validate(full=True)  # offsets, and that it is UTF-8
+    offsets = pyarrow.Array.from_buffers(
+        pyarrow.int64(), len(strings) + 1, [None, strings.buffers()[1]], offset=strings.offset
+    ).to_numpy()
+    data = strings.buffers()[2]
+    text = memoryview(data)[offsets[0] : offsets[-1]] if data else b""
+    return [offsets - offsets[0], text]
+
+
+def answer(output: BinaryIO, header: dict[str, Any], buffers: list[Any]) -> None:
+    """Send an answer."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    text = json.dumps({**header, "buffers": [view.nbytes for view in views]}).encode()
+    output.write(struct.pack("<I", len(text)) + text)
+    for view in views:
+        output.write(view)
+    output.flush()
+
+
+def limit(nbytes: int) -> None:
+    """Let this process have so many more bytes of memory than it has."""
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (taken + nbytes, taken + nbytes))
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process says when to stop
+    descriptor, nbytes = map(int, sys.argv[1:])
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    limit(nbytes + SLACK_BYTES)
+    reader = None
+    header: dict[str, Any]
+    buffers: list[Any]
+    with contextlib.suppress(BrokenPipeError):
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            try:
+                if reader is None:
+                    reader = Reader(os.fdopen(descriptor, "rb"))
+                header, buffers = getattr(reader, request.pop("do"))(**request)
+            except MemoryError:
+                header, buffers = {"error": "memory"}, []
+            except Damage as error:
+                header, buffers = {"error": "damage", "reason": str(error)}, []
+            except Exception as error:
+                header, buffers = {"error": "parser", "reason": str(error)[:1000]}, []
+            answer(output, header, buffers)
+
+
+if __name__ == "__main__":
+    main()
