@@ -42,7 +42,7 @@ class Opened(abc.ABC):
     def __init__(self, options: Options) -> None:
         """Open a store, and as its writer remove what no version names."""
         self.guard = Guard(str(options.path), writable=options.writable)
-        self.prefetcher = Prefetcher()
+        self.prefetcher = Prefetcher(self.guard)
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
@@ -199,8 +199,10 @@ class Opened(abc.ABC):
     def publish(self, settle: Callable[[], object] = lambda: None, **changes: Any) -> None:
         """Publish the manifest with changes, and let every table take what it says.
 
-        `settle` makes durable what it names and is not so yet.
+        `settle` makes durable what it names and is not so yet. Raises ClosedError if a callback has
+        closed the store.
         """
+        self.guard.check(write=True)
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )

@@ -6,7 +6,7 @@ into what users get. `device_access` does the same on a GPU; a table has one of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,18 +203,16 @@ class HostAccess:
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
-        rows = self.ids(ids).rows
+        rows = self.ids(ids).rows.copy()  # the caller may fill its array anew
+
+        def look() -> Callable[[], None] | None:
+            return None if self.closed else self._top.prefetch(rows)
 
         def fetch() -> None:
-            with self._guard.use():
-                announce = self._top.prefetch(rows)
-            if announce is not None:  # without the lock: it waits for the disk
-                announce()
-            with self._guard.use():
-                if self._host is not None:
-                    self._host.fetch(rows, window)
+            if self._host is not None and not self.closed:
+                self._host.fetch(rows, window)
 
-        prefetcher.submit(fetch)
+        prefetcher.submit(look, fetch)
 
 
 class HostLease:

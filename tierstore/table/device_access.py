@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tierstore.errors import DeviceError, InvalidTypeError
 from tierstore.table.access import Piece
@@ -128,18 +127,21 @@ class DeviceAccess(DeviceArrays):
             rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
         else:
             rows = host_ids(ids, self.gpu.rows).rows.copy()  # the caller may go on to change his
-        prefetcher.submit(self._fetch_through(rows, window))
 
-    def _fetch_through(self, rows: npt.NDArray[np.int64], window: int) -> Callable[[], None]:
+        def look() -> Callable[[], None]:
+            advice = self.gpu.host.prefetch(rows)
+
+            def advise() -> None:
+                if advice is not None:
+                    advice()
+                self.gpu.await_fetches()
+
+            return advise
+
         def fetch() -> None:
-            with self.guard.use():
-                announce = self.gpu.host.prefetch(rows)
-            if announce is not None:  # without the lock: it waits for the disk
-                announce()
-            self.gpu.await_fetches()
             with self.using():
                 self.gpu.await_fetches()  # those of another thread, begun meanwhile
                 self.gpu.host.fetch(rows, window)
                 self.gpu.foresee(rows, window, stream=self.device.beside)
 
-        return fetch
+        prefetcher.submit(look, fetch)
