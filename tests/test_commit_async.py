@@ -20,7 +20,9 @@ from tierstore.errors import (
     ReadOnlyError,
     StoreFullError,
 )
+from tierstore.store import committing
 from tierstore.store.history import History
+from tierstore.threads import Worker
 
 ROWS, DIM = 300, 6
 SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.uniform(-1, 1, seed=3))
@@ -225,15 +227,12 @@ def test_a_full_disk_while_rows_are_handed_down_is_told_at_once(store, monkeypat
 
 def test_a_payload_survives_the_commit_of_another_thread_in_between(store, monkeypatch):
     """Between the payload and the rows another thread may commit, and sweep."""
-    start, once = threading.Thread.start, []
 
-    def start_late(thread):
-        if thread.name == "tierstore-commit" and not once:
-            once.append(thread)
-            store.commit(step=1)
-        start(thread)
+    def start_late(work, purpose):
+        store.commit(step=1)
+        return Worker(work, purpose)
 
-    monkeypatch.setattr(threading.Thread, "start", start_late)
+    monkeypatch.setattr(committing, "Worker", start_late)
     store["t"].write([1], np.full((1, DIM), 8, np.float32))
     assert store.commit_async(step=2, payload={"model": b"m" * 1000}).result() == 3
     store.close()

@@ -25,6 +25,7 @@ numbers involved and the next step.
     ├── ForkedStoreError       RuntimeError        a store used in a forked child
     ├── DeviceError            RuntimeError        a GPU that is absent, or the wrong one
     │   └── DeviceLostError                        … or has failed, with what was only there
+    ├── InternalError          RuntimeError        an error that nothing here foresees
     └── MissingExtraError      ImportError         an optional dependency is not installed
 """
 
@@ -44,6 +45,7 @@ __all__ = [
     "ExistsError",
     "ForkedStoreError",
     "FormatError",
+    "InternalError",
     "InvalidInputError",
     "InvalidTypeError",
     "LockedError",
@@ -159,6 +161,14 @@ class DeviceError(TierStoreError, RuntimeError):
 
 class DeviceLostError(DeviceError):
     """The GPU failed, and what was written only there is lost; the last commit is intact."""
+
+
+class InternalError(TierStoreError, RuntimeError):
+    """Python, NumPy or the C library failed in a way that nothing foresees; the cause is chained.
+
+    Where memory runs out, what they raise is not always a MemoryError. If it happened in the middle
+    of a call that changes the store, the store is closed; its last commit is intact.
+    """
 
 
 class MissingExtraError(TierStoreError, ImportError):

@@ -9,6 +9,7 @@ import threading
 from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from ctypes import ArgumentError
 from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import ClassVar, Self
@@ -19,16 +20,60 @@ from tierstore.errors import (
     ConcurrentWriterError,
     DeviceLostError,
     ForkedStoreError,
+    InternalError,
     ReadOnlyError,
     TierStoreError,
 )
 
-__all__ = ["Guard", "Use", "interrupts_deferred"]
+__all__ = ["Guard", "Use", "internal_errors", "interrupts_deferred"]
 
 _PATIENCE = 0.05
 """Seconds after which a thread that waits for the store looks whether it was interrupted."""
 
+# Tuples that exist already: after a MemoryError, what decides about closing allocates nothing.
+_FINAL = (CommitFailedError, ConcurrentWriterError, DeviceLostError)
+_HARMLESS = (TierStoreError, Warning)
+_INTERNAL = (SystemError, ArgumentError)
+_PASSING = (MemoryError, TimeoutError)
+_BROKEN_OFF = "a call was broken off in the middle"
+
 _Handler = Callable[[int, FrameType | None], object]
+
+
+class internal_errors:  # noqa: N801 - used like a function
+    """Raise InternalError for what only the interior of Python, NumPy or ctypes raises.
+
+    For calls that use no store, or run code of the caller's, whose own errors pass.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Raise InternalError from such an error."""
+        if error is not None and _is_internal(error):
+            raise _internal(error, "nothing was changed") from error
+
+
+def _is_internal(error: BaseException) -> bool:
+    """Whether no code of the caller's can have meant to raise this."""
+    return isinstance(error, _INTERNAL) or (
+        type(error) is RuntimeError and str(error).startswith("can't ")  # … allocate lock
+    )
+
+
+def _internal(error: BaseException, outcome: str) -> InternalError:
+    return InternalError(
+        f"{type(error).__name__}: {error}, which this call does not expect; memory may have run "
+        f"out; {outcome}"
+    )
 
 
 class interrupts_deferred:  # noqa: N801 - used like a function
@@ -90,10 +135,14 @@ class _LetThrough:
     def __enter__(self) -> None:
         """Let through what came before, and from now on."""
         use = self._use
-        if use._handler is not None:
-            use._tell()
-            interrupts_deferred._deferring = False
-            use._through = True
+        try:
+            if use._handler is not None:
+                use._tell()
+                interrupts_deferred._deferring = False
+                use._through = True
+        except BaseException as error:
+            use._harmless = id(error)
+            raise
 
     def __exit__(
         self,
@@ -103,10 +152,16 @@ class _LetThrough:
     ) -> None:
         """Hold back again; what was raised and has not come here was lost, and is still to tell."""
         use = self._use
-        if use._handler is not None:
-            use._through = False
-            interrupts_deferred._deferring = True
-            del use._caught[0 if error is not None else 1 :]
+        try:
+            if error is not None:
+                use._harmless = id(error)
+            if use._handler is not None:
+                use._through = False
+                interrupts_deferred._deferring = True
+                del use._caught[0 if error is not None else 1 :]
+        except BaseException as late:
+            use._harmless = id(late)
+            raise
 
 
 class Use(interrupts_deferred):
@@ -116,13 +171,13 @@ class Use(interrupts_deferred):
     in between might find it taken with nobody to give it back.
     """
 
-    __slots__ = ("_guard", "_interruptible", "_write")
+    __slots__ = ("_guard", "_harmless", "_write")
 
     def __init__(self, guard: Guard, *, write: bool) -> None:
         """Prepare to enter; nothing is held yet."""
         self._guard = guard
         self._write = write
-        self._interruptible = False
+        self._harmless = 0  # the id of an error, which is not kept alive
 
     def __enter__(self) -> Self:
         """Wait for the other threads, hold interrupts back, and check that all is as it must be."""
@@ -153,13 +208,12 @@ class Use(interrupts_deferred):
             self._handler(SIGINT, self._caught.pop())
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Let interrupts through in a part of this use.
+        """Let interrupts through in a part of this use, and leave the store open after any error.
 
-        For what takes long and changes nothing in memory that an interrupt could leave half done:
-        it leaves the store open. An interrupt that Python drops there, as it does where one comes
-        in a destructor, is raised at the end.
+        For what takes long, or runs code of the caller's, and changes nothing in memory that could
+        be left half done. An interrupt that Python drops there, as it does where one comes in a
+        destructor, is raised at the end.
         """
-        self._interruptible = True
         return _LetThrough(self)
 
     def __exit__(
@@ -176,19 +230,34 @@ class Use(interrupts_deferred):
             self._leave()
 
     def _judge(self, error: BaseException) -> None:
-        """Close the store after an error that its memory may not be whole after."""
-        if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError):
-            self._guard.close(str(error))
-        elif (
-            isinstance(error, KeyboardInterrupt | MemoryError)
-            and not isinstance(error, TierStoreError)  # CapacityError was seen coming
-            and not self._interruptible
-        ):
-            self._guard.close("it was interrupted in the middle of a call")
+        """Close the store after an error that its memory may not be whole after.
+
+        Errors of this library are raised before anything has changed, or where all is whole. What
+        else comes from here may have come from anywhere, and is an InternalError if it is not
+        MemoryError, an interrupt, or an exception of the caller's.
+        """
+        guard = self._guard
+        if isinstance(error, _FINAL):
+            guard.close(error.args[0] if error.args else _BROKEN_OFF)
+        elif id(error) == self._harmless:
+            if _is_internal(error):
+                raise _internal(error, "the store stays open, with all that it had") from error
+        elif not isinstance(error, _HARMLESS):
+            guard.close(_BROKEN_OFF)
+            if (
+                isinstance(error, Exception)
+                and not isinstance(error, _PASSING)
+                and type(error).__module__ in ("builtins", "ctypes")
+            ):
+                raise _internal(error, "the store is closed, its last commit is intact") from error
 
     def _leave(self) -> None:
+        guard = self._guard
         try:
-            self._guard.lock.release()
+            guard.lock.release()
+            if guard.then is not None and not guard.held:
+                then, guard.then = guard.then, None
+                then()
         finally:
             super().__exit__()
 
@@ -203,6 +272,7 @@ class Guard:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self._closed = ""
+        self.then: Callable[[], object] | None = None
 
     @property
     def closed(self) -> bool:
@@ -219,8 +289,8 @@ class Guard:
         """Let one thread into the store; an interrupt waits until the body is done.
 
         A failed sync, and whatever breaks off the body in the middle, closes the store for good:
-        its last commit is intact, its memory may not be. `Use.interruptible` is for parts that an
-        interrupt may break off.
+        its last commit is intact, its memory may not be. So arguments are checked before, or raise
+        an error of this library. `Use.interruptible` is for parts that may be broken off.
         """
         return Use(self, write=write)
 
@@ -244,6 +314,9 @@ class Guard:
                 "for reading: tierstore.open(path)"
             )
 
-    def close(self, reason: str = "it was closed") -> None:
-        """Refuse every call from now on."""
+    def close(
+        self, reason: str = "it was closed", *, then: Callable[[], object] | None = None
+    ) -> None:
+        """Refuse every call from now on; call `then` when the calling thread's uses have ended."""
         self._closed = self._closed or reason
+        self.then = then

@@ -8,6 +8,7 @@ For rows that need not outlive the process: nothing is written to a disk, nothin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast
@@ -17,7 +18,7 @@ import numpy as np
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
-from tierstore.errors import InvalidInputError
+from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.guard import Guard
 from tierstore.laws import Law
 from tierstore.manifest import TableInfo
@@ -65,7 +66,7 @@ class Scratch:
         Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
         """
         self.guard = Guard(f"table {name!r}", writable=True)
-        self.prefetcher = Prefetcher()
+        self.prefetcher = Prefetcher(self.guard)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         tiers = place(origin, name, budget, share=1.0, device=find_device(device), policy=lru())
@@ -87,7 +88,7 @@ class Scratch:
     def close(self) -> None:
         """Give the memory back, and the rows with it; harmless when repeated."""
         self.prefetcher.close()
-        if not self.guard.closed:
+        with contextlib.suppress(ClosedError), self.guard.use():
             self.guard.close()
             self.table.close()
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+from tierstore.errors import StoreIOError
+from tierstore.threads import Worker
+
 __all__ = ["at_leisure", "paced"]
 
 _LEAD = 3
+_PATIENCE = 0.05
+"""Seconds after which what waits for the thread that runs ahead looks whether it is alive."""
 _REST = 2
 
 
@@ -21,7 +25,7 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
     again before they are copied. Announcing waits for the disk wherever its queue is full; that is
     what sets the pace.
     """
-    announced: queue.SimpleQueue[int] = queue.SimpleQueue()
+    announced = threading.Semaphore(0)
     room = threading.Semaphore(_LEAD)
     over = threading.Event()
 
@@ -32,18 +36,23 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
                 return
             with contextlib.suppress(Exception):  # it is advice: a read finds the page anyway
                 announce(number)
-            announced.put(number)
+            announced.release()
 
-    thread = threading.Thread(target=run_ahead, name="tierstore-announce", daemon=True)
-    thread.start()
     try:
-        for _ in range(count):
-            yield announced.get()
+        worker = Worker(run_ahead, "read ahead")
+    except (StoreIOError, MemoryError):  # all is found without advice, but later
+        yield from range(count)
+        return
+    try:
+        for number in range(count):
+            while worker.alive and not announced.acquire(timeout=_PATIENCE):
+                pass
+            yield number
             room.release()
     finally:
         over.set()
         room.release()
-        thread.join()
+        worker.join()
 
 
 def at_leisure(steps: Iterator[None], hurry: threading.Event) -> Iterator[None]:

@@ -14,7 +14,7 @@ from tierstore.io import system
 from tierstore.io.directory import Directory
 from tierstore.io.system import explained, sync_descriptor
 
-__all__ = ["publish"]
+__all__ = ["publish", "withdraw"]
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     target = Path(os.path.abspath(target))
     with explained("create", str(target)):
         _check_target(target, force=force)
-    temporary = target.with_name(f".{target.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
+    temporary = _beside(target)
     try:
         yield temporary
         _sync_tree(temporary)
@@ -49,6 +49,20 @@ def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
         else:
             temporary.unlink(missing_ok=True)
         raise
+
+
+def withdraw(path: str | Path) -> None:
+    """Take a directory that was published away again: its name at once, then what is in it."""
+    path = Path(os.path.abspath(path))
+    temporary = _beside(path)
+    with explained("remove", str(path)), Directory.open(path.parent) as parent:
+        parent.rename(path.name, temporary.name)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    """Return a fresh name beside `path` for what is not yet, or no more, under its own."""
+    return path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
 
 
 def _check_target(target: Path, *, force: bool) -> None:

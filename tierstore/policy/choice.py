@@ -56,6 +56,13 @@ class Choice:
         below = 0 if self.on is None else Lookahead.bytes_for(rows) + self.on._ranking_bytes(rows)
         return below or AgedFrequency.bytes_for(rows)
 
+    def check(self, rows: int) -> None:
+        """Raise InvalidInputError or InvalidTypeError if this is no policy for `rows` rows."""
+        if self.name == "static":
+            count_keys(self.counts, rows)
+        if self.on is not None:
+            self.on.check(rows)
+
     def make(
         self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
     ) -> Policy:

@@ -12,13 +12,19 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
+from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 from tierstore.guard import interrupts_deferred
 from tierstore.store.payload import remove_payloads, write_payloads
 from tierstore.store.session import Session
 from tierstore.strictjson import json_values
+from tierstore.threads import Worker
 
 __all__ = ["Draft", "PendingCommit"]
+
+_ENDED = (
+    "the thread that was to commit ended before it could say how; memory may have run out: open "
+    "the store again to see which version it has"
+)
 
 
 class Draft:
@@ -43,7 +49,7 @@ class Draft:
                 self._scalars[name] = json_values(table.scalars)
                 table.tiers.flush()
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
     def publish(self) -> int:
@@ -70,17 +76,16 @@ class Draft:
             )
         except (StoreIOError, StoreFullError, InvalidInputError):
             # After a CommitFailedError there may be a version, which names the payload.
-            self._give_up()
+            self.give_up()
             raise
         session.drafted -= self._names
-        session.tidy()
         return version
 
     def _sync_deltas(self) -> None:
         for table in self._session.tables.values():
             table.generation.sync()
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Remove the payload: there will be no version that names it."""
         self._session.drafted -= self._names
         remove_payloads(self._session.directory, self._payload)
@@ -95,31 +100,42 @@ class PendingCommit(Future[int]):
     def __init__(self, session: Session) -> None:
         """Prepare; nothing is held yet."""
         super().__init__()
-        self.seen = False
-        """Whether somebody has been told of the outcome."""
+        self.seen = True
+        """Whether the caller knows its outcome; what `start` raises is one."""
         self._session = session
+        self._worker: Worker | None = None
         self._held = threading.Event()
         self._ready = threading.Event()
-        self._draft: Draft | None = None
+        self._begun = self._handed = False
         self._error: BaseException | None = None
 
     def result(self, timeout: float | None = None) -> int:
         """Wait and return the version, or raise what went wrong."""
+        self._join(timeout)
         try:
-            return super().result(timeout)
+            return super().result(None if timeout is None else 0)
         finally:
             self.seen = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait and return what went wrong, or None."""
-        error = super().exception(timeout)
+        self._join(timeout)
+        error = super().exception(None if timeout is None else 0)
         self.seen = True
         return error
+
+    def _join(self, timeout: float | None) -> None:
+        """Wait for the thread, at most so many seconds; what it could not say is said here."""
+        if self._worker is None or self.done():
+            return
+        self._worker.join(timeout)
+        if not self._worker.alive and not self.done():
+            self.set_exception(InternalError(_ENDED))
 
     def start(self, step: int | None, payload: Mapping[str, object], *, confirm: bool) -> None:
         """Put everything into its files, and leave the rest to a thread, which has the store then.
 
-        An interrupt waits until that is so.
+        An interrupt waits while rows are put there; before that, it gives the commit up.
         """
         session = self._session
         if session.guard.held:
@@ -127,39 +143,47 @@ class PendingCommit(Future[int]):
                 "commit_async cannot be called from within another call of the store, such as "
                 "a progress callback; call it when that is done"
             )
-        # To turn values into bytes may run anybody's code, which may read rows: the thread must
-        # not have the store yet.
-        with session.guard.use(write=True), session.alone("commit"):
-            self._draft = Draft(session, step, payload, confirm=confirm)
+        # To turn values into bytes may run code of the caller's, which may read rows: the thread
+        # must not have the store yet.
+        with session.guard.use(write=True) as use, session.alone("commit"), use.interruptible():
+            draft = Draft(session, step, payload, confirm=confirm)
         self.set_running_or_notify_cancel()
-        with interrupts_deferred():
-            thread = threading.Thread(target=self._work, name="tierstore-commit")
-            thread.start()
-            handed = False
-            try:
-                self._held.wait()
-                if not self.done():
-                    self._draft.hand_down()
-                    handed = True
-            except BaseException as error:
-                self._error = error
-            self._ready.set()
-            if not handed:
-                thread.join()
-        if not handed:
-            self.result()
-
-    def _work(self) -> None:
-        """Have the store from before rows are handed down until they are a version."""
         try:
-            with self._session.guard.use(write=True), self._session.alone("commit"):
-                self._held.set()
-                self._ready.wait()
-                if self._error is not None or self._draft is None:
-                    raise self._error or RuntimeError("nothing was drafted")
-                version = self._draft.publish()
+            self._worker = Worker(lambda: self._work(draft), "commit")
+            if not self._worker.wait(self._held):
+                raise InternalError(_ENDED)
+            with interrupts_deferred():
+                if not self.done():
+                    self._begun = True
+                    draft.hand_down()
+                    self._handed, self.seen = True, False
         except BaseException as error:
             self._error = error
+            if self._worker is None or not self._worker.alive:
+                draft.give_up()
+            if self._handed or not self._begun:
+                raise
+        finally:
+            self._ready.set()
+        if not self._handed:
+            self.result()
+
+    def _work(self, draft: Draft) -> None:
+        """Have the store from before rows are handed down until they are a version."""
+        try:
+            with self._session.guard.use(write=True) as use, self._session.alone("commit"):
+                self._held.set()
+                self._ready.wait()
+                if not self._begun:
+                    with use.interruptible():
+                        draft.give_up()
+                        raise self._error or InternalError(_ENDED)
+                if not self._handed:
+                    raise self._error or InternalError(_ENDED)
+                version = draft.publish()
+                with use.interruptible():
+                    self._session.tidy()
+        except BaseException as error:
             self.set_exception(error)
         else:
             self.set_result(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,19 +10,19 @@ from pathlib import Path
 from tierstore import io
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
-from tierstore.errors import InvalidTypeError
+from tierstore.errors import InvalidTypeError, TierStoreError
 from tierstore.manifest import Identity, Manifest, TableInfo
 from tierstore.spec import TableSpec, check_name
 from tierstore.store.history import write_skeleton
+from tierstore.store.locking import WriterLock
 
-__all__ = ["create_store"]
+__all__ = ["check_tables", "create_store", "discard_store"]
 
 
 def create_store(
     path: str | Path, tables: Mapping[str, TableSpec], progress: Progress | None = None
 ) -> None:
     """Write a store with these tables beside `path` and give it that name when it is complete."""
-    _check_tables(tables)
     total = sum(spec.rows for spec in tables.values())
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
@@ -39,7 +40,26 @@ def create_store(
         write_skeleton(directory, identity, Manifest(identity.uuid, 1, 1, infos, confirmed=1))
 
 
-def _check_tables(tables: Mapping[str, TableSpec]) -> None:
+def discard_store(path: str | Path, error: BaseException) -> None:
+    """Remove a store that was just made and that its maker could not open because of `error`.
+
+    A store that another process writes to by now stays, and so does one that cannot be removed: a
+    note of the error says so.
+    """
+    try:
+        with (
+            io.Directory.open(path) as directory,
+            contextlib.closing(WriterLock(directory, allow_network=True)),
+        ):
+            io.withdraw(path)
+    except (TierStoreError, OSError, MemoryError) as reason:
+        error.add_note(f"{path} was made and is still there ({reason}); open it or remove it")
+
+
+def check_tables(tables: Mapping[str, TableSpec]) -> None:
+    """Raise InvalidTypeError or InvalidInputError for what cannot be the tables of a store."""
+    if not isinstance(tables, Mapping):
+        raise InvalidTypeError(f"tables are a dict from name to TableSpec, not {tables!r}")
     for name, spec in tables.items():
         check_name(name)
         if not isinstance(spec, TableSpec):

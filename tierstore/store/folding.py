@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import Protocol
 
 from tierstore import memory
@@ -34,9 +34,10 @@ from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.pacing import at_leisure
 from tierstore.disk.tier import DiskTier
-from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
+from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 from tierstore.manifest import TableInfo
 from tierstore.store.opened import Opened
+from tierstore.threads import Worker
 
 __all__ = ["Behind", "Folder"]
 
@@ -313,41 +314,43 @@ def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
-class Behind(Future[None]):
+class Behind:
     """Work that a thread of its own does in steps, resting in between until it is waited for."""
 
     def __init__(self, steps: Iterator[None]) -> None:
-        """Begin with it."""
-        super().__init__()
-        self._steps = steps
+        """Begin with it; raises StoreIOError where no thread can be had."""
+        self._steps: Iterator[None] | None = steps
+        self._error: BaseException | None = InternalError(
+            "the thread that was to fold ended; memory may have run out, fold again"
+        )
         self._hurry = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tierstore-fold", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise StoreIOError(f"no thread can be started to fold the store: {error}") from error
+        self._worker = Worker(self._run, "fold the store")
 
     def _run(self) -> None:
         try:
-            for _ in at_leisure(self._steps, self._hurry):
+            for _ in at_leisure(self._steps or iter(()), self._hurry):
                 if self._over.is_set():
                     raise CancelledError
+            self._error = None
         except BaseException as error:
-            self.set_exception(error)
-        else:
-            self.set_result(None)
+            self._error = error
         finally:
-            del self._steps
+            self._steps = None
+
+    def done(self) -> bool:
+        """Whether nothing of it goes on any more."""
+        return not self._worker.alive
 
     def finish(self) -> None:
         """Wait until all is done, without more rests; raise what went wrong."""
         self._hurry.set()
-        self.result()
-        self._thread.join()
+        self._worker.join()
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Have it end after the step it is at, and wait for that."""
         self._over.set()
         self._hurry.set()
-        self._thread.join()
+        self._worker.join()

@@ -22,13 +22,14 @@ from tierstore.errors import (
 from tierstore.guard import Guard, interrupts_deferred
 from tierstore.manifest import Manifest, TableInfo
 from tierstore.policy import choose
+from tierstore.spec import TableSpec
 from tierstore.store import lifetime
 from tierstore.store.history import History, open_directory, read_identity
 from tierstore.store.locking import ReaderLock, WriterLock
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
 from tierstore.table import Table
-from tierstore.table.placement import place
+from tierstore.table.placement import check_fit, place
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.tiers import Tiers
 
@@ -49,7 +50,7 @@ class Opened(abc.ABC):
     def __init__(self, options: Options) -> None:
         """Open a store, and as its writer remove what no version names."""
         self.guard = Guard(str(options.path), writable=options.writable)
-        self.prefetcher = Prefetcher()
+        self.prefetcher = Prefetcher(self.guard)
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
@@ -212,11 +213,22 @@ class Opened(abc.ABC):
             generation.close()
             raise
 
+    def check_fit(self, name: str, spec: TableSpec) -> None:
+        """Check that a table, new or of another shape, can be opened, before it is written.
+
+        Raises CapacityError, and what a policy raises that does not go with it.
+        """
+        specs = {other: info.spec for other, info in self.manifest.tables.items()}
+        options = self._options
+        check_fit({**specs, name: spec}, options.budget, options.policy, options.device)
+
     def publish(self, settle: Callable[[], object] = lambda: None, **changes: Any) -> None:
         """Publish the manifest with changes, and let every table take what it says.
 
-        `settle` makes durable what it names and is not so yet.
+        `settle` makes durable what it names and is not so yet. Raises ClosedError if a callback has
+        closed the store.
         """
+        self.guard.check(write=True)
         manifest = dataclasses.replace(
             self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
         )

@@ -12,10 +12,10 @@ from tierstore.disk.base import Progress
 from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
-from tierstore.store.creating import create_store
+from tierstore.store.creating import check_tables, create_store, discard_store
 from tierstore.store.options import Options
 from tierstore.store.store import Store
-from tierstore.table.placement import find_device
+from tierstore.table.placement import check_fit, find_device
 from tierstore.transfer import Device
 
 __all__ = ["create", "open"]
@@ -33,17 +33,33 @@ def create(
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
-    Every row is written, and disk space for all of them reserved, before the store appears under
-    its name: a full disk, a kill or a power cut leaves nothing. `progress(done, total)` is called
-    with rows. Raises ExistsError, StoreFullError, InvalidInputError.
+    The arguments are checked before anything is written. Every row is written, and disk space for
+    all of them reserved, before the store appears under its name: a full disk, a kill or a power
+    cut leaves nothing. A store that is made and cannot be opened is removed again.
+    `progress(done, total)` is called with rows. Raises ExistsError, StoreFullError, CapacityError,
+    InvalidInputError.
     """
     where = io.locate(path)
     if isinstance(where, io.Objects):
         raise InvalidInputError(
             f"{where} is not on a disk: create the store on one, and save a copy of it there"
         )
+    check_tables(tables)
+    options = Options(
+        path=where,
+        mode="r+",
+        budget=Budget() if budget is None else budget,
+        policy=policy,
+        keep=keep,
+        device=find_device(device),
+    )
+    check_fit(tables, options.budget, policy, options.device)
     create_store(where, tables, progress)
-    return open(path, "r+", budget=budget, policy=policy, keep=keep, device=device)
+    try:
+        return Store(options)
+    except BaseException as error:
+        discard_store(where, error)
+        raise
 
 
 def open(
@@ -82,7 +98,7 @@ def open(
     options = Options(
         path=io.locate(path),
         mode=mode,
-        budget=budget or Budget(),
+        budget=Budget() if budget is None else budget,
         policy=policy,
         version=version,
         discard_newer=discard_newer,

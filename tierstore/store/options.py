@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tierstore import io
 from tierstore.budget import Budget
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 from tierstore.transfer import Device
 
@@ -18,7 +18,7 @@ __all__ = ["Options"]
 class Options:
     """The arguments of `tierstore.open`, checked, with the device found; None is the CPU.
 
-    Raises InvalidInputError for what contradicts itself.
+    Raises InvalidTypeError, and InvalidInputError for what contradicts itself.
     """
 
     path: Path | io.Objects
@@ -33,7 +33,12 @@ class Options:
     check_ids: str = "async"
 
     def __post_init__(self) -> None:
-        """Check that they go together."""
+        """Check each, and that they go together."""
+        if not isinstance(self.budget, Budget):
+            raise InvalidTypeError(f"a budget is a tierstore.Budget, not {self.budget!r}")
+        for name, number in (("keep", self.keep), ("version", self.version)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise InvalidTypeError(f"{name} is an int, not {number!r}")
         if self.mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
-from tierstore.errors import ExistsError, InvalidInputError
+from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.store.opened import Opened
@@ -43,7 +43,10 @@ def replace(
 
     External keys stay where none are given and the number of rows is the same.
     """
+    if not isinstance(spec, TableSpec):
+        raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
     store.check_clean("change a table")
+    store.check_fit(name, spec)
     if not store.directory.exists(name):
         store.directory.make_directory(name).close()
     old = store.tables.get(name)

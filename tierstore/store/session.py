@@ -135,6 +135,9 @@ class Session(Opened):
         if os.getpid() != self.guard.pid:
             return
         self.prefetcher.close()
+        if self.guard.held:
+            self.guard.close("it was closed from within this call", then=self.close)
+            return
         lost = 0
         try:
             if self.guard.writable:

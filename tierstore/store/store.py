@@ -134,10 +134,14 @@ class Store:
         opened again; the version before is intact.
         """
         self._before_commit(step, payload)
-        with self._guard.use(write=True), self._session.alone("commit"):
-            draft = Draft(self._session, step, payload or {}, confirm=confirm)
+        with self._guard.use(write=True) as use, self._session.alone("commit"):
+            with use.interruptible():  # it turns the caller's values into bytes
+                draft = Draft(self._session, step, payload or {}, confirm=confirm)
             draft.hand_down()
-            return draft.publish()
+            version = draft.publish()
+            with use.interruptible():
+                self._session.tidy()
+            return version
 
     def commit_async(
         self,
@@ -157,8 +161,10 @@ class Store:
         """
         self._before_commit(step, payload)
         pending = PendingCommit(self._session)
-        pending.start(step, payload or {}, confirm=confirm)
-        self._pending = pending
+        try:
+            pending.start(step, payload or {}, confirm=confirm)
+        finally:
+            self._pending = pending
         return pending
 
     def _before_commit(self, step: int | None, payload: Mapping[str, object] | None) -> None:
@@ -178,6 +184,8 @@ class Store:
 
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise InvalidTypeError(f"a version is an int, not {version!r}")
         with self._guard.use(write=True), self._session.alone("confirm a version"):
             if version not in self._session.history.versions():
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
@@ -186,9 +194,9 @@ class Store:
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""
-        self._guard.check(write=True)
-        self._session.prefetcher.wait()
-        with self._guard.use(write=True):
+        with self._guard.use(write=True) as use:
+            with use.interruptible():
+                self._session.prefetcher.settle()
             for table in self._session.tables.values():
                 table.discard()
 
@@ -357,6 +365,9 @@ class Store:
 
         A fold under way is left to a later session. Where three times as much has gathered as lets
         one begin, it is waited for; Ctrl-C gives that up, and so does leaving `with` by an error.
+
+        From within another call of the store, such as a progress callback, this refuses every use
+        from then on, and closes when that call has ended.
         """
         self._close()
 

@@ -7,7 +7,7 @@ into what users get. `device_access` does the same on a GPU; a table has one of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -192,16 +192,14 @@ class HostAccess:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
         rows, epoch = self.ids(ids).rows.copy(), self.tiers.epoch  # the ids are the caller's
 
-        def fetch() -> None:
-            with self.guard.use():
-                announce = None if epoch.ended else self._top.prefetch(rows)
-            if announce is not None:  # without the lock: it waits for the disk
-                announce()
-            with self.guard.use():
-                if self.tiers.host is not None and not epoch.ended:
-                    self.tiers.host.fetch(rows, window)
+        def look() -> Callable[[], None] | None:
+            return None if epoch.ended else self._top.prefetch(rows)
 
-        prefetcher.submit(fetch)
+        def fetch() -> None:
+            if self.tiers.host is not None and not epoch.ended:
+                self.tiers.host.fetch(rows, window)
+
+        prefetcher.submit(look, fetch)
 
 
 class HostLease:

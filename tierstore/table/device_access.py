@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tierstore.errors import DeviceError, InvalidTypeError
 from tierstore.table.access import Piece
@@ -128,20 +127,25 @@ class DeviceAccess(DeviceArrays):
             rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
         else:
             rows = host_ids(ids, self.gpu.rows).rows.copy()  # the caller may go on to change his
-        prefetcher.submit(self._fetch_through(rows, window))
 
-    def _fetch_through(self, rows: npt.NDArray[np.int64], window: int) -> Callable[[], None]:
         gpu, epoch = self.gpu, self.gpu.epoch
 
+        def look() -> Callable[[], None] | None:
+            if epoch.ended:
+                return None
+            advice = gpu.host.prefetch(rows)
+
+            def advise() -> None:
+                if advice is not None:
+                    advice()
+                gpu.await_fetches()  # nor does the host tier wait for them within the guard
+
+            return advise
+
         def fetch() -> None:
-            with self.guard.use():
-                announce = None if epoch.ended else gpu.host.prefetch(rows)
-            if announce is not None:  # without the lock: it waits for the disk
-                announce()
-                gpu.await_fetches()  # nor does the host tier wait for them within it
             with self.using():
                 if not epoch.ended:
                     gpu.host.fetch(rows, window)
                     gpu.foresee(rows, window, stream=self.device.beside)
 
-        return fetch
+        prefetcher.submit(look, fetch)

@@ -6,12 +6,13 @@ import contextlib
 import functools
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tierstore.budget import Budget
-from tierstore.errors import CapacityError, DeviceError, InvalidInputError
+from tierstore.errors import CapacityError, DeviceError, InvalidInputError, InvalidTypeError
 from tierstore.memory import available_bytes
-from tierstore.policy import Choice
+from tierstore.policy import Choice, Policies, choose
+from tierstore.spec import TableSpec
 from tierstore.table.tiers import LowestTier, Tiers
 from tierstore.tier import room
 from tierstore.tier.gpu import GpuTier
@@ -20,7 +21,7 @@ from tierstore.tier.gpu.worth import goes_by_worth
 from tierstore.tier.host import HostTier
 from tierstore.transfer import CudaDevice, Device
 
-__all__ = ["find_device", "place"]
+__all__ = ["check_fit", "find_device", "place"]
 
 
 def find_device(name: str | Device) -> Device | None:
@@ -30,6 +31,8 @@ def find_device(name: str | Device) -> Device | None:
     imported for nothing but a GPU.
     """
     if not isinstance(name, str):
+        if not hasattr(name, "torch_name"):
+            raise InvalidTypeError(f"a device is a name such as 'cuda:0', not {name!r}")
         return name
     if name == "cpu":
         return None
@@ -45,6 +48,30 @@ def find_device(name: str | Device) -> Device | None:
     return CudaDevice(int(match.group(1) or 0))
 
 
+def check_fit(
+    tables: Mapping[str, TableSpec],
+    budget: Budget,
+    policy: Policies | None,
+    device: Device | None,
+) -> None:
+    """Check that tables can be placed, before anything is made for them.
+
+    Raises CapacityError for a budget that is too small for one of them, and what a wrong policy
+    raises. Memory that is not there shows only in `place`.
+    """
+    total = sum(spec.nbytes for spec in tables.values())
+    for name, spec in tables.items():
+        _slots_of(
+            spec.rows,
+            spec.layout.record_bytes,
+            name,
+            budget,
+            share=spec.nbytes / total,
+            device=device,
+            policy=choose(policy, name),
+        )
+
+
 def place(
     disk: LowestTier,
     name: str,
@@ -56,17 +83,11 @@ def place(
 ) -> Tiers:
     """Return the tiers a budget gives to a table over its disk tier.
 
-    `share` is the table's part of what is given for all tables, `policy` is that of both tiers. A
-    GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there each
-    has one slot at least. Raises CapacityError.
+    `share` is the table's part of what is given for all tables, `policy` is that of both tiers.
+    Raises CapacityError.
     """
     rows, width = disk.rows, disk.record_bytes
-    least = 0 if device is None else 1
-    whole = HostTier.bytes_for(rows, width, rows)
-    default = min(whole, int(available_bytes() // 4 * share))
-    slots_for = functools.partial(HostTier.slots_for, policy=policy)
-    slots = _slots(budget, "host", name, rows, width, share, default, slots_for)
-    slots = max(slots, least)
+    slots, on_gpu = _slots_of(rows, width, name, budget, share=share, device=device, policy=policy)
     if slots == 0:
         return Tiers(name, disk)
     disk.queue_bytes = room.queue_bytes(width, min(slots, rows))
@@ -76,15 +97,43 @@ def place(
     with device.current():
         host = HostTier(disk, slots=slots, kind=kind, policy=policy)
         try:
-            worth = goes_by_worth(policy)
-            whole = GpuMemory.bytes_for(rows, width, rows, worth=worth)
-            default = min(whole, int(device.free_bytes() // 2 * share))
-            on_gpu = functools.partial(GpuMemory.slots_for, worth=worth)
-            slots = _slots(budget, "gpu", name, rows, width, share, default, on_gpu)
-            return Tiers(name, disk, host, _gpu_tier(host, max(slots, least), device, policy))
+            return Tiers(name, disk, host, _gpu_tier(host, on_gpu, device, policy))
         except BaseException:
             host.close()
             raise
+
+
+def _slots_of(
+    rows: int,
+    width: int,
+    name: str,
+    budget: Budget,
+    *,
+    share: float,
+    device: Device | None,
+    policy: Choice,
+) -> tuple[int, int]:
+    """Return the slots of a table of `rows` records of `width` bytes in the host and GPU tiers.
+
+    A GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there each
+    has one slot at least. Raises CapacityError.
+    """
+    least = 0 if device is None else 1
+    whole = HostTier.bytes_for(rows, width, rows)
+    default = min(whole, int(available_bytes() // 4 * share))
+    slots_for = functools.partial(HostTier.slots_for, policy=policy)
+    on_host = max(_slots(budget, "host", name, rows, width, share, default, slots_for), least)
+    if 0 < on_host < rows:
+        policy.check(rows)
+    if device is None:
+        return on_host, 0
+    with device.current():
+        worth = goes_by_worth(policy)
+        whole = GpuMemory.bytes_for(rows, width, rows, worth=worth)
+        default = min(whole, int(device.free_bytes() // 2 * share))
+        slots_for = functools.partial(GpuMemory.slots_for, worth=worth)
+        on_gpu = _slots(budget, "gpu", name, rows, width, share, default, slots_for)
+        return on_host, max(on_gpu, least)
 
 
 def _slots(

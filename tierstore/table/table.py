@@ -25,7 +25,7 @@ from tierstore.table.ids import Ids, on_host
 from tierstore.table.owner import Owner
 from tierstore.table.tiers import Tiers
 from tierstore.table.trace import Recording
-from tierstore.table.warming import warm
+from tierstore.table.warming import rows_to_warm
 
 __all__ = ["Table"]
 
@@ -241,8 +241,17 @@ class Table:
         """
         if self.host is None:
             return 0
-        with self._owner.guard.use():
-            return warm(self.host, ids, counts, progress)
+        rows, keys = rows_to_warm(self.host, ids, counts)
+        with self._owner.guard.use() as use:
+
+            def report(done: int, total: int) -> None:
+                if progress is not None:
+                    with use.interruptible():
+                        progress(done, total)
+
+            if keys is not None:
+                self.host.map.prime(keys)
+            return self.host.warm(rows, report)
 
     def prefetch(self, ids: object, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
@@ -392,17 +401,17 @@ class Table:
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
         """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
-        self._access.close()
         self.tiers.forget(self.generation.follow(info, deltas, folded))
-        self._access = self._make_access()
         self.scalars = dict(info.scalars)
 
     def discard(self) -> None:
         """Drop what was not committed; for the store, within its guard."""
+        self._owner.prefetcher.settle()
         self.tiers.discard()
         self.scalars = dict(self.generation.info.scalars)
 
     def close(self) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
+        self._owner.prefetcher.settle()
         self.tiers.close()
         self.generation.close()

@@ -13,7 +13,7 @@ from tierstore.info import TierInformation
 from tierstore.stats import Occupancy, TierStats
 from tierstore.table.driver import on_device
 from tierstore.tier.base import Tier
-from tierstore.tier.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
+from tierstore.tier.epoch import OPENED_ANEW, REFRESHED, ROLLED_BACK, Epoch
 from tierstore.tier.gpu import GpuTier
 from tierstore.tier.host import HostTier
 
@@ -92,9 +92,11 @@ class Tiers:
         self.epoch = Epoch()
 
     def forget(self, rows: npt.NDArray[np.int64]) -> None:
-        """Drop `rows` from the host tier, for a reader: the disk tier has others now."""
+        """Drop `rows`, for a reader: the disk tier has others now. Ends every lease."""
+        self.epoch.end(REFRESHED)
         if self.host is not None:
             self.host.discard(rows)
+        self.epoch = Epoch()
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""

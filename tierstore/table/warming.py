@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError
 from tierstore.policy.frequency import count_keys, most_used
 from tierstore.table.ids import host_ids
 from tierstore.tier.host import HostTier
 
-__all__ = ["warm"]
+__all__ = ["rows_to_warm"]
 
 
-def warm(
-    host: HostTier, ids: object, counts: Any, progress: Callable[[int, int], None] | None
-) -> int:
-    """Load rows by id, or the most used by `counts`, or the first; see `Table.warm`."""
+def rows_to_warm(
+    host: HostTier, ids: object, counts: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+    """Return the rows to load, by id, or the most used by `counts`, or the first; see `Table.warm`.
+
+    With `counts` also these, for the policy.
+    """
     if ids is not None and counts is not None:
         raise InvalidInputError("give ids or counts=, not both")
     if ids is not None:
-        return host.warm(host_ids(ids, host.rows).rows, progress)
+        return host_ids(ids, host.rows).rows, None
     if counts is None:
-        return host.warm(np.arange(host.slots), progress)
+        return np.arange(host.slots), None
     keys = count_keys(counts, host.rows)
-    host.map.prime(keys)
-    return host.warm(most_used(keys, host.slots), progress)
+    return most_used(keys, host.slots), keys

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tierstore.errors import ClosedError
 
-__all__ = ["OPENED_ANEW", "ROLLED_BACK", "Epoch", "check_lease"]
+__all__ = ["OPENED_ANEW", "REFRESHED", "ROLLED_BACK", "Epoch", "check_lease"]
 
 ROLLED_BACK = "the store was rolled back"
+REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
 
 

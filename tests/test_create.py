@@ -1,0 +1,153 @@
+"""What `create` refuses leaves nothing, and a store that is made is one that can be opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore import io
+from tierstore.budget import Budget
+from tierstore.errors import (
+    CapacityError,
+    DeviceError,
+    InvalidInputError,
+    InvalidTypeError,
+    LockedError,
+    MissingExtraError,
+    StoreIOError,
+)
+from tierstore.policy import lookahead, static
+from tierstore.store import Store, opening
+
+SPEC = tierstore.TableSpec(5000, 16, init=tierstore.normal(seed=3))
+
+WRONG: dict[str, tuple[dict[str, Any], Any]] = {
+    "a budget too small": ({"budget": Budget(host="1KiB")}, CapacityError),
+    "a budget too small for one table": ({"budget": Budget(host={"t": 100})}, CapacityError),
+    "a budget that is none": ({"budget": 1 << 20}, InvalidTypeError),
+    "zero as a budget": ({"budget": 0}, InvalidTypeError),
+    "an unknown policy": ({"policy": "nonsense"}, InvalidInputError),
+    "a policy that is none": ({"policy": {"t": 3}}, InvalidTypeError),
+    "too few counts": (
+        {"policy": static(np.ones(7)), "budget": Budget(host_rows=9)},
+        InvalidInputError,
+    ),
+    "too few counts under lookahead": (
+        {"policy": lookahead(static(np.ones(7))), "budget": Budget(host_rows=9)},
+        InvalidInputError,
+    ),
+    "no versions to keep": ({"keep": 0}, InvalidInputError),
+    "a number of versions that is none": ({"keep": "two"}, InvalidTypeError),
+    "an unknown device": ({"device": "tpu"}, InvalidInputError),
+    "a device that is none": ({"device": 3}, InvalidTypeError),
+    "a device that is missing": ({"device": "cuda:99"}, (DeviceError, MissingExtraError)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.fault(17)
+def test_wrong_options_leave_nothing(what: str, tmp_path: Path) -> None:
+    options, error = WRONG[what]
+    path = tmp_path / "s"
+    written: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        written.append(done)
+
+    with pytest.raises(error):
+        tierstore.create(path, {"t": SPEC}, progress=progress, **options)
+    assert (os.listdir(tmp_path), written) == ([], [])
+    with tierstore.create(path, {"t": SPEC}) as store:
+        assert store["t"].rows == 5000
+
+
+@pytest.mark.parametrize("tables", [{"t": 5}, {"../t": SPEC}, [SPEC], {"t": None}])
+@pytest.mark.fault(17)
+def test_wrong_tables_leave_nothing(tables: Any, tmp_path: Path) -> None:
+    with pytest.raises((InvalidTypeError, InvalidInputError)):
+        tierstore.create(tmp_path / "s", tables)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("add", ["create_table", "grow", "add_fields", "replace_table"])
+@pytest.mark.fault(17)
+def test_a_table_that_cannot_be_opened_is_not_made(add: str, tmp_path: Path) -> None:
+    """The budget is of two tables, and one of them is to become too large for its part."""
+    small = tierstore.TableSpec(10, 4)
+    budget = Budget(host={"t": 400, "new": 400})
+    with tierstore.create(tmp_path / "s", {"t": small}, budget=budget) as store:
+        acts: dict[str, Callable[[], object]] = {
+            "create_table": lambda: store.create_table("new", SPEC),
+            "grow": lambda: store["t"].grow(5000),
+            "add_fields": lambda: store.add_fields("t", {"more": tierstore.Field(4000)}),
+            "replace_table": lambda: store.replace_table("t", SPEC),
+        }
+        with pytest.raises(CapacityError, match="host budget of 400 bytes"):
+            acts[add]()
+        assert not store.closed and store.version == 1
+        assert store["t"].read([3]).shape == (1, 4)
+        assert {path.name for path in store.path.iterdir() if path.is_dir()} == {"t"}
+        assert len(list((store.path / "t").iterdir())) == 1
+
+
+ERRORS = [StoreIOError("cannot map"), MemoryError(), KeyboardInterrupt(), RuntimeError("oh")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.fault(17, 33, 43)
+def test_a_store_that_its_maker_cannot_open_is_removed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(options: object) -> None:
+        assert (tmp_path / "s").is_dir()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "Store", fail)
+        with pytest.raises(type(error)):
+            tierstore.create(tmp_path / "s", {"t": SPEC})
+    assert os.listdir(tmp_path) == []
+    with monkeypatch.context() as patch:  # the protection taken away
+        patch.setattr(opening, "Store", fail)
+        patch.setattr(opening, "discard_store", lambda *_: None)
+        with pytest.raises(type(error)):
+            tierstore.create(tmp_path / "s", {"t": SPEC})
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_one_that_another_process_writes_to_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = []
+
+    def come_late(options: Any) -> None:
+        others.append(Store(options))
+        raise LockedError("another process has it")
+
+    monkeypatch.setattr(opening, "Store", come_late)
+    with pytest.raises(LockedError) as caught:
+        tierstore.create(tmp_path / "s", {"t": SPEC})
+    (note,) = caught.value.__notes__
+    assert "still there" in note and "open for writing" in note
+    with others[0] as other:
+        other["t"].write([1], np.ones((1, 16), np.float32))
+        assert other.commit() == 2
+
+
+def test_one_that_cannot_be_removed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreIOError("the disk is gone")
+
+    monkeypatch.setattr(opening, "Store", fail)
+    monkeypatch.setattr(io, "withdraw", fail)
+    with pytest.raises(StoreIOError) as caught:
+        tierstore.create(tmp_path / "s", {"t": SPEC})
+    assert "the disk is gone" in caught.value.__notes__[0]
