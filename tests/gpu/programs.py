@@ -31,16 +31,22 @@ class Program:
         self.table.write(np.arange(ROWS), self.now)
         self.leases: list[tuple[Any, np.ndarray]] = []
         self.dead: list[Any] = []
+        self.recent = np.arange(4)
         self.commit()
 
     def values(self, n: int, name: str) -> np.ndarray:
         return self.rng.standard_normal((n, FIELDS[name].dim)).astype(np.float32)
 
     def ids(self, most: int = 20) -> np.ndarray:
+        """A few ids, anywhere, side by side, or of a batch before."""
         n, rows = int(self.rng.integers(0, most)), len(self.now["weight"])
-        if self.rng.random() < 0.5:
-            return self.rng.integers(0, rows, n)
-        return self.rng.integers(0, rows - n) + np.arange(n)
+        match int(self.rng.integers(0, 4)):
+            case 0:
+                return self.rng.integers(0, rows, n)
+            case 1:
+                return self.recent[: max(1, n // 3)].copy()
+        self.recent = self.rng.integers(0, rows - n) + np.arange(n)
+        return self.recent.copy()
 
     def field(self) -> str:
         return str(self.rng.choice(list(FIELDS)))
@@ -71,8 +77,8 @@ class Program:
 
     # -- the calls
 
-    def read(self) -> None:
-        ids, name = self.ids(), self.field()
+    def read(self, ids: np.ndarray | None = None) -> None:
+        ids, name = self.ids() if ids is None else ids, self.field()
         np.testing.assert_array_equal(self.table.read(ids, name), self.now[name][ids])
 
     def transient(self) -> None:
@@ -141,15 +147,16 @@ class Program:
         )
 
     def prefetch(self) -> None:
-        ids = self.ids()
-        self.table.prefetch(ids, window=int(self.rng.integers(1, 6)))
+        before = self.recent
+        self.table.prefetch(self.ids(), window=int(self.rng.integers(1, 6)))
         self.store._session.prefetcher.wait()  # so that a program is the same each time
         if self.rng.random() < 0.5:
-            name = self.field()
-            np.testing.assert_array_equal(self.table.read(ids, name), self.now[name][ids])
+            self.read(before[-2:])  # which waits for nothing if they are there
+        if self.rng.random() < 0.3:
+            self.warm()
 
     def warm(self) -> None:
-        self.table.warm(self.ids())
+        self.table.warm(self.ids(50))
 
     def commit(self) -> None:
         self.store.commit()

@@ -15,6 +15,8 @@ from tests.gpu.late import LateDevice
 from tests.gpu.model import Twin
 from tests.gpu.programs import ROWS, Program
 from tierstore.policy import lfu
+from tierstore.tier.gpu import lease as gpu_lease
+from tierstore.tier.gpu import tier as gpu_tier
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
@@ -24,7 +26,7 @@ DEVICES: dict[str, Callable[[int], EmulatedDevice]] = {
     "beside late": lambda seed: LateDevice(late={LateDevice.beside}, seed=seed),
     "some haste": lambda seed: LateDevice(haste=0.4, seed=seed),
 }
-TIERS = {"direct": (ROWS, 12), "cache": (25, 9), "small cache": (9, 4)}
+TIERS = {"direct": (ROWS, 12), "cache": (25, 20), "small cache": (9, 4)}
 devices = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -52,3 +54,32 @@ def test_random_work_on_late_streams(seed: int) -> None:
     ) as twin:
         twin.work(40, sizes=(0, 1, 3, 33), discards=True)
         twin.check()
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        (gpu_lease, "check_lease"),
+        (gpu_lease.GpuLease, "_write_through"),
+        (gpu_lease.GpuLease, "_begin"),
+        (gpu_tier.GpuTier, "await_fetches"),
+    ],
+    ids=["dead leases write", "copies stay behind", "copies are stale", "nothing waits"],
+)
+def test_random_programs_find_what_was_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, what: str
+) -> None:
+    monkeypatch.setattr(where, what, lambda *_, **__: None)
+    for seed in range(20, 60):  # what needs most calls to fall together is found by the first
+        late = {LateDevice.beside} if seed % 2 else None
+        device = LateDevice(late=late, seed=seed)
+        program = Program(tmp_path / f"{seed}.tier", device, seed, host=25, gpu=20)
+        try:
+            program.work(60)
+        except (AssertionError, pytest.fail.Exception):
+            return
+        finally:
+            if not program.store.closed:
+                program.store.rollback()
+                program.store.close()
+    pytest.fail("40 programs found nothing")

@@ -1,0 +1,311 @@
+"""How leases and prefetches end, and that what a lease writes is in the table at once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.gpu.conftest import Place
+from tests.gpu.late import LateDevice
+from tierstore import Budget, TableSpec
+from tierstore.errors import ClosedError, DeviceError
+from tierstore.tier.gpu import lease as gpu_lease
+from tierstore.tier.host import nothing_to_await
+
+ROWS, DIM = 100, 4
+SPEC = TableSpec(ROWS, DIM, init=tierstore.normal(seed=3))
+EVERY = np.arange(ROWS)
+BUDGETS = {
+    "disk": Budget(host_rows=0),
+    "host": Budget(host_rows=ROWS),
+    "host cache": Budget(host_rows=20),
+    "gpu": Budget(host_rows=ROWS, gpu_rows=6),
+    "gpu over cache": Budget(host_rows=20, gpu_rows=6),
+}
+ON_GPU = ["gpu", "gpu over cache"]
+
+
+def values(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, DIM)).astype(np.float32)
+
+
+@pytest.fixture
+def make(tmp_path: Path, place: Place) -> Iterator[Callable[..., tierstore.Store]]:
+    """Makes a store with the tiers of a name; what is left uncommitted is dropped."""
+    made = []
+
+    def make(tiers: str) -> tierstore.Store:
+        device = place.device if tiers in ON_GPU else None
+        store = tierstore.create(
+            tmp_path / f"{len(made)}.tier", {"t": SPEC}, budget=BUDGETS[tiers], device=device
+        )
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        if not store.closed:
+            store.rollback()
+            store.close()
+
+
+def uses(lease: Any) -> list[Callable[[], object]]:
+    return [
+        lambda: lease.read("weight"),
+        lambda: lease.expand("weight"),
+        lambda: lease.write("weight", values(lease.bound)),
+        lambda: lease.trim(wait=True),
+    ]
+
+
+ENDS: dict[str, Callable[[tierstore.Store], object]] = {
+    "rollback": lambda store: store.rollback(),
+    "rows": lambda store: store["t"].grow(ROWS + 5),
+    "fields": lambda store: store["t"].add_fields({"more": tierstore.Field(2)}),
+    "close": lambda store: store.close(),
+}
+
+
+@pytest.mark.parametrize("tiers", BUDGETS)
+@pytest.mark.parametrize("end", ENDS)
+def test_every_use_of_a_lease_that_has_ended_raises(make: Any, tiers: str, end: str) -> None:
+    store = make(tiers)
+    table = store["t"]
+    before = table.read(EVERY)
+    lease, released = table.lease([1, 2, 2, 3]), table.lease([4])
+    released.release()
+    assert released.ended
+    assert not lease.ended
+    ENDS[end](store)
+    assert lease.ended
+    if end != "close":
+        table.read(np.arange(10, 16))  # into slots that the lease had
+    for dead in (lease, released):
+        for use in uses(dead):
+            with pytest.raises(ClosedError):
+                use()
+        dead.release()
+        dead.release()
+    if end != "close":
+        np.testing.assert_array_equal(table.read(EVERY), before)
+        assert store.uncommitted_rows() == 0
+
+
+@pytest.mark.parametrize("tiers", BUDGETS)
+def test_a_refresh_ends_the_leases_of_a_reader(make: Any, place: Place, tiers: str) -> None:
+    writer = make(tiers)
+    device = place.device if tiers in ON_GPU else None
+    with tierstore.open(writer.path, budget=BUDGETS[tiers], device=device) as reader:
+        lease = reader["t"].lease([1, 2])
+        writer["t"].write([1], values(1))
+        writer.commit()
+        assert reader.refresh()
+        for use in uses(lease):
+            with pytest.raises((ClosedError, tierstore.errors.ReadOnlyError)):
+                use()
+        lease.release()
+        np.testing.assert_array_equal(reader["t"].read([1]), values(1))
+
+
+@pytest.mark.parametrize("tiers", ON_GPU)
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_lease_that_outlives_a_rollback_writes_into_no_slot(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tiers: str, protected: bool
+) -> None:
+    store = make(tiers)
+    table = store["t"]
+    before = table.read(EVERY)
+    lease = table.lease([1, 2, 3])
+    store.rollback()
+    if not protected:
+        monkeypatch.setattr(gpu_lease, "check_lease", lambda *_, **__: None)
+    table.read(np.arange(10, 16))  # as many rows as slots
+    if protected:
+        with pytest.raises(ClosedError, match=r"was rolled back since.*table\.lease"):
+            lease.write("weight", values(3))
+    else:
+        lease.write("weight", values(lease.bound))
+    table.write([50], values(1))
+    store.commit()
+    before[50] = values(1)
+    wrong = (table.read(EVERY) != before).any(axis=1).sum()
+    assert (wrong > 0) != protected
+
+
+def test_the_release_of_a_dead_lease_leaves_other_pins_alone(make: Any) -> None:
+    store = make("host cache")
+    table = store["t"]
+    dead = table.lease(np.arange(5))
+    store.rollback()
+    with table.lease(np.arange(5)):
+        dead.release()
+        for start in range(20, 100, 20):
+            table.read(np.arange(start, start + 20))
+        assert (table.host.map.lookup(np.arange(5)) >= 0).all()
+    assert not table.host.map.pins.leases.any()
+    table.read(np.arange(50, 70))
+    assert (table.host.map.lookup(np.arange(5)) < 0).all()
+
+
+@pytest.mark.parametrize("tiers", BUDGETS)
+@pytest.mark.parametrize("end", ["rollback", "rows"])
+def test_a_prefetch_that_comes_too_late_is_dropped(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tiers: str, end: str
+) -> None:
+    store = make(tiers)
+    table, requests = store["t"], []
+    monkeypatch.setattr(store._session.prefetcher, "submit", requests.append)
+    before = table.read(EVERY)
+    table.prefetch(np.arange(3, 9))
+    ENDS[end](store)
+    tier = table.host or table.disk
+    asked = tier.stats.requested
+    for request in requests:
+        try:
+            request()
+        except ClosedError:
+            assert end == "rows"
+    assert tier.stats.requested == asked
+    np.testing.assert_array_equal(table.read(EVERY), before)
+
+
+def test_a_prefetch_does_not_look_at_the_callers_ids_later(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make("host cache")
+    table, requests = store["t"], []
+    monkeypatch.setattr(store._session.prefetcher, "submit", requests.append)
+    ids = np.arange(3, 9)
+    table.prefetch(ids)
+    ids += 50
+    requests.pop()()
+    assert (table.host.map.lookup(np.arange(3, 9)) >= 0).all()
+    assert (table.host.map.lookup(ids) < 0).all()
+
+
+# -- rows without a slot
+
+
+@pytest.mark.parametrize("tiers", BUDGETS)
+@pytest.mark.parametrize("way", ["write", "columns"])
+def test_what_a_lease_writes_is_in_reads_and_commits(make: Any, tiers: str, way: str) -> None:
+    """However many of its rows have a slot."""
+    from tierstore.table.columns import Columns
+
+    store = make(tiers)
+    table = store["t"]
+    ids = np.arange(30, 70)
+    expected = table.read(EVERY)
+    with table.lease(ids) as lease, table.lease(ids[:9]) as other:
+        lease.trim(wait=True)
+        rows = values(40)
+        if way == "write":
+            lease.write("weight", rows)
+        else:
+            lease.write_columns(Columns(table.spec.layout, ["weight"]), {"weight": rows})
+        expected[lease.rows] = rows
+        np.testing.assert_array_equal(table.read(EVERY), expected)
+        np.testing.assert_array_equal(other.expand("weight"), expected[ids[:9]])
+        store.commit()
+        committed = expected.copy()
+        with tierstore.open(store.path) as reader:
+            np.testing.assert_array_equal(reader["t"].read(EVERY), committed)
+        table.write([35, 69], values(2, seed=2))
+        expected[[35, 69]] = values(2, seed=2)
+        np.testing.assert_array_equal(lease.expand("weight"), expected[ids])
+        other.trim(wait=True)
+        other.write("weight", values(9, seed=4))
+        expected[other.rows] = values(9, seed=4)
+        np.testing.assert_array_equal(lease.read("weight"), expected[lease.rows])
+    np.testing.assert_array_equal(table.read(EVERY), expected)
+    store.rollback()
+    np.testing.assert_array_equal(table.read(EVERY), committed)
+
+
+def test_without_writing_through_a_commit_is_torn(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_lease.GpuLease, "_write_through", lambda *_: None)
+    store = make("gpu over cache")
+    table = store["t"]
+    with table.lease(np.arange(40)) as lease:
+        lease.trim(wait=True)
+        lease.write("weight", values(40))
+        store.commit()
+        with tierstore.open(store.path) as reader:
+            found = reader["t"].read(lease.rows)
+    right = (found == values(40)).all(axis=1).sum()
+    assert 0 < right < 40
+
+
+# -- what cannot be released yet
+
+
+@pytest.mark.parametrize("tiers", ON_GPU)
+def test_a_lease_whose_release_failed_can_be_released(
+    make: Any, place: Place, monkeypatch: pytest.MonkeyPatch, tiers: str
+) -> None:
+    table = make(tiers)["t"]
+    lease = table.lease([1, 2, 3])
+    monkeypatch.setattr(place.device, "capturing", lambda stream: True)
+    with pytest.raises(DeviceError, match="captured"):
+        lease.release()
+    assert not lease.ended
+    monkeypatch.undo()
+    lease.release()
+    assert lease.ended
+    assert not place.get(table.tiers.gpu.memory._arrays["pins"]).any()
+
+
+def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make("host cache")
+    table = store["t"]
+    lease = table.lease([1, 2, 3])
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store._session.guard, "use", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    monkeypatch.undo()
+    lease.release()
+    assert not table.host.map.pins.leases.any()
+
+
+# -- copies beside
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+@pytest.mark.parametrize("late", [None, {LateDevice.beside}])
+@pytest.mark.parametrize("protected", [True, False])
+def test_warming_waits_for_the_copies_of_prefetches(
+    tmp_path: Path, late: set[int] | None, protected: bool
+) -> None:
+    """They write rows that leave the GPU to slots of the host tier, which warming gives away."""
+    budget = Budget(host_rows=30, gpu_rows=10)
+    device = LateDevice(late=late)
+    with tierstore.create(tmp_path / "s", {"t": SPEC}, budget=budget, device=device) as store:
+        table = store["t"]
+        expected = table.read(EVERY)
+        if not protected:
+            table.host.before_change = nothing_to_await
+        table.read(np.arange(40, 50))  # now the host tier has them, too
+        table.write(np.arange(40, 50), values(10))
+        expected[40:50] = values(10)
+        table.read(np.arange(45, 50))
+        table.prefetch(np.arange(5))
+        store._session.prefetcher.wait()
+        table.read(np.arange(45, 50))  # behind the plan of the prefetch, not behind its copies
+        table.warm(np.arange(5, 35))
+        wrong = (table.read(EVERY) != expected).any(axis=1).sum()
+        store.rollback()
+        assert (wrong > 0) != protected

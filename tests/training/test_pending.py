@@ -1,0 +1,183 @@
+"""Gradients between their backward pass and their step: ids that change, and rollbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.conftest import DIM, ROWS, Place, rows_of
+from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
+from tierstore.nn import batch as nn_batch
+from tierstore.optim import TieredOptimizer
+from tierstore.tier.epoch import Epoch
+
+MICRO = [[4, 2, 4], [7, 2, 9]]
+
+
+def place_ids(place: Place, ids: list[int]) -> Tensor:
+    return torch.tensor(ids).to(place.torch)
+
+
+@pytest.mark.parametrize("layer", [TieredEmbedding, TieredEmbeddingBag])
+@pytest.mark.parametrize("padding", [None, 9])
+@pytest.mark.parametrize("in_slot", [True, False])
+def test_ids_may_be_copied_into_one_buffer(
+    place: Place, weights: Tensor, layer: Any, padding: int | None, in_slot: bool
+) -> None:
+    table = place.table(weights)
+    emb = layer(table, padding_idx=padding)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_slot=in_slot)
+    buffer = place_ids(place, [0, 0, 0])
+    offsets = {} if layer is TieredEmbedding else {"offsets": place_ids(place, [0, 1, 2])}
+    expected = weights.clone()
+    for ids in MICRO:
+        buffer.copy_(place_ids(place, ids))
+        emb(buffer, **offsets).sum().backward()
+        for row in ids:
+            expected[row] -= float(row != padding)
+    buffer.fill_(ROWS - 1)
+    opt.step()
+    torch.testing.assert_close(rows_of(table), expected)
+
+
+def test_ids_may_change_between_the_passes(place: Place, weights: Tensor) -> None:
+    table = place.table(weights)
+    emb = TieredEmbedding(table)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
+    buffer = place_ids(place, [4, 2, 4])
+    loss = emb(buffer).sum()
+    buffer.fill_(ROWS - 1)
+    emb(buffer).sum().backward()
+    loss.backward()
+    opt.step()
+    expected = weights.clone()
+    expected[2] -= 1
+    expected[4] -= 2
+    expected[ROWS - 1] -= 3
+    torch.testing.assert_close(rows_of(table), expected)
+
+
+def test_what_a_row_rounds_to_is_decided_by_its_lease(place: Place, weights: Tensor) -> None:
+    found = []
+    for changes in (False, True):
+        table = place.table(weights.bfloat16())
+        emb = TieredEmbedding(table)
+        opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1e-3, stochastic_rounding=True)
+        buffer = place_ids(place, [4, 2, 4, 31])
+        emb(buffer).sum().backward()
+        if changes:
+            buffer.fill_(0)
+        opt.step()
+        found.append(rows_of(table))
+    assert torch.equal(*found)
+
+
+def test_the_rows_of_a_lease_are_its_own(place: Place, weights: Tensor) -> None:
+    table = place.table(weights)
+    ids = place.ids(5, 4)
+    given = ids.clone()
+    with table.lease(given) as lease:
+        given.fill_(0)
+        lease.trim(wait=True)
+        rows = torch.as_tensor(lease.rows)
+        assert torch.equal(rows[torch.as_tensor(lease.positions).long()], ids)
+        assert len(rows) == lease.bound == len(ids.unique())
+
+
+@pytest.mark.parametrize("in_slot", [True, False])
+@pytest.mark.parametrize("when", ["before backward", "before step", "after clipping"])
+def test_a_gradient_from_before_a_rollback_is_applied_to_the_rows_as_they_are(
+    place: Place, weights: Tensor, in_slot: bool, when: str
+) -> None:
+    table = place.table(weights)
+    store = place.opened[0]
+    emb = TieredEmbedding(table)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_slot=in_slot)
+    table.write(torch.arange(ROWS), torch.zeros(ROWS, DIM))
+    loss = emb(place_ids(place, [1, 2, 3, 3])).sum()
+    if when == "before backward":
+        store.rollback()
+    loss.backward()
+    if when == "after clipping":
+        torch.nn.utils.clip_grad_norm_(opt.parameters(), 1e9)
+    if when != "before backward":
+        store.rollback()
+    table.read(torch.arange(10, 17))  # into slots that the lease had
+    opt.step()
+    expected = weights.clone()
+    expected[1:4] -= torch.tensor([[1.0], [1.0], [2.0]])
+    torch.testing.assert_close(rows_of(table), expected)
+    store.commit()
+    torch.testing.assert_close(rows_of(table), expected)
+
+
+def test_zero_grad_after_a_rollback_drops_the_gradient(place: Place, weights: Tensor) -> None:
+    table = place.table(weights)
+    emb = TieredEmbedding(table)
+    opt = TieredOptimizer(torch.optim.Adam, [emb], lr=1.0)
+    emb(place.ids(9)).sum().backward()
+    place.opened[0].rollback()
+    opt.zero_grad()
+    opt.step()
+    assert torch.equal(rows_of(table), weights)
+
+
+def test_without_epochs_the_gradient_goes_to_other_rows(
+    weights: Tensor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tests.gpu.emulator").library()
+    from tests.gpu.emulator import EmulatedDevice
+
+    place = Place(tmp_path, device=EmulatedDevice(), budget={"host_rows": ROWS, "gpu_rows": 5})
+    table = place.table(weights)
+    emb = TieredEmbedding(table)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
+    emb(torch.arange(1, 4)).sum().backward()
+    monkeypatch.setattr(Epoch, "end", lambda *_: None)
+    place.opened[0].rollback()
+    table.read(torch.arange(10, 15))
+    opt.step()
+    table.read(torch.arange(20, 25))
+    wrong = (rows_of(table) != weights).any(dim=1).nonzero().ravel().tolist()
+    assert set(wrong) & set(range(10, 15))
+    monkeypatch.undo()
+    place.close()
+
+
+# -- leases of batches that were dropped
+
+
+def test_evaluation_releases_what_training_dropped(weights: Tensor, tmp_path: Any) -> None:
+    place = Place(tmp_path)
+    table = place.table(weights, host_rows=20)
+    emb = TieredEmbedding(table)
+    emb(torch.arange(9))
+    assert table.host.map.pins.leases.sum() == 9
+    with torch.no_grad():
+        emb(torch.arange(3))
+    assert not table.host.map.pins.leases.any()
+    place.close()
+
+
+def test_a_lease_whose_release_failed_is_released_by_a_later_call() -> None:
+    class Lease:
+        def __init__(self, *errors: BaseException) -> None:
+            self.errors, self.released = list(errors), False
+
+        def release(self) -> None:
+            if self.errors:
+                raise self.errors.pop()
+            self.released = True
+
+    leases: Any = [Lease(), Lease(KeyboardInterrupt()), Lease()]
+    abandoned = nn_batch.Abandoned()
+    for lease in leases:
+        abandoned.add(lease)
+    with pytest.raises(KeyboardInterrupt):
+        abandoned.release()
+    assert [lease.released for lease in leases] == [True, False, False]
+    abandoned.release()
+    assert all(lease.released for lease in leases)
