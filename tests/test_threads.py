@@ -78,7 +78,7 @@ def test_a_worker_works() -> None:
 
 def test_one_that_cannot_start_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", start_none)
-    with pytest.raises(StoreIOError, match="to knit .*ulimit -u"):
+    with pytest.raises(StoreIOError, match=r"to knit .*ulimit -u"):
         Worker(lambda: None, "knit")
 
 
@@ -133,7 +133,9 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     worker.join()
 
 
-@pytest.mark.parametrize(("start", "error"), [(start_none, StoreIOError), (start_dead, InternalError)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "error"), [(start_none, StoreIOError), (start_dead, InternalError)]
+)
 def test_a_commit_without_a_thread_raises_and_loses_nothing(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, start: Any, error: Any
 ) -> None:

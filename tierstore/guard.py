@@ -25,7 +25,7 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["Guard", "Use", "internal_errors", "interrupts_deferred"]
+__all__ = ["INTERNAL", "Guard", "Use", "internal_error", "internal_errors", "interrupts_deferred"]
 
 _PATIENCE = 0.05
 """Seconds after which a thread that waits for the store looks whether it was interrupted."""
@@ -33,7 +33,8 @@ _PATIENCE = 0.05
 # Tuples that exist already: after a MemoryError, what decides about closing allocates nothing.
 _FINAL = (CommitFailedError, ConcurrentWriterError, DeviceLostError)
 _HARMLESS = (TierStoreError, Warning)
-_INTERNAL = (SystemError, ArgumentError)
+INTERNAL = (SystemError, ArgumentError)
+"""What only the interior of Python, NumPy and ctypes raises; see `internal_error`."""
 _PASSING = (MemoryError, TimeoutError)
 _BROKEN_OFF = "a call was broken off in the middle"
 
@@ -59,17 +60,18 @@ class internal_errors:  # noqa: N801 - used like a function
     ) -> None:
         """Raise InternalError from such an error."""
         if error is not None and _is_internal(error):
-            raise _internal(error, "nothing was changed") from error
+            raise internal_error(error) from error
 
 
 def _is_internal(error: BaseException) -> bool:
     """Whether no code of the caller's can have meant to raise this."""
-    return isinstance(error, _INTERNAL) or (
+    return isinstance(error, INTERNAL) or (
         type(error) is RuntimeError and str(error).startswith("can't ")  # … allocate lock
     )
 
 
-def _internal(error: BaseException, outcome: str) -> InternalError:
+def internal_error(error: BaseException, outcome: str = "nothing was changed") -> InternalError:
+    """Return the InternalError that such an error, which no caller can expect, becomes."""
     return InternalError(
         f"{type(error).__name__}: {error}, which this call does not expect; memory may have run "
         f"out; {outcome}"
@@ -241,7 +243,7 @@ class Use(interrupts_deferred):
             guard.close(error.args[0] if error.args else _BROKEN_OFF)
         elif id(error) == self._harmless:
             if _is_internal(error):
-                raise _internal(error, "the store stays open, with all that it had") from error
+                raise internal_error(error, "the store stays open, with all that it had") from error
         elif not isinstance(error, _HARMLESS):
             guard.close(_BROKEN_OFF)
             if (
@@ -249,7 +251,9 @@ class Use(interrupts_deferred):
                 and not isinstance(error, _PASSING)
                 and type(error).__module__ in ("builtins", "ctypes")
             ):
-                raise _internal(error, "the store is closed, its last commit is intact") from error
+                raise internal_error(
+                    error, "the store is closed, its last commit is intact"
+                ) from error
 
     def _leave(self) -> None:
         guard = self._guard

@@ -10,6 +10,7 @@ from tierstore import io
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.errors import InvalidInputError
+from tierstore.guard import internal_errors
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
 from tierstore.store.creating import check_tables, create_store, discard_store
@@ -39,27 +40,28 @@ def create(
     `progress(done, total)` is called with rows. Raises ExistsError, StoreFullError, CapacityError,
     InvalidInputError.
     """
-    where = io.locate(path)
-    if isinstance(where, io.Objects):
-        raise InvalidInputError(
-            f"{where} is not on a disk: create the store on one, and save a copy of it there"
+    with internal_errors():
+        where = io.locate(path)
+        if isinstance(where, io.Objects):
+            raise InvalidInputError(
+                f"{where} is not on a disk: create the store on one, and save a copy of it there"
+            )
+        check_tables(tables)
+        options = Options(
+            path=where,
+            mode="r+",
+            budget=Budget() if budget is None else budget,
+            policy=policy,
+            keep=keep,
+            device=find_device(device),
         )
-    check_tables(tables)
-    options = Options(
-        path=where,
-        mode="r+",
-        budget=Budget() if budget is None else budget,
-        policy=policy,
-        keep=keep,
-        device=find_device(device),
-    )
-    check_fit(tables, options.budget, policy, options.device)
-    create_store(where, tables, progress)
-    try:
-        return Store(options)
-    except BaseException as error:
-        discard_store(where, error)
-        raise
+        check_fit(tables, options.budget, policy, options.device)
+        create_store(where, tables, progress)
+        try:
+            return Store(options)
+        except BaseException as error:
+            discard_store(where, error)
+            raise
 
 
 def open(
@@ -95,16 +97,17 @@ def open(
 
     Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
     """
-    options = Options(
-        path=io.locate(path),
-        mode=mode,
-        budget=Budget() if budget is None else budget,
-        policy=policy,
-        version=version,
-        discard_newer=discard_newer,
-        keep=keep,
-        allow_network=allow_network,
-        device=find_device(device),
-        check_ids=check_ids,
-    )
-    return Store(options)
+    with internal_errors():
+        options = Options(
+            path=io.locate(path),
+            mode=mode,
+            budget=Budget() if budget is None else budget,
+            policy=policy,
+            version=version,
+            discard_newer=discard_newer,
+            keep=keep,
+            allow_network=allow_network,
+            device=find_device(device),
+            check_ids=check_ids,
+        )
+        return Store(options)

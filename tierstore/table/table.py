@@ -14,6 +14,7 @@ from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.guard import INTERNAL, internal_error
 from tierstore.info import TableInformation
 from tierstore.laws import Law
 from tierstore.manifest import TableInfo
@@ -130,28 +131,31 @@ class Table:
         damaged rows. On a GPU, ids that are there are checked there: rows of bad ids come out NaN,
         and the next call that waits raises.
         """
-        if field is not None and fields is not None:
-            raise InvalidInputError("give field= or fields=, not both")
-        if fields is None:
-            name = self._named(field)
-            lo, hi = self._layout.span(name)
+        try:
+            if field is not None and fields is not None:
+                raise InvalidInputError("give field= or fields=, not both")
+            if fields is None:
+                name = self._named(field)
+                lo, hi = self._layout.span(name)
+                batch = self._to_read(ids, transient=transient, tensors=tensors)
+                data = self._access.read(batch, lo, hi, admit=not transient)
+                return self._access.to_array(data, self._layout.field(name), batch)
+            names = [self._named(name) for name in fields]
+            if not names:
+                self._access.ids(ids)
+                return {}
             batch = self._to_read(ids, transient=transient, tensors=tensors)
+            spans = [self._layout.span(name) for name in names]
+            lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
             data = self._access.read(batch, lo, hi, admit=not transient)
-            return self._access.to_array(data, self._layout.field(name), batch)
-        names = [self._named(name) for name in fields]
-        if not names:
-            self._access.ids(ids)
-            return {}
-        batch = self._to_read(ids, transient=transient, tensors=tensors)
-        spans = [self._layout.span(name) for name in names]
-        lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
-        data = self._access.read(batch, lo, hi, admit=not transient)
-        return {
-            name: self._access.to_array(
-                data[:, begin - lo : end - lo], self._layout.field(name), batch
-            )
-            for name, (begin, end) in zip(names, spans, strict=True)
-        }
+            return {
+                name: self._access.to_array(
+                    data[:, begin - lo : end - lo], self._layout.field(name), batch
+                )
+                for name, (begin, end) in zip(names, spans, strict=True)
+            }
+        except INTERNAL as error:
+            raise internal_error(error) from error
 
     def __getitem__(self, ids: object) -> Any:
         """Return `read(ids)`."""
@@ -172,18 +176,21 @@ class Table:
         self._owner.guard.check(write=True)
         if isinstance(rows, Mapping) and field is not None:
             raise InvalidInputError("give a dict of fields or field=, not both")
-        given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
-        batch = self._batch(ids)
-        pieces = [
-            (
-                *self._layout.span(name),
-                self._access.to_bytes(values, self._layout.field(name), batch, name),
-            )
-            for name, values in given.items()
-        ]
-        if len(pieces) == len(self._layout.fields):
-            pieces = [assembled(self._access, pieces, self._layout.record_bytes)]
-        self._access.write(batch, pieces)
+        try:
+            given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
+            batch = self._batch(ids)
+            pieces = [
+                (
+                    *self._layout.span(name),
+                    self._access.to_bytes(values, self._layout.field(name), batch, name),
+                )
+                for name, values in given.items()
+            ]
+            if len(pieces) == len(self._layout.fields):
+                pieces = [assembled(self._access, pieces, self._layout.record_bytes)]
+            self._access.write(batch, pieces)
+        except INTERNAL as error:
+            raise internal_error(error) from error
 
     def __setitem__(self, ids: object, rows: Any) -> None:
         """Do `write(ids, rows)`."""
@@ -194,7 +201,10 @@ class Table:
 
         Promotes the rows that are missing. Raises what `read` raises.
         """
-        return self._access.lease(self._batch(ids))
+        try:
+            return self._access.lease(self._batch(ids))
+        except INTERNAL as error:
+            raise internal_error(error) from error
 
     def _to_read(self, ids: object, *, transient: bool, tensors: bool) -> Ids:
         """Return ids for a read, which may still have to check them; see `Ids`."""
