@@ -59,6 +59,13 @@ __all__ = [
 ]
 
 
+ROW_CURE = (
+    "write them again, all fields, and commit, or make a copy of what is whole with 'tierstore "
+    "repair'; 'tierstore verify' lists all damage"
+)
+"""What helps where rows are damaged."""
+
+
 class TierStoreError(Exception):
     """Root of the tree: catches everything this library raises on purpose."""
 

@@ -53,7 +53,7 @@ class Draft:
         """
         session = self._session
         version = session.manifest.version + 1
-        tables = {}
+        tables = dict(session.manifest.tables)  # those that are damaged stay as they are
         try:
             for name, table in session.tables.items():
                 delta = table.generation.seal(version)

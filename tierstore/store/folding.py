@@ -48,6 +48,8 @@ class Folder:
         Where twice as much has gathered while one was under way, wait for that: deltas must not
         come faster than they go.
         """
+        if self._store.damaged:
+            return
         oldest = min(self._store.history.versions())
         if self._work is not None:
             if not self._work.done() and not self._much(self._upto, oldest, times=2):
@@ -57,7 +59,12 @@ class Folder:
             self._work = Behind(self._steps(oldest))
 
     def fold(self, upto: int) -> bool:
-        """Fold the deltas of versions up to `upto` now; return False where readers prevent it."""
+        """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
+
+        Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
+        """
+        for error in self._store.damaged.values():
+            raise error
         self.finish()
         if not self._begin(upto):
             return False
@@ -68,6 +75,8 @@ class Folder:
 
     def fold_if_quick(self) -> None:
         """Fold to the oldest kept version, if there is something and it takes but a moment."""
+        if self._store.damaged:
+            return
         oldest = min(self._store.history.versions())
         if any(sizes := self._sizes(0, oldest)) and sum(map(sum, sizes)) <= _QUICK_BYTES:
             self.fold(oldest)
@@ -147,7 +156,7 @@ class Folder:
     def _end(self, upto: int) -> None:
         """Publish that the deltas up to `upto` are no more, and remove them."""
         store = self._store
-        infos = {}
+        infos = dict(store.manifest.tables)
         for name, table in store.tables.items():
             info = table.generation.info
             kept = tuple(delta for delta in info.deltas if delta.version > upto)

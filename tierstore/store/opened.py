@@ -16,6 +16,7 @@ from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
+    FormatError,
     InvalidInputError,
     TierStoreError,
 )
@@ -43,6 +44,7 @@ class Opened(abc.ABC):
         self.guard = Guard(str(options.path), writable=options.writable)
         self.prefetcher = Prefetcher()
         self.tables: dict[str, Table] = {}
+        self.damaged: dict[str, CorruptStoreError] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.drafted: set[str] = set()  # payload files of a version to come
@@ -71,9 +73,20 @@ class Opened(abc.ABC):
         if self.guard.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
             if version is not None:
+                self._check_whole()
                 self._go_back(self.manifest)
+        opened = self._open_all(follow=version is None)
+        if self.guard.writable:
             self.sweep(self.keep)
-        self._attach(self._open_all(follow=version is None))
+        self._attach(opened)
+
+    def _check_whole(self) -> None:
+        """Raise if a table is damaged, before newer versions go for one that is not better."""
+        _close(self._open_all(follow=False))
+        for error in self.damaged.values():
+            raise CorruptStoreError(
+                f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
+            )
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
@@ -91,8 +104,11 @@ class Opened(abc.ABC):
     def sweep(self, keep: int, *, unread: bool = False) -> None:
         """Remove what neither a kept version nor a table that is open needs.
 
-        `unread` says that the lock of folds is held already.
+        `unread` says that the lock of folds is held already. While a table is damaged everything
+        stays: it may be what a repair needs.
         """
+        if self.damaged:
+            return
         live = [table.disk.live for table in self.tables.values()]
         names = {delta.name for delta in live if delta is not None} | self.drafted
         names |= {table.generation.info.generation for table in self.tables.values()}
@@ -100,37 +116,68 @@ class Opened(abc.ABC):
             self.history.sweep(keep, names, nobody_reads)
 
     def _open_all(self, *, follow: bool) -> dict[str, tuple[Generation, Tiers]]:
-        """Open every table of the manifest, or none.
+        """Open every table of the manifest; those that are damaged are noted, and left out.
 
         Where a writer publishes and removes files while they are opened, the same version is opened
-        as it is now, or, if the reader is to `follow`, the newest.
+        as it is now, or, if the reader is to `follow`, the newest. Raises CorruptStoreError where
+        no table is whole.
         """
         while True:
             opened: dict[str, tuple[Generation, Tiers]] = {}
+            damaged: dict[str, CorruptStoreError] = {}
             try:
                 for name, info in self.manifest.tables.items():
-                    opened[name] = self._open_tiers(name, info)
-                self._hold_payload()
-                return opened
-            except BaseException as error:
-                for generation, tiers in opened.values():
-                    tiers.close()
-                    generation.close()
-                if self.guard.writable or not isinstance(error, CorruptStoreError):
-                    raise
-                number = self.manifest.version
-                now = self.history.newest() if follow else self.history.version(number)
-                if now.seq == self.manifest.seq:
-                    raise
-                self.manifest = now
+                    try:
+                        opened[name] = self._open_tiers(name, info)
+                    except (CorruptStoreError, FormatError) as error:
+                        damaged[name] = self._explained(name, error)
+                        cause = error if isinstance(error, FormatError) else damaged[name]
+                missing = self._hold_payload()
+                if (damaged or missing) and self._has_moved(follow=follow):
+                    _close(opened)
+                    continue
+                if damaged and not opened:
+                    raise cause
+            except BaseException:
+                _close(opened)
+                raise
+            self.damaged = damaged
+            return opened
 
-    def _hold_payload(self) -> None:
-        """Open, for a reader, the payload of the manifest, which a writer may sweep away."""
-        if not self.guard.writable:
-            self._held = {
-                name: Payload(self.directory, info, hold=True)
-                for name, info in self.manifest.payload.items()
-            }
+    def _has_moved(self, *, follow: bool) -> bool:
+        """Whether a writer published meanwhile, so that what is missing may be no damage."""
+        if self.guard.writable:
+            return False
+        number, seq = self.manifest.version, self.manifest.seq
+        self.manifest = self.history.newest() if follow else self.history.version(number)
+        return self.manifest.seq != seq
+
+    def _explained(self, name: str, error: Exception) -> CorruptStoreError:
+        """Return the error of a table that is damaged, with what helps."""
+        others = [str(v) for v in self.history.versions() if v != self.manifest.version]
+        older = f", or open one of the versions {', '.join(others)}" if others else ""
+        path = self.directory.path
+        return CorruptStoreError(
+            f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
+            f"'tierstore repair {path} DEST' copies what is whole{older}"
+        )
+
+    def _hold_payload(self) -> bool:
+        """Open, for a reader, the payload of the manifest, which a writer may sweep away.
+
+        Returns whether a file is missing: reading the value says so then.
+        """
+        missing = False
+        self._held = {}
+        if self.guard.writable:
+            return missing
+        for name, info in self.manifest.payload.items():
+            try:
+                self._held[name] = Payload(self.directory, info, hold=True)
+            except CorruptStoreError:
+                self._held[name] = Payload(self.directory, info)
+                missing = True
+        return missing
 
     @property
     def payload(self) -> dict[str, Payload]:
@@ -147,6 +194,7 @@ class Opened(abc.ABC):
                 self.tables[name].attach(generation, tiers)
             else:
                 self.tables[name] = self.new_table(name, generation, tiers)
+            self.damaged.pop(name, None)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -278,14 +326,18 @@ class Opened(abc.ABC):
 
         All tables are opened before the first is replaced, so an error leaves what was open.
         """
-        newest, before = self.history.newest(), self.manifest
+        newest, before, held = self.history.newest(), self.manifest, (self.damaged, self._held)
         if self.guard.writable or newest.seq == before.seq:
             return False
         self.manifest = newest
         try:
             opened = self._open_all(follow=True)
+            for name in set(self.damaged) & set(self.tables):
+                _close(opened)
+                raise self.damaged[name]
         except BaseException:
             self.manifest = before
+            self.damaged, self._held = held
             raise
         for name in set(self.tables) - set(opened):  # a writer went back to before there were any
             self.tables.pop(name).close()
@@ -304,3 +356,9 @@ class Opened(abc.ABC):
         self.directory.close()
         if self._forget is not None:
             self._forget()
+
+
+def _close(opened: Mapping[str, tuple[Generation, Tiers]]) -> None:
+    for generation, tiers in opened.values():
+        tiers.close()
+        generation.close()
