@@ -55,10 +55,10 @@ def verify(out: Output, store: Place, version: int | None, sample: int | None) -
         "bad_files": report.bad_files,
         "whole": report.whole,
     }
-    damage = [("file", name, "") for name in report.bad_files]
-    damage += [("rows", name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
+    damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
     summary = f"version {report.version}: {report.rows_checked:,} rows checked"
-    out.show(data, f"{summary}, all sound" if report.ok else summary, *_grid(damage))
+    parts = [f"damaged: {each}" for each in report.bad_files]
+    out.show(data, f"{summary}, all sound" if report.ok else summary, *parts, *_grid(damage))
     if not report.ok:
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
@@ -69,8 +69,8 @@ def verify(out: Output, store: Place, version: int | None, sample: int | None) -
         )
 
 
-def _grid(damage: list[tuple[str, str, str]]) -> list[Grid]:
-    return [Grid(("DAMAGED", "IN", "IDS"), damage)] if damage else []
+def _grid(damage: list[tuple[str, str]]) -> list[Grid]:
+    return [Grid(("TABLE", "DAMAGED ROWS"), damage)] if damage else []
 
 
 def _whole(versions: list[int], sample: int | None) -> str:

@@ -124,8 +124,7 @@ class Images:
             np.full(count, LOST, np.uint8),
             np.zeros(count, np.int64),
         )
-        newest = np.zeros((count, self.record_bytes), np.uint8)  # as it was read, whole or not
-        sums = np.zeros(count, np.uint32)
+        sums = np.zeros(count, np.uint32)  # of the newest image, whole or not
         seen = np.zeros(count, bool)
         if count:
             self._look_up(int(rows[0]) // self._window)
@@ -140,9 +139,9 @@ class Images:
             records, stored = source.read(positions)
             good = source.good(rows[at], records, stored)
             first = ~seen[at]
-            newest[at[first]], sums[at[first]] = records[first], stored[first]
+            sums[at[first]] = stored[first]
             seen[at] = True
-            same = first | (stored == sums[at]) | (records == newest[at]).all(axis=1)
+            same = first | ((stored == sums[at]) & (stored != 0))  # zeros may be a lost extent
             take = good & (same | (found.state[at] == LOST))
             found.records[at[take]] = records[take]
             found.versions[at[take]] = source.version

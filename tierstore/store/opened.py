@@ -154,13 +154,26 @@ class Opened(abc.ABC):
 
     def _explained(self, name: str, error: Exception) -> CorruptStoreError:
         """Return the error of a table that is damaged, with what helps."""
-        others = [str(v) for v in self.history.versions() if v != self.manifest.version]
-        older = f", or open one of the versions {', '.join(others)}" if others else ""
+        older = self._version_with(name)
+        hint = "" if older is None else f", and version {older} of the table opens"
         path = self.directory.path
         return CorruptStoreError(
             f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
-            f"'tierstore repair {path} DEST' copies what is whole{older}"
+            f"'tierstore repair {path} DEST' copies what is whole{hint}"
         )
+
+    def _version_with(self, name: str) -> int | None:
+        """Return the newest other version in which a table opens, if there is one."""
+        for number, manifest in reversed(self.history.versions().items()):
+            if number != self.manifest.version and name in manifest.tables:
+                info = manifest.tables[name]
+                with (
+                    contextlib.suppress(CorruptStoreError, FormatError, FileNotFoundError),
+                    self.directory.directory(name) as table,
+                ):
+                    Generation(table, info, store=self.identity.uuid, seq=None).close()
+                    return number
+        return None
 
     def _hold_payload(self) -> bool:
         """Open, for a reader, the payload of the manifest, which a writer may sweep away.
