@@ -70,7 +70,10 @@ def _uuid_of_manifests(directory: io.Directory) -> str:
             data = directory.read_file(name, MAX_BYTES)
             return Manifest.decode(data, directory.join(name)).uuid
     if not names:
-        raise NotAStoreError(f"{directory.path} is not a store: it has no manifest")
+        raise NotAStoreError(
+            f"{directory.path} has no manifest: it is not a store, or was never completed; remove "
+            "it and create it again"
+        )
     raise FormatError(
         f"none of the {len(names)} manifests in {directory.path} is whole, and they alone say what "
         "the files of its tables hold; restore one from a copy"
