@@ -65,6 +65,9 @@ ROW_CURE = (
 )
 """What helps where rows are damaged."""
 
+FILE_CURE = "restore it from a copy, or make one of what is whole with 'tierstore repair'"
+"""What helps where a file is damaged."""
+
 
 class TierStoreError(Exception):
     """Root of the tree: catches everything this library raises on purpose."""

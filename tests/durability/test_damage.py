@@ -363,12 +363,15 @@ def test_export_skips_damage_when_asked(tmp_path: Path, dtype: str) -> None:
 # -- mending
 
 
+@pytest.mark.parametrize("where", ["base", "delta"])
 @pytest.mark.parametrize("slots", [ROWS, 100], ids=["direct", "cached"])
-def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int) -> None:
-    row = two.only_in_base()[0]
+def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int, where: str) -> None:
     with tierstore.open(two.path, "r+", budget=Budget(host_rows=slots)) as store:
+        row = two.only_in_base()[0]
+        if where == "delta":
+            row = int(store["hurt"].disk.deltas[-1].ids[2])
         store["hurt"].read([row])
-        hurt_row(two, row)
+        hurt_row(two, row) if where == "base" else flip(two.delta(), 2 * 4 * DIM)
         assert store.verify().bad_rows["hurt"] == [row]
         report = store.verify(mend=True)
         assert report.mended == {"hurt": [row]} and store.uncommitted_rows() == 1

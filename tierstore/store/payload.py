@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tierstore import io
 from tierstore.bfloat16 import to_float32
 from tierstore.checksum import crc32c
-from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
+from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.manifest import PayloadInfo, unique_name
 from tierstore.store.tree import decode_tree, encode_tree
 
@@ -90,8 +90,8 @@ class Payload:
             yield chunk
         if (size, found) != (self._info.size, self._info.crc32c):
             raise CorruptStoreError(
-                f"{file.path} does not match its size and checksum; restore it from a copy, "
-                "or open an older version"
+                f"{file.path} does not match its size and checksum; open an older "
+                f"version, {FILE_CURE}"
             )
 
     def close(self) -> None:
@@ -105,8 +105,7 @@ class Payload:
             return self._directory.open_file(name)
         except FileNotFoundError:
             raise CorruptStoreError(
-                f"{self._directory.join(name)} is missing; restore it from a copy, "
-                "or open an older version"
+                f"{self._directory.join(name)} is missing; open an older version, {FILE_CURE}"
             ) from None
 
     def _decode(self, make: Callable[[npt.NDArray[Any], str], Any]) -> Any:

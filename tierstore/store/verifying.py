@@ -196,7 +196,8 @@ class _Check:
         whole = self._payload(manifest, payload)
         for name, info in manifest.tables.items():
             whole &= self._table(manifest, name, info, opened.get(name), newest=newest)
-        if not newest and manifest.version not in self._found.history.versions():
+        found = len(self.report.bad_files) > before
+        if found and not newest and manifest.version not in self._found.history.versions():
             del self.report.bad_files[before:]  # a writer swept it meanwhile
             return False
         return whole
@@ -225,6 +226,8 @@ class _Check:
     ) -> bool:
         """Check a table; return whether a reader of this version can read all of it."""
         where = f"table {name} of version {manifest.version}"
+        if newest:
+            self.report.bad_rows[name] = []
         with contextlib.ExitStack() as files:
             directory: io.Directory | None = None
             try:
@@ -232,7 +235,8 @@ class _Check:
                     table = files.enter_context(self._directory.directory(name))
                     directory = files.enter_context(table.directory(info.generation))
             except (TierStoreError, FileNotFoundError) as error:
-                if self._bases.setdefault(info.generation, None) is None:
+                if info.generation not in self._bases:
+                    self._bases[info.generation] = None
                     self.report.bad_files.append(f"{where}: {error}")
                 return False
             deltas = self._check_deltas(where, info, manifest.uuid, opened, directory)
