@@ -228,8 +228,8 @@ def test_damage_there_is_found(saved):
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: None], ids=["cut", "gone"])
 def test_objects_that_are_cut_or_gone_are_refused(saved, ending, change):
     rewrite(saved, ending, change)
-    with pytest.raises(CorruptStoreError):
-        tierstore.open(saved)
+    with tierstore.open(saved) as store, pytest.raises(CorruptStoreError):
+        store["chunks"]
 
 
 def test_an_object_that_goes_while_it_is_read(saved):

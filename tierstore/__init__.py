@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tierstore.store import Store as Store
     from tierstore.store import create as create
     from tierstore.store import open as open
+    from tierstore.store import repair as repair
+    from tierstore.store import verify as verify
     from tierstore.table import Table as Table
 
 __version__ = "0.1.0"
@@ -55,7 +57,9 @@ _HOMES = {
     "lookahead": "ahead",
     "normal": "laws",
     "open": "store",
+    "repair": "store",
     "uniform": "laws",
+    "verify": "store",
     "xavier_uniform": "laws",
     "zeros": "laws",
 }

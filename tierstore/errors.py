@@ -61,6 +61,16 @@ __all__ = [
 ]
 
 
+ROW_CURE = (
+    "write them again, all fields, and commit, or make a copy of what is whole with 'tierstore "
+    "repair'; 'tierstore verify' lists all damage"
+)
+"""What helps where rows are damaged."""
+
+FILE_CURE = "restore it from a copy, or make one of what is whole with 'tierstore repair'"
+"""What helps where a file is damaged."""
+
+
 class TierStoreError(Exception):
     """Root of the tree: catches everything this library raises on purpose."""
 

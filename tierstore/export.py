@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 from tierstore.formats.dtypes import Converter
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from tierstore.table import Table
 
 __all__ = ["ExportResult", "export_table"]
+
+_NAN_BITS = 0x7FC0
+"""NaN in bfloat16, which is handled as bits."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class ExportResult:
         dtype: element type in the file.
         bytes: size of the file, or of all files in the directory; of the matrix in a zarr store.
         overflowed: finite values that became infinite in the conversion to `dtype`.
+        skipped: rows that are damaged, and NaN in the file, ascending.
     """
 
     path: Path
@@ -38,6 +45,7 @@ class ExportResult:
     dtype: str
     bytes: int
     overflowed: int
+    skipped: list[int] = dataclasses.field(default_factory=list)
 
 
 def export_table(
@@ -49,6 +57,7 @@ def export_table(
     dtype: str | None = None,
     keys: Any = None,
     force: bool = False,
+    damaged: str = "raise",
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
     """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
@@ -68,6 +77,8 @@ def export_table(
         keys: one for each row of the table, or of `rows`. None takes the table's own where the
             format can hold keys. `.vec`, `.bin` and `.tsv` number the rows if there are none.
         force: replace an existing file.
+        damaged: "raise" CorruptRowError for rows that are damaged, or "skip" them: they are NaN in
+            the file, so that the others keep their places.
         progress: called with the rows done and the rows in all.
 
     Returns:
@@ -97,6 +108,7 @@ def export_table(
     start, stop = _checked_range(rows, table.rows)
     converter = Converter(stored.dtype, wanted)
     done = 0
+    skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
 
     with open_sink(
         out,
@@ -109,7 +121,8 @@ def export_table(
         force=force,
     ) as sink:
         size = block_rows_for(stored.nbytes)
-        for block in table.scan(start, stop, field=field, block_rows=size):
+        for block in table.scan(start, stop, field=field, block_rows=size, damaged=skipped):
+            _blank(block, stored.dtype, start + done, skipped)
             sink.write(converter(block))
             done += len(block)
             if progress is not None:
@@ -118,7 +131,23 @@ def export_table(
     converter.warn(f"field {field!r}")
     width = stored.dim * DTYPES[sink.dtype].itemsize
     nbytes = (stop - start) * width if into_store else _size(path)
-    return ExportResult(path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed)
+    return ExportResult(
+        path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed, skipped or []
+    )
+
+
+def _checked_choice(damaged: str) -> str:
+    if damaged not in ("raise", "skip"):
+        raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
+    return damaged
+
+
+def _blank(block: Any, dtype: str, first: int, skipped: list[int] | None) -> None:
+    """Make those rows of a block, which begins with row `first`, NaN that were skipped."""
+    for row in reversed(skipped or []):
+        if row < first:
+            break
+        block[row - first] = _NAN_BITS if dtype == "bfloat16" else np.nan
 
 
 def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:

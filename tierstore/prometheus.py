@@ -87,7 +87,7 @@ def _lines(store: Informed) -> Iterator[str]:
     for name, meaning in TABLES.items():
         rows = [(where, getattr(table, name)) for where, table in tables]
         yield from _metric(name, meaning, "gauge", rows)
-    opened = [(labels | {"table": name}, table) for name, table in store.tables.items()]
+    opened = [(labels | {"table": table.name}, store.tables[table.name]) for table in info.tables]
     stats = [(where, table.stats()) for where, table in opened]
     for name, meaning in COUNTERS.items():
         rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tierstore.budget import format_bytes
@@ -24,6 +26,7 @@ from tierstore_cli.params import (
     full_name,
 )
 from tierstore_cli.progress import Progress
+from tierstore_cli.text import some_rows
 
 
 @click.command(cls=Command)
@@ -36,6 +39,7 @@ from tierstore_cli.progress import Progress
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; else as stored.")
 @click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
 @MEMORY
+@click.option("--skip-damaged", is_flag=True, help="Write rows that are damaged as NaN, and go on.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
     out: Output,
@@ -48,6 +52,7 @@ def export(
     dtype: str | None,
     keys: str | None,
     memory: int,
+    skip_damaged: bool,
     force: bool,
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
@@ -64,6 +69,7 @@ def export(
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
       tierstore export emb.tier epoch3.npy --version 812 --force
+      tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier s3://bucket/items.zarr --table item
     """
     with open_store(store, version=version) as opened, Progress("exporting") as progress:
@@ -77,9 +83,10 @@ def export(
             dtype=dtype,
             keys=None if keys is None else read_keys(keys, memory=memory),
             force=force,
+            damaged="skip" if skip_damaged else "raise",
             progress=progress,
         )
-    data = {
+    data: dict[str, Any] = {
         "store": full_name(store),
         "version": version,
         "table": chosen.name,
@@ -91,5 +98,9 @@ def export(
         "bytes": done.bytes,
         "overflowed": done.overflowed,
     }
+    if skip_damaged:
+        data["skipped"] = done.skipped
+    if done.skipped:
+        out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")

@@ -40,7 +40,8 @@ def inspect(
     """Show the tables of STORE, how large they are, and how to open them without tierstore.
 
     STATE lists the fields beside the first; DELTA counts the rows that were committed and not yet
-    folded into the base file. A trainer may go on writing meanwhile.
+    folded into the base file. A trainer may go on writing meanwhile. Tables that are damaged are
+    left out, named under "damaged" in --json, and the exit code is 4.
 
     \b
     Examples:
@@ -55,13 +56,17 @@ def inspect(
         data = info.to_dict()
         parts: list[str | Grid] = [summary.headline(store, data)]
 
-        tables = list(opened.tables.values()) if table is None else [opened[table]]
+        damaged = dict(opened.damaged) if table is None else {}
+        whole = [name for name in opened.tables if name not in opened.damaged]
+        tables = [opened[name] for name in (whole if table is None else [table])]
         names = [each.name for each in tables]
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]
         bases = {each.name: each.base for each in info.tables}
         lines = [summary.opening_line(each, bases[each.name]) for each in tables]
         parts += [summary.tables(data["tables"]), summary.how_to_open(store, info.folded, lines)]
 
+        if damaged:
+            data["damaged"] = {name: str(error) for name, error in damaged.items()}
         if versions:
             data["versions"] = [dataclasses.asdict(each) for each in opened.versions()]
             parts += ["", summary.versions(data["versions"])]
@@ -76,6 +81,8 @@ def inspect(
             data["rows"] = _rows(shown, choose_field(shown, field), *choose_rows(shown, span))
             parts += ["", summary.values(data["rows"])]
     out.show(data, *parts)
+    for error in damaged.values():
+        raise error
 
 
 def _rows(table: Table, field: str, start: int, stop: int) -> dict[str, Any]:

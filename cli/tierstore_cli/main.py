@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "Write a table's rows to a file.",
     "save": "Copy a whole store, also while it is being trained.",
     "verify": "Check every checksum and list the damaged rows.",
+    "repair": "Copy what is whole of a damaged store, and list the rest.",
     "fold": "Fold the newest version into the base files.",
     "plan": "Say how much memory to give, and what it brings.",
     "simulate": "Replay a trace through policies and sizes.",

@@ -89,6 +89,24 @@ class InitLaw(ParamType):
         return lambda seed: law(*numbers, seed=seed)
 
 
+Filling = str | LawOfSeed
+"""A way to fill rows: its name, or a function from a seed to a law."""
+
+
+class FillType(InitLaw):
+    """A way to fill rows that are damaged."""
+
+    name = "version|zeros|nan|LAW"
+
+    def convert(  # type: ignore[override]
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Filling:
+        """Return a name, or a function from a seed to a law."""
+        if value in ("version", "zeros", "nan"):
+            return str(value)
+        return super().convert(value, param, ctx)
+
+
 # Names as torch.optim keeps them in `optimizer.state`; None: the dim of the weight.
 PRESETS: dict[str, dict[str, int | None]] = {
     "adadelta": {"square_avg": None, "acc_delta": None},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import click
 
 from tierstore_cli.command import Command
@@ -9,27 +12,45 @@ from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import READ_STORE, VERSION, Place, PlaceType, full_name
 from tierstore_cli.progress import Progress
+from tierstore_cli.text import some_rows
 
 
 @click.command(cls=Command)
 @READ_STORE
 @click.argument("dest", type=PlaceType())
 @VERSION
-def save(out: Output, store: Place, dest: Place, version: int | None) -> None:
+@click.option(
+    "--skip-damaged",
+    is_flag=True,
+    help="Go on after damage: rows become zeros; tables, keys and payload are left out.",
+)
+def save(out: Output, store: Place, dest: Place, version: int | None, skip_damaged: bool) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
     The copy is a store of its own, complete and durable when it appears under its name. A trainer
     may go on writing to STORE meanwhile. DEST may be a URL that fsspec knows; inspect, export,
     verify and save read stores there, as programs do with tierstore.open(URL).
 
+    Damage is never copied. Without --skip-damaged it ends the copy; with it, what is lacking is
+    named on stderr and, as "skipped", in --json. `tierstore repair` saves more of a damaged store.
+
     \b
     Examples:
       tierstore save emb.tier backup/emb.tier
       tierstore save emb.tier epoch3.tier --version 812
+      tierstore save emb.tier what_is_left.tier --skip-damaged
       tierstore save emb.tier s3://bucket/emb.tier
     """
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
-        opened.save(dest, progress=progress)
-    data = {"store": full_name(store), "dest": full_name(dest), "version": version}
+        damaged = "skip" if skip_damaged else "raise"
+        skipped = opened.save(dest, damaged=damaged, progress=progress)
+    data: dict[str, Any] = {"store": full_name(store), "dest": full_name(dest), "version": version}
+    if skip_damaged:
+        data["skipped"] = dataclasses.asdict(skipped)
+    for name, rows in skipped.rows.items():
+        out.note(f"Warning: {some_rows(name, rows)} and zeros in the copy")
+    for kind in ("tables", "keys", "payload"):
+        for name in getattr(skipped, kind):
+            out.note(f"Warning: {kind} damaged and left out: {name}")
     out.show(data, f"saved version {version} of {store} to {dest}")

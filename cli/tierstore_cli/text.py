@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO, Any
+
+LISTED = 20
+"""Ids that are shown of a longer list."""
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """A value in eight steps, for small curves."""
@@ -20,6 +24,17 @@ def printable(text: object, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def some_ids(ids: Sequence[int]) -> str:
+    """Return the first ids as text; --json has them all."""
+    rest = len(ids) - LISTED
+    return " ".join(map(str, ids[:LISTED])) + (f" … and {rest:,} more" if rest > 0 else "")
+
+
+def some_rows(table: str, ids: Sequence[int]) -> str:
+    """Return how many rows of a table are damaged, and the first of them."""
+    return f"{len(ids):,} rows of table {table} are damaged ({some_ids(ids)})"
 
 
 def fitted(text: str, stream: IO[Any]) -> str:

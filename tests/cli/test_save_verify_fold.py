@@ -82,6 +82,7 @@ def test_verify(run, run_json, pair):
         "rows_checked": 320,
         "bad_rows": {"item": [], "user": []},
         "bad_files": [],
+        "whole": [2, 3],
     }
     assert "320 rows checked, all sound" in run("verify", pair).stdout
     assert run_json("verify", pair, "--sample", 10)["rows_checked"] == 20
@@ -105,10 +106,83 @@ def test_verify_does_not_list_endless_ids(run, run_json, pair):
     assert len(run_json("verify", pair, code=4)["bad_rows"]["item"]) == 50
 
 
-def test_verify_of_a_store_with_a_damaged_manifest(run, pair):
+def test_verify_of_a_store_with_a_damaged_manifest(run, run_json, pair):
     newest = max(pair.glob("manifest-*.json"))
     flip(newest, newest.stat().st_size // 2)
-    assert newest.name in run("verify", pair, code=3).stderr
+    result = run("verify", pair, code=4)
+    assert newest.name in result.stdout and "whole: 2;" in result.stderr
+    data = run_json("verify", pair, code=4)
+    assert (data["version"], data["whole"]) == (2, [2]) and newest.name in data["bad_files"][0]
+
+
+def test_verify_of_a_version(run, run_json, pair):
+    delta = next((pair / "item").rglob("delta-*"))
+    flip(delta, delta.stat().st_size - 1)
+    assert run_json("verify", pair, "--version", 2)["whole"] == [2]
+    data = run_json("verify", pair, "--version", 3, code=4)
+    assert data["whole"] == [] and delta.name in data["bad_files"][0]
+    run("verify", pair, "--version", 9, code=1)
+
+
+def test_inspect_shows_what_is_damaged(run, run_json, pair):
+    delta = next((pair / "item").rglob("delta-*"))
+    flip(delta, delta.stat().st_size - 1)
+    data = run_json("inspect", pair, code=4)
+    assert [table["name"] for table in data["tables"]] == ["user"]
+    assert delta.name in data["damaged"]["item"]
+    result = run("inspect", pair, "--versions", code=4)
+    assert "user" in result.stdout and "table 'item' is damaged" in result.stderr
+    assert run_json("inspect", pair, "--table", "user")["version"] == 3
+    run("export", pair, pair.parent / "user.npy", "--table", "user")
+
+
+def test_save_and_export_skip_damage_when_asked(run, run_json, pair, tmp_path):
+    rows = rows_of(pair, "item")
+    flip(base_of(pair, "item"), 4096 + 200 * 64)
+    run("export", pair, tmp_path / "item.npy", "--table", "item", code=4)
+    result = run("export", pair, tmp_path / "item.npy", "--table", "item", "--skip-damaged")
+    assert "1 rows of table item are damaged (200) and NaN" in result.stderr
+    exported = np.load(tmp_path / "item.npy")
+    assert np.isnan(exported[200]).all()
+    data = run_json("save", pair, tmp_path / "copy.tier", "--skip-damaged")
+    nothing = {"tables": [], "keys": [], "payload": []}
+    assert data["skipped"] == {"rows": {"item": [200]}, **nothing}
+    rows[200] = 0
+    exported[200] = 0
+    assert np.array_equal(exported, rows)
+    assert np.array_equal(rows_of(tmp_path / "copy.tier", "item"), rows)
+    whole = run_json("save", tmp_path / "copy.tier", tmp_path / "again.tier", "--skip-damaged")
+    assert whole["skipped"] == {"rows": {}, **nothing}
+
+
+def test_repair(run, run_json, pair, tmp_path, files):
+    rows, first = rows_of(pair, "item"), rows_of(pair, "item", 2)
+    flip(base_of(pair, "item"), 4096 + 200 * 64)
+    delta = next((pair / "item").rglob("delta-*"))
+    flip(delta, 0)
+    before = files(pair)
+    data = run_json("repair", pair, tmp_path / "whole.tier", "--fill", "nan")
+    assert data["tables"]["item"] == {"rows": 300, "older": 0, "filled": 2, "unknown": 0}
+    assert data["tables"]["user"] == {"rows": 20, "older": 0, "filled": 0, "unknown": 0}
+    assert (data["version"], data["complete"], data["left_out"]) == (3, False, [])
+    assert data["list"] == str(tmp_path / "whole.tier.rows.csv")
+    found = rows_of(tmp_path / "whole.tier", "item")
+    lost = np.isnan(found).any(axis=1)
+    assert lost.sum() == 2 and np.array_equal(found[~lost], rows[~lost])
+    result = run(
+        *("repair", pair, tmp_path / "other.tier", "--list", tmp_path / "list.csv"),
+        *("--fill", "version", "--fill", "normal(0,0.01)", "--seed", 3),
+    )
+    assert "lists the rows" in result.stderr and "300" in result.stdout
+    found = rows_of(tmp_path / "other.tier", "item")
+    lost[200] = False
+    assert np.array_equal(found[lost], first[lost]) and found[200].any()
+    assert (tmp_path / "list.csv").read_text().count("\n") == 3
+    assert files(pair) == before
+    run("verify", tmp_path / "other.tier")
+    run("repair", pair, tmp_path / "other.tier", code=1)
+    run("repair", pair, tmp_path / "third.tier", "--fill", "ones", code=2)
+    run("repair", tmp_path / "nothing", tmp_path / "third.tier", code=3)
 
 
 @pytest.mark.parametrize("cut", [1, 4096])

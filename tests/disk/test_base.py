@@ -197,7 +197,7 @@ def test_damaged_chunks_cost_their_rows_and_no_others(tmp_path, kind):
     chunk.write_bytes(chunk.read_bytes()[: chunk.stat().st_size // 2])
     base = reopen(tmp_path, spec)
     assert base.damaged(np.arange(500)) == list(range(min(spec.chunk_rows, 500)))
-    with pytest.raises(CorruptStoreError, match="restore the file from a copy"):
+    with pytest.raises(CorruptStoreError, match="restore it from a copy"):
         read(base, [0])
 
 

@@ -13,7 +13,7 @@ from tierstore import checksum, io
 from tierstore.disk import memmap, tuning, zarr
 from tierstore.disk.paging import Place
 from tierstore.disk.ranged import record_files
-from tierstore.errors import CorruptRowError, CorruptStoreError, InvalidInputError
+from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
 
 __all__ = ["Base", "Records"]
@@ -135,7 +135,7 @@ class Base:
             bad = np.unique(rows[wrong]).tolist()
             raise CorruptRowError(
                 f"{len(bad)} rows of the base do not match their checksum, the first is row "
-                f"{bad[0]}; run 'tierstore verify' for the whole list",
+                f"{bad[0]}; {ROW_CURE}",
                 rows=bad,
                 file="base",
             )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tierstore import io
 from tierstore.disk.paging import Place
-from tierstore.errors import CorruptStoreError
+from tierstore.errors import FILE_CURE, CorruptStoreError
 from tierstore.spec import TableSpec
 
 __all__ = ["CompressedRecords"]
@@ -152,13 +152,12 @@ class CompressedRecords:
             decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CorruptStoreError(
-                f"{self._directory.join(name)} cannot be decoded ({error}); "
-                "restore the file from a copy"
+                f"{self._directory.join(name)} cannot be decoded ({error}); " + FILE_CURE
             ) from None
         if decoded.size != nbytes:
             raise CorruptStoreError(
                 f"{self._directory.join(name)} holds {decoded.size} bytes of records, "
-                f"{nbytes} are expected; restore the file from a copy"
+                f"{nbytes} are expected; {FILE_CURE}"
             )
         return chunk.reshape(shape)
 

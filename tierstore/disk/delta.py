@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tierstore import checksum, io
 from tierstore.disk.paging import Place
-from tierstore.errors import CorruptRowError, CorruptStoreError
+from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError
 from tierstore.manifest import DeltaInfo
 
 __all__ = ["FOOTER_BYTES", "Delta", "footer_checksum", "make_footer", "read_records"]
@@ -65,7 +65,7 @@ def read_records(
         bad = np.unique(rows[wrong]).tolist()
         raise CorruptRowError(
             f"{len(bad)} rows in {name} do not match their checksum, the first is row {bad[0]}; "
-            "run 'tierstore verify' for the whole list",
+            + ROW_CURE,
             rows=bad,
             file=name,
         )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tierstore import io
 from tierstore.checksum import crc32c
 from tierstore.errors import (
+    FILE_CURE,
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
@@ -148,7 +149,7 @@ def open_keys(directory: io.Directory, info: KeysInfo) -> dict[str, io.File]:
         return {name: directory.open_file(name) for name in info.files}
     except FileNotFoundError as error:
         raise CorruptStoreError(
-            f"a file of keys is missing: {error.filename}; restore it from a copy"
+            f"a file of keys is missing: {error.filename}; {FILE_CURE}"
         ) from None
 
 
@@ -157,7 +158,7 @@ def _mapped(file: io.File, size: int, expected: int) -> npt.NDArray[np.uint8]:
         raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
     data = io.map_files([file], size, advice=mmap.MADV_NORMAL)
     if crc32c(data) != expected:
-        raise CorruptStoreError(f"{file.path} does not match its checksum; restore it from a copy")
+        raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
     return data
 
 

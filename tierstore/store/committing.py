@@ -58,7 +58,7 @@ class Draft:
         session = self._session
         version = session.ledger.last_version + 1
         confirmed = version if self._confirm else session.manifest.confirmed
-        tables = {}
+        tables = dict(session.manifest.tables)  # those that are damaged stay as they are
         try:
             for name, table in session.tables.items():
                 delta = table.generation.seal(version)

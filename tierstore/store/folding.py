@@ -152,6 +152,8 @@ class Folder:
         Where twice as much has gathered while it was under way, wait for that: deltas must not come
         faster than they go.
         """
+        if self._store.damaged:
+            return
         newest = self._store.manifest.version
         if self._behind is not None:
             if not self._behind.done() and not self._much(self._since, newest, times=2):
@@ -169,7 +171,12 @@ class Folder:
             self._start(_Compacting(self._store, groups))
 
     def fold(self, upto: int) -> bool:
-        """Fold the deltas of versions up to `upto` now; return False where readers prevent it."""
+        """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
+
+        Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
+        """
+        for error in self._store.damaged.values():
+            raise error
         self.finish()
         if not self._begin(upto):
             return False
@@ -182,6 +189,8 @@ class Folder:
 
     def fold_if_quick(self) -> None:
         """Fold as far as can be, if there is something and it takes but a moment."""
+        if self._store.damaged:
+            return
         oldest = self._oldest()
         sizes = [
             sum(delta.info.size for delta in _between(tier, 0, oldest)) for tier in self._tiers()

@@ -85,10 +85,19 @@ class History:
             except FileNotFoundError:
                 continue  # a writer published and swept between the listing and the reading
             except FormatError as error:
-                older = len(numbers) > 1
-                hint = "; an older version may open: tierstore.open(path, version=N)"
-                raise FormatError(f"{error}{hint if older else ''}") from None
+                raise FormatError(f"{error}{self._alternatives()}") from None
         raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
+
+    def _alternatives(self) -> str:
+        """Return which versions have a manifest that can be read, as the end of a message."""
+        versions = _openable(*self._read())
+        if not versions:
+            return ""
+        listed = ", ".join(map(str, versions))
+        return (
+            f"; versions that can be opened, with tierstore.open(path, version=N): {listed}; "
+            f"'tierstore repair {self._directory.path} DEST' copies what is whole"
+        )
 
     def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
         """Yield each manifest by its number, ascending, or what is wrong with it."""

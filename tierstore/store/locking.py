@@ -21,7 +21,7 @@ from tierstore.manifest import MAX_VERSION
 from tierstore.store.history import FOLD, LOCK, STORE
 from tierstore.store.holder import describe, make_note
 
-__all__ = ["ReaderLock", "WriterLock"]
+__all__ = ["ReaderLock", "WriterLock", "folds_kept_away"]
 
 _WRITER = MAX_VERSION + 1
 _NOTE_BYTES = 512
@@ -197,6 +197,22 @@ class ReaderLock:
     def close(self) -> None:
         """Let go of every version; harmless when done twice."""
         self._store.close()
+
+
+@contextlib.contextmanager
+def folds_kept_away(directory: io.Directory) -> Iterator[None]:
+    """Let no fold begin in the body; where STORE.json is missing there is no writer to begin one.
+
+    Raises LockedError as `ReaderLock.hold` does.
+    """
+    try:
+        lock = ReaderLock(directory)
+    except FileNotFoundError:
+        yield
+        return
+    with contextlib.closing(lock):
+        lock.hold(0)  # older than every version
+        yield
 
 
 def _lock_store(directory: io.Directory) -> io.File:

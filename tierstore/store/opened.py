@@ -16,6 +16,7 @@ from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
+    FormatError,
     InvalidInputError,
     TierStoreError,
 )
@@ -39,10 +40,27 @@ __all__ = ["Opened"]
 
 @dataclasses.dataclass
 class _Opening:
-    """Tables that were opened for a manifest, and the deltas of those that follow it, by name."""
+    """Tables that were opened for a manifest, by name.
+
+    Attributes:
+        new: those that were not open before.
+        deltas: the deltas of those that were, and follow the manifest.
+        damaged: why others could not be opened.
+    """
 
     new: dict[str, tuple[Generation, Tiers]] = dataclasses.field(default_factory=dict)
     deltas: dict[str, list[Delta]] = dataclasses.field(default_factory=dict)
+    damaged: dict[str, CorruptStoreError] = dataclasses.field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any table was opened."""
+        return bool(self.new or self.deltas)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for generation, tiers in self.new.values():
+            tiers.close()
+            generation.close()
 
 
 class Opened(abc.ABC):
@@ -53,6 +71,7 @@ class Opened(abc.ABC):
         self.guard = Guard(str(options.path), writable=options.writable)
         self.prefetcher = Prefetcher(self.guard)
         self.tables: dict[str, Table] = {}
+        self.damaged: dict[str, CorruptStoreError] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.locks: list[WriterLock | ReaderLock] = []
@@ -81,10 +100,15 @@ class Opened(abc.ABC):
             self.directory.sync()  # what a killed writer published may not be durable yet
             self.ledger = Ledger(self.directory, self.history)
             if version is not None:
+                self._check_whole(version)
                 self._go_back(self.manifest)
+        opened = self._open_all(version)
+        self.damaged = opened.damaged
+        if self.guard.writable:
             self.sweep(self.keep)
-            self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
-        self._attach(self._open_all(version).new)
+            if not self.damaged:
+                self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+        self._attach(opened.new)
         if not self.guard.writable:
             self.reader.hold_only(self.manifest.version)
 
@@ -100,6 +124,15 @@ class Opened(abc.ABC):
                 return found
             self.reader.hold(found.version)
 
+    def _check_whole(self, version: int) -> None:
+        """Raise if a table is damaged, before newer versions go for one that is not better."""
+        opened = self._open_all(version)
+        opened.close()
+        for error in opened.damaged.values():
+            raise CorruptStoreError(
+                f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
+            )
+
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
         ledger = self.ledger
@@ -108,8 +141,12 @@ class Opened(abc.ABC):
             ledger.forget_damaged(after=older.seq)
 
     def sweep(self, keep: int) -> None:
-        """Remove the versions that need not be kept, and what only they need."""
-        self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
+        """Remove the versions that need not be kept, and what only they need.
+
+        While a table is damaged everything stays: it may be what a repair needs.
+        """
+        if not self.damaged:
+            self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
 
     def oldest_reader(self) -> str:
         """Return which version older than this one is being read, for messages."""
@@ -117,40 +154,88 @@ class Opened(abc.ABC):
         return f"version {oldest}" if oldest else "an older version"
 
     def _open_all(self, version: int | None) -> _Opening:
-        """Open what the manifest names and is not open yet, for all tables or for none.
+        """Open what the manifest names and is not open yet; note the tables that are damaged.
 
         Where a writer publishes and removes files while they are opened, the same `version` is
-        opened as it is now, or, for None, the newest.
+        opened as it is now, or, for None, the newest. Raises CorruptStoreError or FormatError where
+        no table is whole.
         """
         while True:
             opened = _Opening()
+            errors: dict[str, CorruptStoreError | FormatError] = {}
             try:
                 for name, info in self.manifest.tables.items():
-                    table = self.tables.get(name)
-                    if table is not None and table.can_follow(info):
-                        opened.deltas[name] = table.generation.open_deltas(info)
-                    else:
-                        opened.new[name] = self._open_tiers(name, info)
-                self._hold_payload()
-                return opened
-            except BaseException as error:
-                for generation, tiers in opened.new.values():
-                    tiers.close()
-                    generation.close()
-                if self.guard.writable or not isinstance(error, CorruptStoreError):
-                    raise
-                now = self._find(version)
-                if now.seq == self.manifest.seq:
-                    raise
-                self.manifest = now
+                    try:
+                        self._open_table(name, info, opened)
+                    except (CorruptStoreError, FormatError) as error:
+                        errors[name] = error
+                missing = self._hold_payload()
+                if (errors or missing) and self._has_moved(version):
+                    opened.close()
+                    continue
+                opened.damaged = {name: self._explained(name, errors[name]) for name in errors}
+                if errors and not opened:
+                    name, first = errors.popitem()
+                    raise first if isinstance(first, FormatError) else opened.damaged[name]
+            except BaseException:
+                opened.close()
+                raise
+            return opened
 
-    def _hold_payload(self) -> None:
-        """Open, for a reader, the payload of the manifest, which a writer may sweep away."""
-        if not self.guard.writable:
-            self._held = {
-                name: Payload(self.directory, info, hold=True)
-                for name, info in self.manifest.payload.items()
-            }
+    def _open_table(self, name: str, info: TableInfo, opened: _Opening) -> None:
+        table = self.tables.get(name)
+        if table is not None and table.can_follow(info):
+            opened.deltas[name] = table.generation.open_deltas(info)
+        else:
+            opened.new[name] = self._open_tiers(name, info)
+
+    def _has_moved(self, version: int | None) -> bool:
+        """Whether a writer published meanwhile, so that what is missing may be no damage."""
+        if self.guard.writable:
+            return False
+        seq = self.manifest.seq
+        self.manifest = self._find(version)
+        return self.manifest.seq != seq
+
+    def _explained(self, name: str, error: Exception) -> CorruptStoreError:
+        """Return the error of a table that is damaged, with what helps."""
+        older = self._version_with(name)
+        hint = "" if older is None else f", and version {older} of the table opens"
+        path = self.directory.path
+        return CorruptStoreError(
+            f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
+            f"'tierstore repair {path} DEST' copies what is whole{hint}"
+        )
+
+    def _version_with(self, name: str) -> int | None:
+        """Return the newest other version in which a table opens, if there is one."""
+        for number, manifest in reversed(self.history.versions().items()):
+            if number != self.manifest.version and name in manifest.tables:
+                info = manifest.tables[name]
+                with (
+                    contextlib.suppress(CorruptStoreError, FormatError, FileNotFoundError),
+                    self.directory.directory(name) as table,
+                ):
+                    Generation(table, info, store=self.identity.uuid, seq=None).close()
+                    return number
+        return None
+
+    def _hold_payload(self) -> bool:
+        """Open, for a reader, the payload of the manifest, which a writer may sweep away.
+
+        Returns whether a file is missing: reading the value says so then.
+        """
+        missing = False
+        self._held = {}
+        if self.guard.writable:
+            return missing
+        for name, info in self.manifest.payload.items():
+            try:
+                self._held[name] = Payload(self.directory, info, hold=True)
+            except CorruptStoreError:
+                self._held[name] = Payload(self.directory, info)
+                missing = True
+        return missing
 
     @property
     def payload(self) -> dict[str, Payload]:
@@ -167,6 +252,7 @@ class Opened(abc.ABC):
                 self.tables[name].attach(generation, tiers)
             else:
                 self.tables[name] = self.new_table(name, generation, tiers)
+            self.damaged.pop(name, None)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -330,14 +416,17 @@ class Opened(abc.ABC):
         """
         if self.guard.writable:
             return False
-        before = self.manifest
+        before, held = self.manifest, self._held
         try:
             self.manifest = self._find(None)
             if self.manifest.seq == before.seq:
                 return False
             opened = self._open_all(None)
+            for name in opened.damaged.keys() & self.tables.keys():
+                opened.close()
+                raise opened.damaged[name]
         except BaseException:
-            self.manifest = before
+            self.manifest, self._held = before, held
             self.reader.hold_only(before.version)
             raise
         with interrupts_deferred():
@@ -356,6 +445,7 @@ class Opened(abc.ABC):
         for name, deltas in opened.deltas.items():
             self.tables[name].follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opened.new)
+        self.damaged = opened.damaged
 
     def release(self) -> None:
         """Give back memory, files and locks, whatever the state; no file is removed."""

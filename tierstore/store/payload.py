@@ -21,6 +21,7 @@ from tierstore.bfloat16 import to_float32
 from tierstore.budget import Size
 from tierstore.checksum import crc32c
 from tierstore.errors import (
+    FILE_CURE,
     CorruptStoreError,
     FormatError,
     InvalidInputError,
@@ -116,8 +117,8 @@ class Payload:
             yield chunk
         if (size, found) != (self._info.size, self._info.crc32c):
             raise CorruptStoreError(
-                f"{file.path} does not match its size and checksum; restore it from a copy, "
-                "or open an older version"
+                f"{file.path} does not match its size and checksum; open an older "
+                f"version, {FILE_CURE}"
             )
 
     def close(self) -> None:
@@ -131,8 +132,7 @@ class Payload:
             return self._directory.open_file(name)
         except FileNotFoundError:
             raise CorruptStoreError(
-                f"{self._directory.join(name)} is missing; restore it from a copy, "
-                "or open an older version"
+                f"{self._directory.join(name)} is missing; open an older version, {FILE_CURE}"
             ) from None
 
     def _check_holes(self, memory: Size) -> None:

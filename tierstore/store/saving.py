@@ -6,15 +6,17 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tierstore import io
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
-from tierstore.errors import ExistsError
+from tierstore.errors import CorruptStoreError, ExistsError
 from tierstore.manifest import (
     Identity,
+    KeysInfo,
     Manifest,
     Parent,
     PayloadInfo,
@@ -25,7 +27,28 @@ from tierstore.store.payload import Payload, copy_payload
 from tierstore.store.publishing import write_skeleton
 from tierstore.table import Table
 
-__all__ = ["save_store"]
+__all__ = ["Skipped", "save_store"]
+
+
+@dataclass
+class Skipped:
+    """What a copy lacks because it is damaged.
+
+    Attributes:
+        rows: by table, the rows that are zeros in the copy, ascending.
+        tables: tables that are left out.
+        keys: tables whose keys are left out.
+        payload: names of the values that are left out.
+    """
+
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    payload: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether anything is lacking."""
+        return bool(self.rows or self.tables or self.keys or self.payload)
 
 
 def save_store(
@@ -34,10 +57,13 @@ def save_store(
     manifest: Manifest,
     where: Path | io.Objects,
     progress: Progress | None = None,
-) -> None:
+    *,
+    skipped: Skipped | None = None,
+) -> Skipped:
     """Write what readers of a version see to a new store, folded.
 
-    Every record and payload is checked as it is read, so damage is never copied.
+    Every record and payload is checked as it is read, so damage is never copied: it raises, or
+    where there is `skipped`, is noted there and left out. Returns that.
     """
     parent = Parent(manifest.uuid, manifest.version, manifest.previous)
     identity = Identity(uuid.uuid4().hex, parent)
@@ -51,12 +77,17 @@ def save_store(
     with _new_directory(where) as directory:
         infos: dict[str, TableInfo] = {}
         for name, table in tables.items():
-            infos[name] = _copy_table(directory, table, report, on_disk=isinstance(where, Path))
+            on_disk = isinstance(where, Path)
+            infos[name] = _copy_table(directory, table, report, skipped, on_disk=on_disk)
             done += table.rows
-        files: dict[str, PayloadInfo] = {
-            name: copy_payload(value, directory, unique_name("payload-", 1))
-            for name, value in payload.items()
-        }
+        files: dict[str, PayloadInfo] = {}
+        for name, value in payload.items():
+            try:
+                files[name] = copy_payload(value, directory, unique_name("payload-", 1))
+            except CorruptStoreError:
+                if skipped is None:
+                    raise
+                skipped.payload.append(name)
         copied = Manifest(
             uuid=identity.uuid,
             seq=1,
@@ -69,6 +100,7 @@ def save_store(
             mark=manifest.mark,
         )
         write_skeleton(directory, identity, copied)
+    return skipped or Skipped()
 
 
 @contextlib.contextmanager
@@ -93,7 +125,12 @@ def _new_directory(where: Path | io.Objects) -> Iterator[io.Directory]:
 
 
 def _copy_table(
-    directory: io.Directory, table: Table, report: Callable[[int], None], *, on_disk: bool
+    directory: io.Directory,
+    table: Table,
+    report: Callable[[int], None],
+    skipped: Skipped | None,
+    *,
+    on_disk: bool,
 ) -> TableInfo:
     def progress(done: int, _: int) -> None:
         report(done)
@@ -102,9 +139,21 @@ def _copy_table(
     if not on_disk and spec.backend == "memmap":  # an object is sent as a whole, so it has a size
         spec = dataclasses.replace(spec, backend="zarr")
     with directory.make_directory(table.name) as target:
-        info = generations.create(target, spec, 1, table.records(), progress)
-        keys = None
-        if table.keys is not None:
-            with target.directory(info.generation) as generation:
-                keys = write_keys(generation, table.keys[:], table.rows)
+        bad: list[int] | None = None if skipped is None else []
+        info = generations.create(target, spec, 1, table.records(bad), progress)
+        if skipped is not None and bad:
+            skipped.rows[table.name] = bad
+        with target.directory(info.generation) as generation:
+            keys = _copy_keys(generation, table, skipped)
     return TableInfo(info.spec, info.generation, scalars=dict(table.scalars), keys=keys)
+
+
+def _copy_keys(generation: io.Directory, table: Table, skipped: Skipped | None) -> KeysInfo | None:
+    try:
+        keys = None if table.keys is None else table.keys[:]
+    except CorruptStoreError:
+        if skipped is None:
+            raise
+        skipped.keys.append(table.name)
+        return None
+    return None if keys is None else write_keys(generation, keys, table.rows)

@@ -91,7 +91,10 @@ class Session(Opened):
         """Write a table, new or not, from blocks of records; a commit of its own."""
 
         def work() -> None:
-            scalars = self.tables[name].scalars if name in self.tables else {}
+            known = self.manifest.tables.get(name)
+            scalars = {} if known is None else known.scalars
+            if name in self.tables:
+                scalars = self.tables[name].scalars
             reshaping.replace(
                 self, name, spec, blocks, scalars=scalars, keys=keys, progress=progress
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from tierstore import io
 from tierstore.budget import Budget
 from tierstore.disk.base import Progress
 from tierstore.errors import (
+    CorruptStoreError,
     ExistsError,
     InvalidInputError,
     InvalidTypeError,
@@ -30,11 +31,13 @@ from tierstore.info import StoreInfo, Version
 from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.store.committing import Draft, PendingCommit
+from tierstore.store.mending import mend_rows
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
-from tierstore.store.saving import save_store
+from tierstore.store.saving import Skipped, save_store
 from tierstore.store.session import Session
-from tierstore.store.verify import VerifyReport, verify_store
+from tierstore.store.survey import Survey
+from tierstore.store.verifying import VerifyReport, verify_store
 from tierstore.table import Table
 
 __all__ = ["Store"]
@@ -65,11 +68,24 @@ class Store:
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """The tables by name."""
-        return MappingProxyType(self._session.tables)
+        """The tables by name; one that is damaged raises CorruptStoreError when it is taken."""
+        if not self._session.damaged:
+            return MappingProxyType(self._session.tables)
+        return _Tables(self._session.manifest.tables, self)
+
+    @property
+    def damaged(self) -> Mapping[str, CorruptStoreError]:
+        """The tables that could not be opened, and why; the others can be used.
+
+        A writer that commits leaves the files of these as they are, folds nothing and removes no
+        older version, until `replace_table` has written them anew.
+        """
+        return MappingProxyType(self._session.damaged)
 
     def __getitem__(self, name: str) -> Table:
-        """Return a table; raises UnknownNameError, a KeyError."""
+        """Return a table; raises UnknownNameError, a KeyError, or CorruptStoreError."""
+        if name in self._session.damaged:
+            raise self._session.damaged[name]
         try:
             return self._session.tables[name]
         except KeyError:
@@ -243,7 +259,7 @@ class Store:
         """
         check_name(name)
         with self._guard.use(write=True) as use, use.interruptible():
-            if name in self._session.tables:
+            if name in self._session.manifest.tables:
                 raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
             self._session.replace(name, spec, blocks, keys=keys, progress=progress)
             return self._session.tables[name]
@@ -261,12 +277,13 @@ class Store:
 
         `blocks` are all records `(n, record_bytes)` in order; without them the fields' laws decide.
         `keys` are new external keys; without them, those there are stay if the rows are as many.
-        Older versions keep the old table.
+        Older versions keep the old table. A damaged table is whole again by this, without keys.
         """
         with self._guard.use(write=True) as use, use.interruptible():
-            table = self[name]
+            if name not in self._session.damaged:
+                self[name]
             self._session.replace(name, spec, blocks, keys=keys, progress=progress)
-            return table
+            return self[name]
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
@@ -279,8 +296,9 @@ class Store:
         path: Any,
         *,
         version: int | None = None,
+        damaged: str = "raise",
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.
 
         The copy is folded, complete and durable when it appears, has a uuid of its own and knows
@@ -290,38 +308,81 @@ class Store:
         nothing is yet: the files become objects of the same names, tables as zarr, one chunk and
         four bytes a row of a table in memory at a time. `tierstore.open` reads them there, and
         `save` brings them back to a disk.
+
+        Damage is never copied: it raises, or with `damaged="skip"` damaged rows are zeros in the
+        copy, and tables that do not open, keys and payload that are damaged are left out.
+        Returns what was skipped. `tierstore.repair` saves more.
         """
+        if damaged not in ("raise", "skip"):
+            raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
         self._guard.check()
-        where = io.locate(path)
+        where, skip = io.locate(path), damaged == "skip"
         wanted = self.version if version is None else version
         if not self._guard.writable and wanted == self.version:
-            save_store(self.tables, self.payload, self._session.manifest, where, progress)
-            return
+            return self._save(where, skip=skip, progress=progress)
         with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
             if source.uuid != self.uuid:
                 raise StoreIOError(
                     f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
                     "open it again"
                 )
-            save_store(source.tables, source.payload, source._session.manifest, where, progress)
+            return source._save(where, skip=skip, progress=progress)
+
+    def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
+        skipped = Skipped(tables=list(self.damaged)) if skip else None
+        tables = dict(self._session.tables if skip else self.tables)
+        return save_store(
+            tables, self.payload, self._session.manifest, where, progress, skipped=skipped
+        )
 
     def verify(
-        self, *, sample: int | None = None, progress: Progress | None = None
+        self,
+        *,
+        sample: int | None = None,
+        mend: bool = False,
+        progress: Progress | None = None,
     ) -> VerifyReport:
         """Check the committed rows, or `sample` random ones a table, and files against checksums.
 
         Goes on after damage and reports all of it; what the tiers hold in memory is left alone.
+        With `mend`, for a writer, damaged rows whose newest image is whole elsewhere, in the host
+        tier or in a delta that an older version still names, are written again: they are part of
+        the next commit, and the next fold writes them over the damaged ones. `tierstore.verify`
+        checks a store that does not open.
         """
-        with self._guard.use() as use, use.interruptible():
-            return verify_store(
-                self._session.tables.values(),
-                self._session.payload,
-                self._session.manifest,
-                self._session.history,
-                self._session.directory,
-                sample=sample,
-                progress=progress,
-            )
+        with self._guard.use(write=mend) as use:
+            with use.interruptible():
+                report = self._verify(sample, progress)
+            if mend:
+                self._mend(report)
+            return report
+
+    def _verify(self, sample: int | None, progress: Progress | None) -> VerifyReport:
+        session = self._session
+        history = session.history
+        return verify_store(
+            session.directory,
+            Survey(self.uuid, history, history.versions(), history.damaged()),
+            opened={name: table.generation for name, table in session.tables.items()},
+            manifest=session.manifest,
+            payload=session.payload,
+            sample=sample,
+            progress=progress,
+        )
+
+    def _mend(self, report: VerifyReport) -> None:
+        """Write damaged rows again, as far as they are whole elsewhere."""
+        session = self._session
+        newest = session.manifest
+        kept = [
+            each
+            for each in session.history.manifests()
+            if each.seq < newest.seq and each.version <= newest.version
+        ]
+        for name, bad in report.bad_rows.items():
+            if bad and name in session.tables:
+                table = session.tables[name]
+                report.mended[name] = mend_rows(session.directory, table, bad, newest, kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a pointer to this store: path, uuid and version; nothing is read or written.
@@ -357,7 +418,7 @@ class Store:
             uuid=self.uuid,
             version=self.version,
             step=self.step,
-            folded=not any(table.delta_rows for table in tables),
+            folded=not any(info.deltas for info in self._session.manifest.tables.values()),
             tables=tables,
         )
 
@@ -399,3 +460,20 @@ class Store:
                 "tierstore.open(path), or commit and pass the path"
             )
         return Store, (dataclasses.replace(self._options, version=self.version, device=None),)
+
+
+class _Tables(Mapping[str, Table]):
+    """The tables of a store some of which are damaged: those raise when they are taken."""
+
+    def __init__(self, names: Iterable[str], store: Store) -> None:
+        self._names = list(names)
+        self._store = store
+
+    def __getitem__(self, name: str) -> Table:
+        return self._store[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -13,7 +13,7 @@ from tierstore.disk.base import Progress
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.guard import INTERNAL, internal_error
 from tierstore.info import TableInformation
 from tierstore.laws import Law
@@ -278,10 +278,13 @@ class Table:
         stop: int | None = None,
         field: str | None = None,
         block_rows: int | None = None,
+        *,
+        damaged: list[int] | None = None,
     ) -> Iterator[npt.NDArray[Any]]:
         """Yield rows `start:stop` in order, in blocks `(n, dim)` of the stored type.
 
         bfloat16 comes as uint16 bits. Uncommitted rows are seen; the caches keep what they hold.
+        Rows that are damaged raise CorruptRowError, or are zeros and added to a list `damaged`.
         """
         name = self._named(field)
         stop = self.rows if stop is None else stop
@@ -290,23 +293,45 @@ class Table:
         lo, hi = self._layout.span(name)
         step = block_rows or max(1, _SCAN_BYTES // self._layout.record_bytes)
         for begin in range(start, stop, step):
-            yield self._block(begin, min(begin + step, stop), lo, hi).view(
+            yield self._block(begin, min(begin + step, stop), lo, hi, damaged).view(
                 self._layout.field(name).storage
             )
 
-    def records(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield all records in order, in blocks `(n, record_bytes)`."""
-        step = max(1, _SCAN_BYTES // self._layout.record_bytes)
+    def records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
+        step, width = max(1, _SCAN_BYTES // self._layout.record_bytes), self._layout.record_bytes
         for begin in range(0, self.rows, step):
-            yield self._block(begin, min(begin + step, self.rows), 0, self._layout.record_bytes)
+            yield self._block(begin, min(begin + step, self.rows), 0, width, damaged)
 
-    def _block(self, begin: int, end: int, lo: int, hi: int) -> npt.NDArray[np.uint8]:
+    def _block(
+        self, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
+    ) -> npt.NDArray[np.uint8]:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._owner.guard.use():
             self.tiers.settle()
-            self.tiers.below.read(rows, out, lo, hi, admit=False)
+            if damaged is None:
+                self.tiers.below.read(rows, out, lo, hi, admit=False)
+            else:
+                damaged += self._read_sound(rows, out, lo, hi)
         return out
+
+    def _read_sound(
+        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], lo: int, hi: int
+    ) -> list[int]:
+        """Read the rows that are whole, zero the others in `out` and return them."""
+        try:
+            self.tiers.below.read(rows, out, lo, hi, admit=False)
+        except CorruptStoreError:
+            if rows.size == 1:
+                out[:] = 0
+                return [int(rows[0])]
+            half = rows.size // 2
+            return [
+                *self._read_sound(rows[:half], out[:half], lo, hi),
+                *self._read_sound(rows[half:], out[half:], lo, hi),
+            ]
+        return []
 
     @property
     def keys(self) -> Keys | None:

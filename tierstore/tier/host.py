@@ -399,6 +399,13 @@ class HostTier:
         """Return how full the tier is."""
         return Occupancy(self.slots, self.map.used, self._changed().size)
 
+    def mark_changed(self, rows: Rows) -> Rows:
+        """Hand `rows` down with the next flush, changed or not; return those that are here."""
+        slots = self.map.lookup(rows)
+        here = slots >= 0
+        self.map.dirty[slots[here]] = 1
+        return rows[here]
+
     def dirty(self) -> Rows:
         """Return the rows whose records have changed and were not handed down."""
         return self.map.rows(self._changed())

@@ -1,0 +1,95 @@
+"""`tierstore repair`: copy what is whole of a damaged store, and list the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+import tierstore
+from tierstore_cli.command import Command
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import READ_STORE, VERSION, Filling, FillType, Place, full_name
+from tierstore_cli.progress import Progress
+
+
+@click.command(cls=Command)
+@READ_STORE
+@click.argument("dest", type=click.Path(path_type=Path))
+@VERSION
+@click.option(
+    "--fill",
+    "fills",
+    type=FillType(),
+    multiple=True,
+    help="What damaged rows become; may be given more than once. Default: version, then zeros.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a law in --fill.")
+@click.option(
+    "--list",
+    "listed",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the list of rows goes; else DEST.rows.csv.",
+)
+def repair(
+    out: Output,
+    store: Place,
+    dest: Path,
+    version: int | None,
+    fills: tuple[Filling, ...],
+    seed: int,
+    listed: Path | None,
+) -> None:
+    """Copy every row of STORE that is whole to a new store DEST, and list the others.
+
+    STORE is only read and need not open: its newest manifest, STORE.json, tables and deltas may be
+    damaged or missing. A row is whole if its checksum holds, wherever its image lies. --fill says
+    what a row becomes whose newest image is damaged, tried in turn: "version" is the newest older
+    image that is whole, "zeros", "nan", or a law such as "normal(0,0.01)" for the first field.
+
+    The list is CSV, with runs of rows and whether they are older, and of which version, or filled.
+    Where a delta is missing or its ids are damaged, "unknown" counts the rows that may be older.
+    Keys and payload are copied where they are whole. DEST appears complete or not at all.
+
+    \b
+    Examples:
+      tierstore repair emb.tier whole.tier
+      tierstore repair emb.tier whole.tier --fill nan
+      tierstore repair emb.tier whole.tier --fill version --fill "normal(0,0.01)" --seed 1
+      tierstore repair emb.tier whole.tier --version 812 --list lost.csv
+    """
+    fill = [each if isinstance(each, str) else each(seed) for each in fills]
+    with Progress("repairing") as progress:
+        report = tierstore.repair(
+            store,
+            dest,
+            version=version,
+            fill=fill or ("version", "zeros"),
+            listed=listed,
+            progress=progress,
+        )
+    data = {
+        "store": full_name(store),
+        "dest": full_name(dest),
+        "version": report.version,
+        "complete": report.complete,
+        "tables": {name: dataclasses.asdict(each) for name, each in report.tables.items()},
+        "left_out": report.left_out,
+        "list": str(report.listed),
+    }
+    rows = [
+        (name, f"{each.rows:,}", f"{each.older:,}", f"{each.filled:,}", f"{each.unknown:,}")
+        for name, each in report.tables.items()
+    ]
+    headers = ("TABLE", "ROWS", "OLDER", "FILLED", "UNKNOWN")
+    out.show(
+        data,
+        f"copied version {report.version} of {store} to {dest}",
+        Grid(headers, rows, right=frozenset({1, 2, 3, 4})),
+    )
+    for each in report.left_out:
+        out.note(f"Warning: left out: {each}")
+    if not report.complete:
+        out.note(f"Warning: not all of it is the newest; {report.listed} lists the rows")
