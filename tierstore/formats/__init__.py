@@ -1,7 +1,7 @@
 """Files of vectors: what other tools write and read, as blocks of rows.
 
-Everything streams, in blocks of a few MiB. A file is checked against what it claims before
-anything is allocated for it, and read without running code that comes with it.
+Everything streams, in blocks of a few MiB. What a file claims is held against an allowance of memory
+before anything is allocated for it, and no code that comes with a file is run.
 
 | suffix       | read | written as                          | keys | needs   |
 |--------------|------|-------------------------------------|------|---------|
@@ -14,7 +14,7 @@ anything is allocated for it, and read without running code that comes with it.
 | .tsv         | yes  | float32 float64                     | yes  |         |
 | .bin         | yes  | float32                             | yes  |         |
 | .csv         | yes  |                                     | yes  |         |
-| .pt          | yes  |                                     | yes  | torch   |
+| .pt          | yes  |                                     | yes  |         |
 """
 
 from tierstore.formats.keyfile import read_keys

@@ -142,7 +142,9 @@ def limit(nbytes: int) -> None:
     """Let this process have so many more bytes of memory than it has."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (taken + nbytes, taken + nbytes))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    allowed = taken + nbytes if most == resource.RLIM_INFINITY else min(taken + nbytes, most)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
 
 
 def main() -> None:

@@ -194,7 +194,7 @@ def _leaf(value: Any, where: str) -> Leaf:
             return _CODES[array.dtype], array
         raise InvalidTypeError(f"{where}: arrays of {array.dtype} cannot be stored")
     raise InvalidTypeError(
-        f"{where}: a {type(value).__name__} cannot be stored; a payload is bytes, a path, or dicts "
+        f"{where}: a {type(value).__name__} cannot be stored; a payload is bytes, a Path, or dicts "
         "and lists of tensors, arrays, numbers, texts, booleans and None"
     )
 
