@@ -91,7 +91,9 @@ class History:
                     "completed; remove it and create it again"
                 )
             try:
-                return self._load(numbers[-1])
+                newest = self._load(numbers[-1])
+                self._parsed = {seq: self._parsed[seq] for seq in numbers if seq in self._parsed}
+                return newest
             except FileNotFoundError:
                 continue  # a writer published and swept between the listing and the reading
             except FormatError as error:
