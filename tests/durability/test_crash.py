@@ -93,7 +93,7 @@ def test_a_power_cut_while_a_fold_goes_on_behind(
 
 
 COMPACTING = [
-    (21, "write commit " * 12, "memmap"),
+    (21, ("write commit " * 4 + "commit " * 5) * 3, "memmap"),
     (22, f"{'write commit ' * 6} confirm rollback {'write commit ' * 5} set_keys write", "zstd"),
 ]
 

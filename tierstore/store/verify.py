@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import io
+from tierstore import io, memory
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.tier import DiskTier
@@ -84,6 +84,7 @@ def verify_store(
             seen |= _files(older)
             if found and older.version in history.versions():  # else a writer swept it meanwhile
                 report.bad_files += found
+    memory.give_back()
     return report
 
 
