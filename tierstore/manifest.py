@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.spec import TABLE_NAME, Field, TableSpec
@@ -18,16 +19,19 @@ from tierstore.strictjson import Section, seal, unseal
 __all__ = [
     "FORMAT",
     "DeltaInfo",
+    "DigestInfo",
     "Identity",
     "KeysInfo",
     "Manifest",
+    "Parent",
     "PayloadInfo",
     "TableInfo",
     "manifest_name",
+    "new_mark",
     "unique_name",
 ]
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2
 MAX_VERSION = 2**62 - 1
@@ -35,9 +39,13 @@ MAX_VERSION = 2**62 - 1
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
+DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
 KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
+
+_UUID = re.compile(r"[0-9a-f]{32}")
+_MARK = re.compile(r"[0-9a-f]{0,16}")
 
 
 def manifest_name(seq: int) -> str:
@@ -80,11 +88,21 @@ class KeysInfo:
 
 
 @dataclass(frozen=True)
+class DigestInfo:
+    """The file that says what the row checksums of a base must be: name, size and crc32c."""
+
+    name: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
 class TableInfo:
     """One table of a version.
 
     `generation` is the directory of its base; `scalars` are values that belong to the whole table,
-    such as an optimizer's step.
+    such as an optimizer's step. `digest` is None where the base was last folded by a program of
+    format 1.
     """
 
     spec: TableSpec
@@ -92,6 +110,16 @@ class TableInfo:
     deltas: tuple[DeltaInfo, ...] = ()
     scalars: dict[str, Any] = field(default_factory=dict)
     keys: KeysInfo | None = None
+    digest: DigestInfo | None = None
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of the files in the directory of the generation but those of the base."""
+        for delta in self.deltas:
+            yield delta.name
+        if self.keys is not None:
+            yield from self.keys.files
+        if self.digest is not None:
+            yield self.digest.name
 
 
 @dataclass(frozen=True)
@@ -101,6 +129,10 @@ class Manifest:
     Manifests are numbered by `seq`; a version keeps its number when housekeeping publishes it
     again. `floor` is the oldest version that can still be opened, `confirmed` the newest that the
     trainer said it can resume from, `keep` how many versions the last writer wanted kept.
+
+    No number is given twice: `last_version` is the highest there ever was, which may be above
+    `version` where a writer went back. `previous` is the version this one was made from, and `mark`
+    a random text that tells it from a version of the same number in a copy of the store.
     """
 
     uuid: str
@@ -112,6 +144,18 @@ class Manifest:
     confirmed: int = 0
     keep: int = DEFAULT_KEEP
     payload: dict[str, PayloadInfo] = field(default_factory=dict)
+    last_version: int = 0
+    previous: int = 0
+    mark: str = ""
+
+    def paths(self) -> set[str]:
+        """Return the paths in the store of all generations, and of all files but those of bases."""
+        paths = {info.name for info in self.payload.values()}
+        for name, table in self.tables.items():
+            generation = f"{name}/{table.generation}"
+            paths.add(generation)
+            paths.update(f"{generation}/{file}" for file in table.files())
+        return paths
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
@@ -121,11 +165,14 @@ class Manifest:
                 "uuid": self.uuid,
                 "seq": self.seq,
                 "version": self.version,
+                "last_version": max(self.version, self.last_version),
+                "previous": self.previous,
+                "mark": self.mark,
                 "step": self.step,
                 "floor": self.floor,
                 "confirmed": self.confirmed,
                 "keep": self.keep,
-                "payload": {name: asdict(info) for name, info in self.payload.items()},
+                "payload": {name: vars(info) for name, info in self.payload.items()},
                 "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
             }
         )
@@ -135,7 +182,10 @@ class Manifest:
         """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
         body = unseal(data, name, FORMAT)
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
+        is_first = body.integer("format") == 1
+        names |= set() if is_first else {"last_version", "previous", "mark"}
         body.only(names | {"format", "payload", "tables"})
+        version = _version(body, "version")
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -143,16 +193,27 @@ class Manifest:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         return cls(
-            uuid=body.matching("uuid", re.compile(r"[0-9a-f]{32}")),
+            uuid=body.matching("uuid", _UUID),
             seq=body.natural("seq"),
-            version=_version(body),
+            version=version,
             step=step,
             floor=body.natural("floor"),
             confirmed=body.natural("confirmed"),
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
-            tables={key: _table(tables.section(key)) for key in tables},
+            tables={key: _table(tables.section(key), is_first) for key in tables},
+            last_version=version if is_first else _version(body, "last_version"),
+            previous=max(0, version - 1) if is_first else _version(body, "previous"),
+            mark="" if is_first else body.matching("mark", _MARK),
         )
+
+
+class Parent(NamedTuple):
+    """What a store was copied from: its uuid, the version, and the one that was made from."""
+
+    uuid: str
+    version: int
+    previous: int
 
 
 @dataclass(frozen=True)
@@ -160,13 +221,11 @@ class Identity:
     """STORE.json, written once: the store's uuid and, for a copy, what it was copied from."""
 
     uuid: str
-    parent: tuple[str, int] | None = None
+    parent: Parent | None = None
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
-        parent = (
-            None if self.parent is None else {"uuid": self.parent[0], "version": self.parent[1]}
-        )
+        parent = None if self.parent is None else self.parent._asdict()
         return seal({"format": FORMAT, "uuid": self.uuid, "parent": parent})
 
     @classmethod
@@ -174,19 +233,26 @@ class Identity:
         """Parse the bytes of the file; raises FormatError."""
         body = unseal(data, name, FORMAT)
         body.only({"format", "uuid", "parent"})
-        hexadecimal = re.compile(r"[0-9a-f]{32}")
         parent = None
         if body.value("parent") is not None:
             section = body.section("parent")
-            section.only({"uuid", "version"})
-            parent = (section.matching("uuid", hexadecimal), section.natural("version"))
-        return cls(body.matching("uuid", hexadecimal), parent)
+            is_first = body.integer("format") == 1
+            section.only({"uuid", "version"} | (set() if is_first else {"previous"}))
+            version = _version(section, "version")
+            previous = max(0, version - 1) if is_first else _version(section, "previous")
+            parent = Parent(section.matching("uuid", _UUID), version, previous)
+        return cls(body.matching("uuid", _UUID), parent)
 
 
-def _version(section: Section) -> int:
-    version = section.natural("version")
+def new_mark() -> str:
+    """Return a mark for a new version."""
+    return uuid.uuid4().hex[:16]
+
+
+def _version(section: Section, key: str) -> int:
+    version = section.natural(key)
     if version > MAX_VERSION:
-        raise FormatError(f"{section.name}: 'version' is larger than {MAX_VERSION}: {version}")
+        raise FormatError(f"{section.name}: {key!r} is larger than {MAX_VERSION}: {version}")
     return version
 
 
@@ -213,23 +279,27 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
         "compression": spec.compression,
         "chunk_rows": spec.chunk_rows,
         "generation": info.generation,
-        "deltas": [asdict(delta) for delta in info.deltas],
+        "deltas": [vars(delta) for delta in info.deltas],
         "scalars": info.scalars,
-        "keys": None if info.keys is None else asdict(info.keys),
+        "keys": None if info.keys is None else vars(info.keys),
+        "digest": None if info.digest is None else vars(info.digest),
     }
 
 
-def _table(section: Section) -> TableInfo:
+def _table(section: Section, is_first: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
         | {"generation", "deltas", "scalars", "keys"}
+        | (set() if is_first else {"digest"})
     )
+    unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=_spec(section),
         generation=section.matching("generation", GENERATION_NAME),
         deltas=tuple(_delta(Section(item, section.name)) for item in section.items("deltas")),
         scalars=section.section("scalars").content,
         keys=None if section.value("keys") is None else _keys(section.section("keys")),
+        digest=None if unbound else _digest(section.section("digest")),
     )
 
 
@@ -267,6 +337,13 @@ def _delta(section: Section) -> DeltaInfo:
         section.natural("rows"),
         section.natural("version"),
         section.natural("crc32c"),
+    )
+
+
+def _digest(section: Section) -> DigestInfo:
+    section.only({"name", "size", "crc32c"})
+    return DigestInfo(
+        section.matching("name", DIGEST_NAME), section.natural("size"), section.natural("crc32c")
     )
 
 

@@ -34,7 +34,7 @@ def seal(body: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, name: str, newest: int) -> Section:
-    """Return the body of a sealed object whose format is `newest`; raises FormatError.
+    """Return the body of a sealed object of a format from 1 to `newest`; raises FormatError.
 
     The checksum is compared before a byte is parsed. `name` is the file's, for messages.
     """
@@ -50,7 +50,7 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
             f"{name} has format {found}, this tierstore reads up to {newest}: "
             "it was written by a newer version; pip install --upgrade tierstore"
         )
-    if found != newest:
+    if found < 1:
         raise FormatError(f"{name}: not a format: {found}")
     return body
 

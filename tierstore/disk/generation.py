@@ -23,16 +23,24 @@ from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
-from tierstore.manifest import DELTA_NAME, KEYS_NAME, DeltaInfo, TableInfo, unique_name
+from tierstore.manifest import DELTA_NAME, DIGEST_NAME, KEYS_NAME, DeltaInfo, TableInfo, unique_name
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Generation", "create", "encode", "initial_records", "sweep_generation"]
+__all__ = [
+    "Generation",
+    "create",
+    "encode",
+    "initial_records",
+    "remove_generation",
+    "remove_partial_chunks",
+]
 
 Rows = npt.NDArray[np.int64]
 
 _BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
 _PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
 _ARRAY = "rows.zarr"
+_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
 
 
 def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
@@ -79,7 +87,7 @@ def create(
         try:
             Base.create(directory, spec, blocks, progress).close()
         except BaseException:
-            sweep_generation(table, name, set(), used=False)
+            remove_generation(table, name)
             raise
         directory.sync()
     table.sync()
@@ -243,28 +251,26 @@ class Generation:
         self.directory.close()
 
 
-def sweep_generation(
-    table: io.Directory, name: str, named: set[str], *, used: bool, is_open: bool = False
-) -> None:
-    """Remove what no version names from a generation, or all of one that none uses.
-
-    In one that is open, a fold may be about to give a chunk its name.
-    """
+def remove_generation(table: io.Directory, name: str) -> None:
+    """Remove a generation with all its files."""
     with table.directory(name) as directory:
         for entry in directory.names():
-            delta = DELTA_NAME.fullmatch(entry) or KEYS_NAME.fullmatch(entry)
-            if (delta and entry not in named) or (not used and _BASE_NAME.fullmatch(entry)):
+            if any(form.fullmatch(entry) for form in _NAMES):
                 directory.unlink(entry)
-            elif entry == _ARRAY and not (used and is_open) and directory.is_directory(entry):
-                _sweep_array(directory, used=used)
-    if not used:
-        table.remove_directory(name)
+            elif entry == _ARRAY and directory.is_directory(entry):
+                _sweep_array(directory, _BASE_NAME)
+                directory.remove_directory(_ARRAY)
+    table.remove_directory(name)
 
 
-def _sweep_array(generation: io.Directory, *, used: bool) -> None:
-    pattern = _PARTIAL_NAME if used else _BASE_NAME
+def remove_partial_chunks(table: io.Directory, name: str) -> None:
+    """Remove chunks that a fold which was cut short had not given their names."""
+    with table.directory(name) as directory:
+        if directory.exists(_ARRAY):
+            _sweep_array(directory, _PARTIAL_NAME)
+
+
+def _sweep_array(generation: io.Directory, pattern: re.Pattern[str]) -> None:
     with generation.directory(_ARRAY) as array:
         for entry in filter(pattern.fullmatch, array.names()):
             array.unlink(entry)
-    if not used:
-        generation.remove_directory(_ARRAY)

@@ -32,9 +32,7 @@ class Draft:
         self._step = step
         self._confirm = confirm
         self._scalars: dict[str, dict[str, Any]] = {}
-        self._payload = write_payloads(session.directory, session.manifest.seq + 1, payload)
-        self._names = {info.name for info in self._payload.values()}
-        session.drafted |= self._names
+        self._payload = write_payloads(session.directory, session.ledger.seq + 1, payload)
 
     def hand_down(self) -> None:
         """Hand every changed record to the delta of its table."""
@@ -52,7 +50,8 @@ class Draft:
         All files are completed before the first is waited for, and the disk works meanwhile.
         """
         session = self._session
-        version = session.manifest.version + 1
+        version = session.ledger.last_version + 1
+        confirmed = version if self._confirm else session.manifest.confirmed
         tables = {}
         try:
             for name, table in session.tables.items():
@@ -60,19 +59,17 @@ class Draft:
                 info = dataclasses.replace(table.generation.info, scalars=self._scalars[name])
                 deltas = info.deltas if delta is None else (*info.deltas, delta)
                 tables[name] = dataclasses.replace(info, deltas=deltas)
-            session.publish(
+            session.publish_version(
                 self._sync_deltas,
-                version=version,
                 step=self._step,
                 tables=tables,
                 payload=self._payload,
-                confirmed=version if self._confirm else session.manifest.confirmed,
+                confirmed=confirmed,
             )
         except (StoreIOError, StoreFullError, InvalidInputError):
             # After a CommitFailedError there may be a version, which names the payload.
             self._give_up()
             raise
-        session.drafted -= self._names
         session.tidy()
         return version
 
@@ -82,7 +79,6 @@ class Draft:
 
     def _give_up(self) -> None:
         """Remove the payload: there will be no version that names it."""
-        self._session.drafted -= self._names
         remove_payloads(self._session.directory, self._payload)
 
 

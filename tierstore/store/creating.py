@@ -10,9 +10,9 @@ from tierstore import io
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.errors import InvalidTypeError
-from tierstore.manifest import Identity, Manifest, TableInfo
+from tierstore.manifest import Identity, Manifest, TableInfo, new_mark
 from tierstore.spec import TableSpec, check_name
-from tierstore.store.history import write_skeleton
+from tierstore.store.publishing import write_skeleton
 
 __all__ = ["create_store"]
 
@@ -36,7 +36,8 @@ def create_store(
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec, 1, progress=report)
             before += spec.rows
-        write_skeleton(directory, identity, Manifest(identity.uuid, 1, 1, infos, confirmed=1))
+        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
+        write_skeleton(directory, identity, first)
 
 
 def _check_tables(tables: Mapping[str, TableSpec]) -> None:

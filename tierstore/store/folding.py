@@ -99,8 +99,6 @@ class _Compacting:
             name: [store.tables[name].generation.compact(group) for group in found]
             for name, found in groups.items()
         }
-        self._names = {each.name for found in self._compactions.values() for each in found}
-        store.drafted |= self._names
 
     def steps(self) -> Iterator[None]:
         for compactions in self._compactions.values():
@@ -117,14 +115,12 @@ class _Compacting:
         except (StoreIOError, StoreFullError, InvalidInputError):
             self.drop()  # after other errors there may be a manifest that names them
             raise
-        store.drafted -= self._names
         store.sweep(store.keep)
 
     def drop(self) -> None:
         for compactions in self._compactions.values():
             for compaction in compactions:
                 compaction.remove()
-        self._store.drafted -= self._names
 
 
 def _compacted(generation: Generation, compactions: list[Compaction]) -> TableInfo:
@@ -246,7 +242,7 @@ class Folder:
 
     def _oldest(self) -> int:
         """Return the oldest version that is kept or read, up to which deltas can be folded."""
-        kept = min(self._store.history.versions())
+        kept = self._store.ledger.oldest
         read = self._store.writer.oldest_reader(kept)
         return kept if read is None else read
 

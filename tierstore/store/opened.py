@@ -20,10 +20,11 @@ from tierstore.errors import (
     TierStoreError,
 )
 from tierstore.guard import Guard, interrupts_deferred
-from tierstore.manifest import Manifest, TableInfo
+from tierstore.manifest import Manifest, TableInfo, new_mark
 from tierstore.policy import choose
 from tierstore.store import lifetime
 from tierstore.store.history import History, open_directory, read_identity
+from tierstore.store.ledger import Ledger
 from tierstore.store.locking import ReaderLock, WriterLock
 from tierstore.store.options import Options
 from tierstore.store.payload import Payload
@@ -53,7 +54,6 @@ class Opened(abc.ABC):
         self.tables: dict[str, Table] = {}
         self._held: dict[str, Payload] = {}
         self._doing = ""
-        self.drafted: set[str] = set()  # payload files of a version to come
         self.locks: list[WriterLock | ReaderLock] = []
         self._forget: Callable[[], object] | None = None
         self.sync_checks = options.check_ids == "sync"
@@ -78,9 +78,11 @@ class Opened(abc.ABC):
         self.manifest = self._find(version)
         if self.guard.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
+            self.ledger = Ledger(self.directory, self.history)
             if version is not None:
                 self._go_back(self.manifest)
             self.sweep(self.keep)
+            self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
         self._attach(self._open_all(version).new)
         if not self.guard.writable:
             self.reader.hold_only(self.manifest.version)
@@ -99,23 +101,14 @@ class Opened(abc.ABC):
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
-        last = self.history.last()
-        if older.seq == last:
-            return
-        known = self.history.manifests()
-        self.manifest = dataclasses.replace(older, seq=last)
-        self.publish(
-            floor=max(manifest.floor for manifest in known),
-            confirmed=min(older.version, max(manifest.confirmed for manifest in known)),
-        )
-        self.history.discard(older.seq, self.manifest.seq)
+        ledger = self.ledger
+        if older.seq != ledger.seq:
+            self.publish(floor=ledger.floor, confirmed=min(older.version, ledger.confirmed))
+            ledger.forget_damaged(after=older.seq)
 
     def sweep(self, keep: int) -> None:
-        """Remove what neither a kept version nor a table that is open needs."""
-        live = [table.disk.live for table in self.tables.values()]
-        names = {delta.name for delta in live if delta is not None} | self.drafted
-        names |= {table.generation.info.generation for table in self.tables.values()}
-        self.history.sweep(keep, names, self.writer.reads_other_than)
+        """Remove the versions that need not be kept, and what only they need."""
+        self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
 
     def oldest_reader(self) -> str:
         """Return which version older than this one is being read, for messages."""
@@ -188,7 +181,7 @@ class Opened(abc.ABC):
         return self._options.keep or self.manifest.keep
 
     def _open_tiers(self, name: str, info: TableInfo) -> tuple[Generation, Tiers]:
-        seq = self.manifest.seq + 1 if self.guard.writable else None
+        seq = self.ledger.seq + 1 if self.guard.writable else None
         try:
             with self.directory.directory(name) as table:
                 generation = Generation(table, info, store=self.identity.uuid, seq=seq)
@@ -218,7 +211,11 @@ class Opened(abc.ABC):
         `settle` makes durable what it names and is not so yet.
         """
         manifest = dataclasses.replace(
-            self.manifest, seq=self.manifest.seq + 1, keep=self.keep, **changes
+            self.manifest,
+            seq=self.ledger.seq + 1,
+            keep=self.keep,
+            last_version=self.ledger.last_version,
+            **changes,
         )
 
         def complete() -> None:
@@ -226,8 +223,17 @@ class Opened(abc.ABC):
             self.writer.check()
 
         with self.unbroken():
-            self.history.publish(manifest, complete)
+            self.ledger.publish(manifest, complete)
+            self.writer.check()
             self._settle(manifest)
+
+    def publish_version(self, settle: Callable[[], object] = lambda: None, **changes: Any) -> None:
+        """Publish a new version, of a number that none has had before; see `publish`."""
+        version = self.ledger.last_version + 1
+        changes = {"confirmed": version, **changes}
+        self.publish(
+            settle, version=version, previous=self.manifest.version, mark=new_mark(), **changes
+        )
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -277,8 +283,7 @@ class Opened(abc.ABC):
 
     def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
         """Publish a version in which some tables are others, and nothing else has changed."""
-        version = self.manifest.version + 1
-        self.publish(version=version, confirmed=version, tables={**self.manifest.tables, **tables})
+        self.publish_version(tables={**self.manifest.tables, **tables})
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""

@@ -50,7 +50,7 @@ def replace(
     if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
         keys = old.keys[:]
     with store.directory.directory(name) as table:
-        info = generations.create(table, spec, store.manifest.seq + 1, blocks, progress)
+        info = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
         if keys is not None:
             with table.directory(info.generation) as generation:
                 written = write_keys(generation, keys, spec.rows)

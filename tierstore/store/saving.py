@@ -13,9 +13,16 @@ from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
 from tierstore.errors import ExistsError
-from tierstore.manifest import Identity, Manifest, PayloadInfo, TableInfo, unique_name
-from tierstore.store.history import write_skeleton
+from tierstore.manifest import (
+    Identity,
+    Manifest,
+    Parent,
+    PayloadInfo,
+    TableInfo,
+    unique_name,
+)
 from tierstore.store.payload import Payload, copy_payload
+from tierstore.store.publishing import write_skeleton
 from tierstore.table import Table
 
 __all__ = ["save_store"]
@@ -32,7 +39,8 @@ def save_store(
 
     Every record and payload is checked as it is read, so damage is never copied.
     """
-    identity = Identity(uuid.uuid4().hex, parent=(manifest.uuid, manifest.version))
+    parent = Parent(manifest.uuid, manifest.version, manifest.previous)
+    identity = Identity(uuid.uuid4().hex, parent)
     total = sum(table.rows for table in tables.values())
     done = 0
 
@@ -57,6 +65,8 @@ def save_store(
             step=manifest.step,
             confirmed=manifest.version,
             payload=files,
+            previous=manifest.previous,
+            mark=manifest.mark,
         )
         write_skeleton(directory, identity, copied)
     memory.give_back()

@@ -119,11 +119,11 @@ class Session(Opened):
 
     def pointer(self) -> dict[str, Any]:
         """Return a pointer to the version that is open."""
-        return make_pointer(str(self.directory.path), self.identity, self.manifest.version)
+        return make_pointer(str(self.directory.path), self.manifest)
 
     def check_pointer(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidInputError for a pointer to another store, warn of another version."""
-        check_pointer(state, str(self.directory.path), self.identity, self.manifest.version)
+        check_pointer(state, str(self.directory.path), self.identity, self.manifest)
 
     # -- ending
 

@@ -91,7 +91,8 @@ class Store:
     @property
     def parent(self) -> tuple[str, int] | None:
         """For a copy, the uuid and version it was copied from."""
-        return self._session.identity.parent
+        parent = self._session.identity.parent
+        return None if parent is None else (parent.uuid, parent.version)
 
     @property
     def version(self) -> int:
@@ -179,7 +180,7 @@ class Store:
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
         with self._guard.use(write=True), self._session.alone("confirm a version"):
-            if version not in self._session.history.versions():
+            if version not in self._session.ledger.versions:
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
             self._session.publish(confirmed=version)
             self._session.tidy()
@@ -205,13 +206,13 @@ class Store:
             use.interruptible(),
         ):
             self._session.check_clean("fold")
-            before = set(self._session.history.versions())
+            before = set(self._session.ledger.versions)
             if not self._session.folder.fold(self._session.manifest.version):
                 raise LockedError(
                     f"{self._session.oldest_reader()} is open for reading from {self.path}; fold "
                     "when that reader is closed or has called refresh()"
                 )
-            return sorted(before - set(self._session.history.versions()))
+            return sorted(before - set(self._session.ledger.versions))
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""

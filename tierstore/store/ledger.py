@@ -1,0 +1,138 @@
+"""What the writer of a store knows of it: the versions that are kept, and what each still needs.
+
+The directory is listed and its manifests are read when the store is opened. From then on this alone
+says what exists and what goes: names in the directory are never a reason to remove anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import takewhile
+
+from tierstore import io
+from tierstore.errors import ConcurrentWriterError, FormatError
+from tierstore.manifest import GENERATION_NAME, Manifest, manifest_name
+from tierstore.store.history import History
+from tierstore.store.needed import NeededFiles
+from tierstore.store.publishing import publish
+from tierstore.store.sweeping import remove_generation, remove_leftovers, remove_paths
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """The versions of a store that is open for writing.
+
+    Attributes:
+        seq: the highest number of a manifest.
+        last_version: the highest number that was ever given to a version.
+        floor: the newest version that a fold has begun to merge into the base.
+        confirmed: the newest version that was confirmed.
+    """
+
+    def __init__(self, directory: io.Directory, history: History) -> None:
+        """Read all manifests of the store."""
+        self._directory = directory
+        self.seq = self.last_version = self.floor = self.confirmed = 0
+        self._kept: dict[int, int] = {}  # number of the manifest by version, both ascending
+        self._superseded: set[int] = set()
+        self._damaged: set[int] = set()
+        self._needed = NeededFiles()
+        self._dead: set[str] = set()
+        self._unsynced = False
+        for seq, found in history.read_all():
+            if isinstance(found, FormatError):
+                self._damaged.add(seq)
+                self.last_version += 1  # it may have been a new version
+                self.seq = seq
+            else:
+                self._enter(found)
+
+    def _enter(self, manifest: Manifest) -> None:
+        """Take note of a manifest that is newer than all before."""
+        self.last_version = max(self.last_version, manifest.last_version, manifest.version)
+        self.floor = max(self.floor, manifest.floor)
+        self.confirmed = manifest.confirmed
+        while self._kept and (newest := next(reversed(self._kept))) >= manifest.version:
+            self._superseded.add(self._kept.pop(newest))
+        self._kept[manifest.version] = manifest.seq
+        while self.oldest < self.floor:
+            self._superseded.add(self._kept.pop(self.oldest))
+        self._needed.add(manifest.seq, manifest.paths())
+        self.seq = manifest.seq
+
+    @property
+    def versions(self) -> Collection[int]:
+        """The versions that can be opened, ascending."""
+        return self._kept.keys()
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that can be opened."""
+        return next(iter(self._kept))
+
+    def unconfirmed(self) -> int:
+        """Return how many versions wait to be confirmed, or for one after them to be."""
+        return sum(1 for _ in takewhile(lambda each: each > self.confirmed, reversed(self._kept)))
+
+    def publish(self, manifest: Manifest, settle: Callable[[], object]) -> None:
+        """Publish a manifest; see `publishing.publish`."""
+        publish(self._directory, manifest, settle)
+        if self._directory.exists(manifest_name(manifest.seq + 1)):
+            raise ConcurrentWriterError(
+                f"another writer has published {manifest_name(manifest.seq + 1)} in "
+                f"{self._directory.path}: version {manifest.version} may be lost; open it again"
+            )
+        self._enter(manifest)
+
+    def forget_damaged(self, after: int) -> None:
+        """Let manifests that cannot be read go, of numbers above one."""
+        damaged = {seq for seq in self._damaged if seq > after}
+        self._superseded |= damaged
+        self._damaged -= damaged
+
+    def sweep(
+        self,
+        keep: int,
+        confirmed: int,
+        is_read: Callable[[Iterable[int]], bool] = lambda kept: False,
+    ) -> None:
+        """Remove the versions that need not be kept, and the files that no other one needs.
+
+        Kept are the newest `keep` versions and all from the `confirmed` one on. A manifest among
+        them that cannot be read stays, and all files with it: it may name any of them. A generation
+        stays while `is_read(kept)` says that versions are read that are not kept: its chunks are
+        opened when they are needed. What could not be removed is tried again the next time.
+        """
+        while len(self._kept) > keep and self.oldest < confirmed:
+            self._superseded.add(self._kept.pop(self.oldest))
+        first = self._kept[self.oldest]
+        going = sorted(self._superseded | {seq for seq in self._damaged if seq < first})
+        for seq in going:
+            self._directory.unlink(manifest_name(seq))
+            self._unsynced = True
+            self._dead |= self._needed.remove(seq)
+            self._superseded.discard(seq)
+            self._damaged.discard(seq)
+        if self._damaged or not self._dead:
+            return
+        if self._unsynced:  # a manifest may come back after a power cut: its files must be there
+            self._directory.sync()
+            self._unsynced = False
+        self._remove_dead(is_read)
+
+    def _remove_dead(self, is_read: Callable[[Iterable[int]], bool]) -> None:
+        generations = {p for p in self._dead if GENERATION_NAME.fullmatch(p.rpartition("/")[2])}
+        files = self._dead - generations
+        remove_paths(self._directory, files)
+        self._dead -= files
+        if generations and not is_read(self.versions):
+            for path in sorted(generations):
+                remove_generation(self._directory, path)
+            self._dead -= generations
+
+    def sweep_leftovers(self, newest: Manifest, is_read: Callable[[Iterable[int]], bool]) -> None:
+        """Remove what a writer that was killed left; only before anything is written."""
+        if not self._damaged:
+            needed = self._needed.paths() | self._dead
+            remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
