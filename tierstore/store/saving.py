@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tierstore import io
+from tierstore import io, memory
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
@@ -100,6 +100,7 @@ def save_store(
             mark=manifest.mark,
         )
         write_skeleton(directory, identity, copied)
+    memory.give_back()
     return skipped or Skipped()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import io
+from tierstore import io, memory
 from tierstore.disk.base import Base, Progress
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
@@ -123,6 +123,7 @@ def verify_store(
                 if older.version != chosen.version and check.version(older, {}, None):
                     report.whole.append(older.version)
     report.whole.sort()
+    memory.give_back()
     return report
 
 
