@@ -58,3 +58,15 @@ def test_read_only_records_and_no_rows():
     rowcopy.gather(source, np.array([4, 4]), out)
     assert np.array_equal(out, source[[4, 4]])
     rowcopy.gather(source, np.empty(0, np.int64), np.empty((0, 16), np.uint8))
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(0, 512), (0, 4), (2, 510)])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_a_negative_slot_is_no_record(lo, hi, kind):
+    source = records(np.random.default_rng(lo), 5, 512)
+    before, slots = source.copy(), np.array([3, -1], kind)
+    with pytest.raises(IndexError, match="slot -1"):
+        rowcopy.gather(source, slots, np.empty((2, hi - lo), np.uint8), lo)
+    with pytest.raises(IndexError, match="slot -1"):
+        rowcopy.scatter(source, slots, np.zeros((2, hi - lo), np.uint8), lo)
+    assert np.array_equal(source, before)

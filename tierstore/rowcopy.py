@@ -46,11 +46,19 @@ def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
         del done
 
 
+def _check(slots: Index) -> None:
+    """Raise IndexError for a negative slot, which would be another record, silently."""
+    if slots.size and np.minimum.reduce(slots) < 0:
+        raise IndexError(f"slot {slots.min()} of a copy does not exist; report this as a bug")
+
+
 def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
     """Copy bytes `lo …` of records `slots` `(n,)` into `out` `(n, width)`, contiguous.
 
-    `records` is `(slots, record_bytes)`, contiguous; slots may repeat and must exist.
+    `records` is `(slots, record_bytes)`, contiguous; slots may repeat and must exist. Raises
+    IndexError for a negative one.
     """
+    _check(slots)
     width, record = out.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
     count = width // unit
@@ -82,7 +90,11 @@ def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
 
 
 def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
-    """Copy contiguous `values` `(n, width)` over bytes `lo …` of records `slots`, distinct."""
+    """Copy contiguous `values` `(n, width)` over bytes `lo …` of records `slots`, distinct.
+
+    Raises IndexError for a negative slot.
+    """
+    _check(slots)
     width, record = values.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
     if width == unit:  # as single items, short records are copied five times faster than as bytes

@@ -214,3 +214,29 @@ def test_a_tier_takes_the_memory_it_says():
         tier.close()
     with pytest.raises(CapacityError, match="at least one slot"):
         HostTier(below, slots=0)
+
+
+def test_whoever_copies_beside_is_awaited_before_rows_move():
+    """By every call that gives slots to other rows, or hands down or drops what changed."""
+    for slots in (10, ROWS):
+        for move in (
+            lambda tier: read(tier, np.arange(20, 30)),
+            lambda tier: tier.write(np.arange(20, 30), np.zeros((10, WIDTH), np.uint8)),
+            lambda tier: tier.write(np.arange(20, 30), np.zeros((10, 16), np.uint8), 0, 16),
+            lambda tier: tier.fetch(np.arange(20, 30), window=2),
+            lambda tier: tier.lease(np.arange(20, 30)),
+            lambda tier: tier.warm(np.arange(20, 30)),
+            lambda tier: tier.flush(),
+            lambda tier: tier.discard(np.arange(5)),
+        ):
+            (tier,), _, _ = stacked(12, slots)
+            tier.write(np.arange(10), np.ones((10, WIDTH), np.uint8))
+            seen = []
+
+            def wait(tier=tier, seen=seen):
+                seen.append((tier.map.lookup(np.arange(ROWS)).tolist(), tier.dirty().tolist()))
+
+            before = tier.map.lookup(np.arange(ROWS)).tolist(), tier.dirty().tolist()
+            tier.before_change = wait
+            move(tier)
+            assert seen[0] == before

@@ -19,9 +19,10 @@ from tierstore.spec import Field, RecordLayout
 from tierstore.table.columns import Columns
 from tierstore.table.ids import Ids, host_ids, last_of_each
 from tierstore.table.prefetch import Prefetcher
-from tierstore.table.tiers import Tiers
 from tierstore.table.values import from_bytes, to_bytes
-from tierstore.tier.epoch import check_lease
+from tierstore.tier.base import Tier
+from tierstore.tier.epoch import Epoch, check_lease
+from tierstore.tier.host import HostTier
 
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
 
@@ -138,10 +139,18 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
     return 0, width, records
 
 
+class HostTiers(Protocol):
+    """What an access on the host needs of the tiers of its table; see `Tiers`."""
+
+    below: Tier
+    host: HostTier | None
+    epoch: Epoch
+
+
 class HostAccess:
     """Access from the host to the host tier, or to the disk tier where there is none."""
 
-    def __init__(self, tiers: Tiers, layout: RecordLayout, guard: Guard) -> None:
+    def __init__(self, tiers: HostTiers, layout: RecordLayout, guard: Guard) -> None:
         """Refer to the tiers, none of which is on a GPU."""
         self.tiers = tiers
         self.layout = layout

@@ -43,4 +43,4 @@ def check_lease(epoch: Epoch, *, released: bool) -> None:
             "table.lease(ids), or run the forward pass again"
         )
     if released:
-        raise ClosedError("this lease was released; take a new one with table.lease(ids)")
+        raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
