@@ -12,25 +12,34 @@ from tierstore import io
 from tierstore.errors import LockedError, StoreFullError, StoreIOError
 from tierstore.store.history import FOLD, LOCK
 
-__all__ = ["Unread", "become_writer", "keep_folds_away"]
+__all__ = ["Unread", "become_writer", "keep_folds_away", "require_tested"]
 
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "afs"})
 
 
-def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
+def require_tested(directory: io.Directory) -> None:
+    """Raise StoreIOError unless a directory lies on a file system that was tested.
+
+    On others, above all those of other machines, locks and syncs may not hold.
+    """
+    kind = directory.filesystem
+    if kind not in io.TESTED:
+        raise StoreIOError(
+            f"{directory.path} lies on {kind or 'an unknown file system'}, where it is not known "
+            f"whether locks and syncs hold; write on one of {', '.join(sorted(io.TESTED))}, or "
+            "give allow_untested=True"
+        )
+
+
+def become_writer(directory: io.Directory, *, allow_untested: bool) -> io.File:
     """Take the writer's lock and return the file that holds it.
 
     The lock decides; what the file says of its holder is for messages. Raises LockedError, and
-    StoreIOError on a network file system, whose locks and syncs may not hold.
+    StoreIOError on a file system that was not tested, unless that is allowed.
     """
-    kind = io.filesystem(directory.path)
-    if kind in _NETWORK and not allow_network:
-        raise StoreIOError(
-            f"{directory.path} lies on {kind}, where locks and syncs may not hold; write on a "
-            "local disk, or give allow_network=True"
-        )
+    if not allow_untested:
+        require_tested(directory)
     try:
         file = directory.open_file(LOCK, write=True)
     except FileNotFoundError:
@@ -46,8 +55,9 @@ def become_writer(directory: io.Directory, *, allow_network: bool) -> io.File:
             file.truncate(0)
             file.write(f"pid {os.getpid()} on {socket.gethostname()}".encode(), 0)
     except BaseException:
-        file.close()
+        file.discard()
         raise
+    file.unsynced = False  # a note may be lost
     return file
 
 

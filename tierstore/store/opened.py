@@ -55,8 +55,8 @@ class Opened(abc.ABC):
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
             if options.writable:
-                allow_network = options.allow_network
-                self.locks.append(become_writer(self.directory, allow_network=allow_network))
+                allow_untested = options.allow_untested
+                self.locks.append(become_writer(self.directory, allow_untested=allow_untested))
             else:
                 lock = keep_folds_away(self.directory)
                 self.locks += [] if lock is None else [lock]

@@ -13,6 +13,7 @@ from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
 from tierstore.store.creating import create_store
+from tierstore.store.locking import require_tested
 from tierstore.store.options import Options
 from tierstore.store.store import Store
 from tierstore.table.placement import find_device
@@ -29,21 +30,34 @@ def create(
     budget: Budget | None = None,
     policy: Policies | None = None,
     keep: int | None = None,
+    allow_untested: bool = False,
     device: str | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
     Every row is written, and disk space for all of them reserved, before the store appears under
     its name: a full disk, a kill or a power cut leaves nothing. `progress(done, total)` is called
-    with rows. Raises ExistsError, StoreFullError, InvalidInputError.
+    with rows. For `allow_untested` see `open`. Raises ExistsError, StoreFullError, StoreIOError,
+    InvalidInputError.
     """
     where = io.locate(path)
     if isinstance(where, io.Objects):
         raise InvalidInputError(
             f"{where} is not on a disk: create the store on one, and save a copy of it there"
         )
+    if not allow_untested and where.parent.is_dir():
+        with io.Directory.open(where.parent) as parent:
+            require_tested(parent)
     create_store(where, tables, progress)
-    return open(path, "r+", budget=budget, policy=policy, keep=keep, device=device)
+    return open(
+        path,
+        "r+",
+        budget=budget,
+        policy=policy,
+        keep=keep,
+        allow_untested=allow_untested,
+        device=device,
+    )
 
 
 def open(
@@ -55,6 +69,7 @@ def open(
     version: int | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
+    allow_untested: bool = False,
     allow_network: bool = False,
     device: str | Device = "cpu",
     check_ids: str = "async",
@@ -71,7 +86,9 @@ def open(
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
         discard_newer: drop the versions after `version`.
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
-        allow_network: write on a network file system, whose locks and syncs may not hold.
+        allow_untested: write on a file system on which it was not tested whether locks and syncs
+            hold, such as one of another machine; see docs/durability.md.
+        allow_network: an older name of `allow_untested`.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
             is, and torch rows come to.
         check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
@@ -87,7 +104,7 @@ def open(
         version=version,
         discard_newer=discard_newer,
         keep=keep,
-        allow_network=allow_network,
+        allow_untested=allow_untested or allow_network,
         device=find_device(device),
         check_ids=check_ids,
     )
