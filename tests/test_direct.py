@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tierstore import io
 from tierstore.errors import StoreFullError, StoreIOError
 from tierstore.io import direct, system
+from tierstore.io.calls import Calls as System
 
 SIZE = 5 * mmap.PAGESIZE + 1000
 random_ranges = given(
@@ -31,7 +32,7 @@ class Calls:
         self._replaced = replaced
 
     def __getattr__(self, name):
-        return self._replaced.get(name) or getattr(os, name)
+        return self._replaced.get(name) or getattr(System, name)
 
     def open(self, path, flags, *more, **options):
         replaced = self._replaced.get("open", os.open)
@@ -124,6 +125,49 @@ def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
                 assert np.array_equal(data, content[offset : offset + nbytes])
             assert np.array_equal(mapped, content)
         assert file.size == SIZE
+
+
+@pytest.mark.parametrize("way", [*WAYS, "no such threads"])
+@repeated
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 60),
+    nbytes=st.sampled_from([1, 4, 60, 512, 4096, 5000]),
+    gathered=st.sampled_from([1, 3 * mmap.PAGESIZE, 1 << 20]),
+    gap=st.sampled_from([0, mmap.PAGESIZE]),
+)
+def test_bytes_are_gathered_from_the_disk(
+    monkeypatch, directory, way, seed, count, nbytes, gathered, gap
+):
+    monkeypatch.setattr(system, "calls", Calls(**WAYS.get(way, {})))
+    monkeypatch.setattr(direct, "_GATHERED_BYTES", gathered)
+    monkeypatch.setattr(direct, "_GAP", gap)
+    if way == "no such threads":
+        monkeypatch.setattr(direct, "ThreadPoolExecutor", no_threads)
+    rng = np.random.default_rng(seed)
+    file, content = make(directory, rng)
+    offsets = np.sort(rng.integers(0, SIZE - nbytes + 1, count))
+    out = np.empty((count, nbytes), np.uint8)
+    with file:
+        direct.gather(file, offsets, out)
+        assert np.array_equal(out, content[offsets[:, None] + np.arange(nbytes)])
+        with pytest.raises(StoreIOError, match="ends within bytes"):
+            direct.gather(file, offsets[-1:] + SIZE, out[:1])
+
+
+def no_threads(count):
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_is_gathered_is_not_what_the_page_cache_holds(monkeypatch, directory):
+    file, _ = make(directory, np.random.default_rng(4))
+    calls = Calls()
+    monkeypatch.setattr(system, "calls", calls)
+    with file:
+        direct.gather(file, np.array([700, 2 * mmap.PAGESIZE]), np.empty((2, 5000), np.uint8))
+        if not calls.past:
+            pytest.skip("this file system has no way past the page cache")
+        assert calls.past == [(0, 4 * mmap.PAGESIZE)]
 
 
 def test_whole_blocks_go_past_the_cache(monkeypatch, directory):

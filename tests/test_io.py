@@ -1,8 +1,10 @@
 """Files of a store: names, sizes, mappings, and publishing whole or not at all."""
 
+import contextlib
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
+from tierstore.io.calls import Calls
 
 
 @pytest.fixture
@@ -27,22 +30,24 @@ def directory(tmp_path):
 
 
 class Failing:
-    """The operating system, with one call that fails."""
+    """The operating system, with calls that fail, each with an errno."""
 
-    def __init__(self, call: str, number: int) -> None:
-        self._call, self._number = call, number
+    def __init__(self, *failures) -> None:
+        self._failures = dict(zip(failures[::2], failures[1::2], strict=True))
 
     def __getattr__(self, name: str):
-        if name == self._call:
-            return self._fail
-        return getattr(os, name)
+        if name not in self._failures:
+            return getattr(Calls, name)
+        number = self._failures[name]
 
-    def _fail(self, *args, **kwargs):
-        raise OSError(self._number, os.strerror(self._number))
+        def fail(*args, **kwargs):
+            raise OSError(number, os.strerror(number))
+
+        return fail
 
 
-def failing(monkeypatch, call: str, number: int) -> None:
-    monkeypatch.setattr(io.system, "calls", Failing(call, number))
+def failing(monkeypatch, *failures) -> None:
+    monkeypatch.setattr(io.system, "calls", Failing(*failures))
 
 
 # Files
@@ -129,6 +134,95 @@ def test_a_sync_that_fails_is_final(directory, monkeypatch):
             synced.sync()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINTR, errno.EDQUOT])
+def test_closing_tells_only_of_what_was_not_synced(directory, monkeypatch, number):
+    """NFS, FUSE and quotas may answer `close` with an error, and close all the same."""
+    directory.write_file("read", b"content")
+    read, synced, written, dropped = (
+        directory.open_file("read"), *(directory.create(name) for name in "abc")
+    )  # fmt: skip
+    for file in (synced, written, dropped):
+        file.write(b"content", 0)
+    synced.sync()
+    fds = [file.fd for file in (read, synced, written, dropped)]
+    failing(monkeypatch, "close", number)
+    read.close()
+    synced.close()
+    dropped.discard()
+    with pytest.raises(TierStoreError, match=r"cannot write|no space to write") as raised:
+        written.close()
+    assert raised.value.errno == number
+    with pytest.raises(ZeroDivisionError), directory.create("d") as file:
+        fds.append(file.fd)
+        file.write(b"content", 0)
+        raise ZeroDivisionError  # counts more than an error of closing
+    monkeypatch.undo()
+    for fd in fds:
+        os.close(fd)  # the stand-in closed none
+
+
+def test_a_file_that_cannot_be_examined_is_explained_and_closed(directory, monkeypatch):
+    directory.write_file("file", b"content")
+    before = os.listdir("/proc/self/fd")
+    failing(monkeypatch, "fstat", errno.EIO)
+    with pytest.raises(StoreIOError, match=r"cannot examine .*file"):
+        directory.open_file("file")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_was_never_initialized_is_dropped_quietly(recwarn):
+    for kind in (io.File, io.Directory):
+        kind.__new__(kind).__del__()
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_what_waits_for_the_disk_is_a_sync(directory, monkeypatch, number):
+    file = directory.create("file")
+    file.write(b"content", 0)
+    failing(monkeypatch, "sync_file_range", number)
+    for wait in (file.start_writing, file.write_out):
+        with pytest.raises(CommitFailedError, match="open the store again") as raised:
+            wait(0, 7)
+        assert raised.value.errno == number
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.EPERM])
+def test_a_system_that_cannot_begin_to_write_writes_later(directory, monkeypatch, number):
+    file = directory.create("file")
+    file.write(b"content", 0)
+    failing(monkeypatch, "sync_file_range", number)
+    file.start_writing(0, 7)
+    file.write_out(0, 7)
+    file.sync()
+
+
+def test_no_wait_uses_the_description_that_is_synced(directory, monkeypatch):
+    """The kernel tells each description of an error once: a wait would take it from the sync."""
+    waited = []
+    with directory.create("file") as file:
+        file.write(b"content", 0)
+        calls = Calls()
+        calls.sync_file_range = lambda fd, offset, nbytes, flags: waited.append((fd, flags))
+        monkeypatch.setattr(io.system, "calls", calls)
+        file.start_writing(0, 7)
+        file.write_out(0, 7)
+        (begun, waiting) = waited
+        assert begun == (file.fd, 2)
+        assert waiting[0] != file.fd and waiting[1] == 7
+        file.sync()
+
+
+def test_errors_of_locks_are_typed(directory, monkeypatch):
+    directory.create("LOCK").close()
+    lock = directory.open_file("LOCK")
+    failing(monkeypatch, "flock", errno.EIO)
+    with pytest.raises(StoreIOError, match="cannot lock"):
+        lock.lock(exclusive=True)
+    with pytest.raises(StoreIOError, match="cannot unlock"):
+        lock.unlock()
+
+
 def test_one_lock_at_a_time(directory):
     directory.create("LOCK").close()
     with directory.open_file("LOCK") as first, directory.open_file("LOCK") as second:
@@ -213,9 +307,66 @@ def test_directories_that_are_not_empty_stay(directory, tmp_path):
     assert directory.names() == []
 
 
+@pytest.mark.parametrize(("flags", "error"), [(errno.EINVAL, True), (errno.ENOSYS, True)])
+def test_without_links_and_such_renames_nothing_is_published(directory, monkeypatch, flags, error):
+    """A rename that may replace a file is no way to publish one."""
+    failing(monkeypatch, "link", errno.EPERM, "rename_noreplace", flags)
+    directory.write_file("first.tmp", b"first")
+    with pytest.raises(StoreIOError, match="neither hard links nor renames"):
+        directory.put_if_absent("first.tmp", "name")
+    assert directory.names() == ["first.tmp"]
+
+
+def test_directories_are_published_without_replacing(directory):
+    for name in ("a", "b"):
+        directory.make_directory(name).close()
+    assert directory.put_if_absent("a", "name")
+    assert not directory.put_if_absent("b", "name")
+    assert directory.names() == ["b", "name"]
+
+
+class Lagging(Calls):
+    """Lists what was there when a description was opened or listed last, as btrfs does."""
+
+    def __init__(self) -> None:
+        self._seen = {}
+
+    def open(self, path, flags, *more, **options):
+        fd = os.open(path, flags, *more, **options)
+        if flags & os.O_DIRECTORY:
+            self._seen[fd] = os.listdir(fd)
+        return fd
+
+    def listdir(self, fd):
+        found, self._seen[fd] = self._seen[fd], os.listdir(fd)
+        return found
+
+
+def test_a_listing_does_not_lag(tmp_path, monkeypatch):
+    monkeypatch.setattr(io.system, "calls", Lagging())
+    with io.Directory.open(tmp_path) as directory:
+        for number in range(3):
+            directory.create(f"{number}").close()
+            assert directory.names() == [f"{each}" for each in range(number + 1)]
+        assert Lagging.listdir(io.system.calls, directory.fd) == []  # negative control
+
+
 def test_the_file_system_has_a_name(tmp_path):
     assert isinstance(io.filesystem(tmp_path), str)
     assert io.filesystem("/proc") == "proc"
+    with io.Directory.open("/proc") as directory:
+        assert directory.filesystem == "proc"
+
+
+def test_where_mounts_cannot_be_read_the_type_has_a_number(directory, monkeypatch):
+    calls = Calls()
+    monkeypatch.setattr(io.system, "calls", calls)
+    monkeypatch.setattr(io.filesystems, "_mount_of", lambda fd: "none")
+    for magic, name in ((0x9123683E, "btrfs"), (0x65735546, "fuse"), (0x1234, "")):
+        calls.file_system_magic = lambda fd, magic=magic: magic
+        assert directory.filesystem == name
+    monkeypatch.undo()
+    assert Calls.file_system_magic(directory.fd) > 0
 
 
 # Mappings
@@ -229,7 +380,7 @@ def test_files_are_mapped_one_after_another(directory):
         directory.write_file(f"file{number}", content)
         files.append(directory.open_file(f"file{number}"))
     before = len(os.listdir("/proc/self/fd"))
-    mapped = io.map_files(files, 2 * page, advice=mmap.MADV_RANDOM)
+    mapped = io.map_files(files, 2 * page, count=3, advice=mmap.MADV_RANDOM)
     assert len(os.listdir("/proc/self/fd")) == before
     for file in files:
         file.close()
@@ -254,7 +405,102 @@ def test_short_files_are_not_mapped(directory):
         assert io.map_files([], 10, advice=mmap.MADV_RANDOM).size == 0
 
 
+def test_a_file_system_that_cannot_map_says_so(directory, monkeypatch):
+    directory.write_file("file", b"content")
+    failing(monkeypatch, "map_file", errno.ENODEV)
+    with (
+        directory.open_file("file") as file,
+        pytest.raises(StoreIOError, match="cannot map files; keep the store on another disk"),
+    ):
+        io.map_files([file], 7, advice=mmap.MADV_RANDOM)
+
+
+@pytest.mark.parametrize("call", ["map_file", "reserve"])
+@pytest.mark.parametrize(
+    ("limit", "words"), [("10", "close readers and fold"), ("9999999", "cannot map")]
+)
+def test_too_many_mappings_are_told(directory, monkeypatch, call, limit, words):
+    directory.write_file("file", b"content")
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: limit if path.name == "max_map_count" else read(path)
+    )
+    failing(monkeypatch, call, errno.ENOMEM)
+    with directory.open_file("file") as file, pytest.raises(StoreIOError, match=words):
+        io.map_files([file], 7, advice=mmap.MADV_RANDOM)
+
+
 # Publishing
+
+
+MAKERS = {"file": lambda path: path.write_bytes(b"mine"), "tree": lambda path: path.mkdir()}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("call", ["link", "rename_noreplace", "fsync"])
+def test_an_error_behind_the_move_leaves_nothing(tmp_path, monkeypatch, kind, call):
+    """The answer of the move was lost, or the name is not durable: it is taken back."""
+
+    class Late(Calls):
+        struck = False
+
+        def late(self, *args, **options):
+            result = getattr(Calls, call)(*args, **options)
+            if call != "fsync" or (tmp_path / "target").exists():
+                self.struck = True
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return result
+
+    calls = Late()
+    setattr(calls, call, calls.late)
+    with contextlib.suppress(StoreIOError, CommitFailedError):
+        monkeypatch.setattr(io.system, "calls", calls)
+        with io.publish(tmp_path / "target") as temporary:
+            MAKERS[kind](temporary)
+    assert list(tmp_path.iterdir()) == [] if calls.struck else [tmp_path / "target"]
+    monkeypatch.undo()
+    if calls.struck:
+        with io.publish(tmp_path / "target") as temporary:  # it may be done again
+            MAKERS[kind](temporary)
+
+
+def test_a_file_that_was_replaced_is_told(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"old")
+    calls = Calls()
+    calls.fsync = lambda fd: (
+        failing_sync() if (tmp_path / "file").read_bytes() == b"new" else os.fsync(fd)
+    )
+
+    def failing_sync():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(io.system, "calls", calls)
+    with (
+        pytest.raises(CommitFailedError, match="is there and complete"),
+        io.publish(tmp_path / "file", force=True) as temporary,
+    ):
+        temporary.write_bytes(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_the_body_cannot_write_is_typed(tmp_path):
+    full = pytest.raises(StoreFullError, match=r"no space to write .*target")
+    with full, io.publish(tmp_path / "target") as temporary:
+        temporary.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(FileNotFoundError, match="elsewhere"), io.publish(tmp_path / "target"):
+        os.stat(tmp_path / "elsewhere")  # the body's own error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
+    failing(monkeypatch, "rmdir", errno.EIO)
+    named = pytest.warns(RuntimeWarning, match=r"\.target\..*\.partial is left over")
+    failed = pytest.raises(ZeroDivisionError)
+    with named, failed, io.publish(tmp_path / "target") as temporary:
+        temporary.mkdir()
+        raise ZeroDivisionError
 
 
 def test_what_is_published_appears_whole(tmp_path):
@@ -270,13 +516,22 @@ def test_what_is_published_appears_whole(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "tree"]
 
 
+def make_tree(path: Path) -> None:
+    (path / "inside/deep").mkdir(parents=True)
+    (path / "inside/file").write_bytes(b"half")
+    (path / "link").symlink_to(path.parent / "precious")
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_what_breaks_off_leaves_nothing(tmp_path, error):
-    for make in (lambda path: path.write_bytes(b"half"), lambda path: path.mkdir()):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_bytes(b"content")
+    for make in (lambda path: path.write_bytes(b"half"), lambda path: path.mkdir(), make_tree):
         with pytest.raises(error), io.publish(tmp_path / "file") as temporary:
             make(temporary)
             raise error
-        assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == [tmp_path / "precious"]
+        assert os.listdir(tmp_path / "precious") == ["file"]
 
 
 def test_a_target_is_replaced_only_by_force(tmp_path):

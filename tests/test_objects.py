@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import tierstore
 from tierstore import io
 from tierstore.disk import ranged
+from tierstore.disk.files import Files
 from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
@@ -280,18 +281,17 @@ def test_records_in_ranges_are_those_that_were_written(
     expected = np.random.default_rng(rows).integers(0, 256, (rows, width), np.uint8)
     place = zarr.storage.MemoryStore()
     directory = io.Objects(place).open(write=True)
-    names = [f"part{number}" for number in range(-(-rows // per_file))]
     layout = {"rows": rows, "record_bytes": width, "rows_per_file": min(per_file, rows)}
-    files = [directory.create(name) for name in names]
-    for file in files:
-        file.allocate(0, offset + layout["rows_per_file"] * width)
-    records = ranged.record_files(files, offset=offset, **layout)
+    nbytes = offset + layout["rows_per_file"] * width
+    files = Files(directory, "part{}".format, nbytes, count=-(-rows // per_file))
+    created = files.create(sparse=False)
+    records = ranged.record_files(files, created, offset=offset, **layout)
     for at in range(0, rows, step):
         ids = np.arange(at, min(at + step, rows))
         records.write(ids, expected[ids])
     records.sync()
 
-    records = ranged.record_files([directory.open_file(n) for n in names], offset=offset, **layout)
+    records = ranged.record_files(files, offset=offset, **layout)
     ids = np.array(wanted, np.int64) % rows
     out = np.empty((ids.size, width), np.uint8)
     with pytest.MonkeyPatch.context() as patch:

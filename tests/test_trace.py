@@ -1,8 +1,16 @@
+import os
+
 import numpy as np
 import pytest
 
 import tierstore
-from tierstore.errors import ExistsError, FormatError, InvalidInputError, RowIndexError
+from tierstore.errors import (
+    ExistsError,
+    FormatError,
+    InvalidInputError,
+    RowIndexError,
+    StoreFullError,
+)
 from tierstore.table.trace import Recording, is_trace, read_trace, trace_rows
 
 
@@ -132,3 +140,22 @@ def test_warming_without_a_host_tier_or_with_a_slot_for_every_row(tmp_path):
         assert store["t"].warm() == 200
         store["t"].read(np.arange(200))
         assert store["t"].stats()["host"].hit_rate == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_full_disk_is_told_and_leaves_no_part(tmp_path, monkeypatch, batches):
+    """A trace that was cut would pass for the whole of it."""
+    rng = np.random.default_rng(1)
+    recording = Recording(tmp_path / "t.trace", 1000)
+    full = open("/dev/full", "wb")  # noqa: SIM115
+    os.dup2(full.fileno(), recording._file.fileno())
+    full.close()
+    with pytest.raises(StoreFullError, match=r"t\.trace"):
+        for _ in range(batches):
+            recording.add(rng.integers(0, 1000, 200_000))
+        recording.close()
+    assert recording.closed
+    assert list(tmp_path.iterdir()) == []
+    recording.add(np.arange(3))
+    recording.close()

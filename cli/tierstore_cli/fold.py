@@ -10,12 +10,13 @@ import click
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import STORE
+from tierstore_cli.params import STORE, UNTESTED
 
 
 @click.command(cls=Command)
 @STORE
-def fold(out: Output, store: Path) -> None:
+@UNTESTED
+def fold(out: Output, store: Path, allow_untested: bool) -> None:
     """Fold what was committed to STORE into its base files, and drop older versions.
 
     Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore, and
@@ -26,7 +27,7 @@ def fold(out: Output, store: Path) -> None:
       tierstore fold emb.tier
       tierstore fold emb.tier --json | jq .dropped
     """
-    with open_store(store, "r+") as opened:
+    with open_store(store, "r+", allow_untested=allow_untested) as opened:
         dropped = opened.fold()
         version = opened.version
     data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}

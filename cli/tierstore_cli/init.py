@@ -16,7 +16,7 @@ from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import DTYPE, STORE, InitLaw, LawOfSeed, State, StateField
+from tierstore_cli.params import DTYPE, STORE, UNTESTED, InitLaw, LawOfSeed, State, StateField
 from tierstore_cli.progress import Progress
 
 COUNT = click.IntRange(min=1)
@@ -52,6 +52,7 @@ CHECKSUM_BYTES = 4
 )
 @click.option("--sparse", is_flag=True, help="Take disk space only as rows are written; zeros.")
 @click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
+@UNTESTED
 def init(
     out: Output,
     store: Path,
@@ -65,6 +66,7 @@ def init(
     backend: str,
     sparse: bool,
     dry_run: bool,
+    allow_untested: bool,
 ) -> None:
     """Make a store at STORE, or add a table to the store that is there.
 
@@ -94,7 +96,9 @@ def init(
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
     with Progress("writing") as progress:
-        version = _make(store, exists, table, spec, dry_run, progress)
+        version = _make(
+            store, exists, table, spec, progress, dry_run=dry_run, allow_untested=allow_untested
+        )
 
     data = {
         "store": os.path.abspath(store),
@@ -144,11 +148,19 @@ def _spec(
 
 
 def _make(
-    store: Path, exists: bool, table: str, spec: TableSpec, dry_run: bool, progress: Progress
+    store: Path,
+    exists: bool,
+    table: str,
+    spec: TableSpec,
+    progress: Progress,
+    *,
+    dry_run: bool,
+    allow_untested: bool,
 ) -> int | None:
     """Make the store or the table, and return the version that has it; None for a dry run."""
     if exists:
-        with open_store(store, "r" if dry_run else "r+") as opened:
+        mode = "r" if dry_run else "r+"
+        with open_store(store, mode, allow_untested=allow_untested) as opened:
             if table in opened.tables:
                 raise ExistsError(f"{store} has a table {table!r}; choose another name (--table)")
             if not dry_run:
@@ -156,5 +168,7 @@ def _make(
             return None if dry_run else opened.version
     if dry_run:
         return None
-    with tierstore.create(store, {table: spec}, progress=progress, budget=NO_CACHE) as made:
+    with tierstore.create(
+        store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
+    ) as made:
         return made.version

@@ -17,7 +17,7 @@ from tierstore.store import Store
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, MEMORY, STORE, TABLE
+from tierstore_cli.params import FIELD, MEMORY, STORE, TABLE, UNTESTED
 from tierstore_cli.progress import Progress
 
 
@@ -28,6 +28,7 @@ from tierstore_cli.progress import Progress
 @FIELD
 @click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
 @MEMORY
+@UNTESTED
 def load(
     out: Output,
     store: Path,
@@ -36,6 +37,7 @@ def load(
     field: str | None,
     keys: str | None,
     memory: int,
+    allow_untested: bool,
 ) -> None:
     """Load the rows of SRC into a table of STORE, in place of all rows it had.
 
@@ -53,7 +55,8 @@ def load(
       tierstore load emb.tier rows.npy --table item --keys keys.txt
     """
     named = None if keys is None else read_keys(keys, memory=memory)
-    with _open_or_create(store) as opened, Progress("loading") as progress:
+    made_or_opened = _open_or_create(store, allow_untested=allow_untested)
+    with made_or_opened as opened, Progress("loading") as progress:
         done = load_table(
             opened,
             source,
@@ -84,11 +87,14 @@ def load(
 
 
 @contextmanager
-def _open_or_create(path: Path) -> Iterator[Store]:
+def _open_or_create(path: Path, *, allow_untested: bool) -> Iterator[Store]:
     """Open a store for writing; a new one appears under its name only if the body succeeds."""
     if os.path.lexists(path):
-        with open_store(path, "r+") as store:
+        with open_store(path, "r+", allow_untested=allow_untested) as store:
             yield store
     else:
-        with publish(path) as partial, tierstore.create(partial, {}, budget=NO_CACHE) as store:
+        with (
+            publish(path) as partial,
+            tierstore.create(partial, {}, budget=NO_CACHE, allow_untested=allow_untested) as store,
+        ):
             yield store

@@ -14,9 +14,13 @@ NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once: it needs no memory to keep rows in."""
 
 
-def open_store(path: Place, mode: str = "r", version: int | None = None) -> Store:
+def open_store(
+    path: Place, mode: str = "r", version: int | None = None, *, allow_untested: bool = False
+) -> Store:
     """Open a store without caches."""
-    return tierstore.open(path, mode, version=version, budget=NO_CACHE)
+    return tierstore.open(
+        path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
+    )
 
 
 def choose_table(store: Store, name: str | None) -> Table:

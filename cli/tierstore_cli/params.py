@@ -206,6 +206,9 @@ def full_name(place: Place) -> str:
 
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
+UNTESTED = click.option(
+    "--allow-untested", is_flag=True, help="Write on a file system that was not tested."
+)
 TABLE = click.option(
     "--table",
     metavar="NAME",

@@ -32,7 +32,7 @@ def test_json_keys(run_json, tmp_path):
     data = run_json("doctor", tmp_path)
     assert set(data) == KEYS
     assert set(data["cuda"]) == {"driver", "devices", "torch", "cupy", "advice"}
-    assert set(data["storage"]) == {"path", "filesystem", "network", "free_bytes", "total_bytes"}
+    assert set(data["storage"]) == {"path", "filesystem", "tested", "free_bytes", "total_bytes"}
     assert data["storage"]["path"] == str(tmp_path)
     assert data["packages"]["numpy"]
     assert data["problems"] == []

@@ -42,13 +42,11 @@ def blocks_of(data: np.ndarray, rows: int = 1000) -> Iterator[np.ndarray]:
 
 
 def create(path: Path, spec: TableSpec, data: np.ndarray, **options: object) -> Base:
-    with io.Directory.open(path) as directory:
-        return Base.create(directory, spec, blocks_of(data), **options)
+    return Base.create(io.Directory.open(path), spec, blocks_of(data), **options)
 
 
-def reopen(path: Path, spec: TableSpec, *, write: bool = False) -> Base:
-    with io.Directory.open(path) as directory:
-        return Base.open(directory, spec, write=write)
+def reopen(path: Path, spec: TableSpec) -> Base:
+    return Base.open(io.Directory.open(path), spec)
 
 
 def read(base: Base, rows: object) -> np.ndarray:
@@ -292,8 +290,15 @@ def test_nothing_is_left_open(tmp_path, kind):
     spec = make_spec(kind, 5000)
     create(tmp_path, spec, records(np.random.default_rng(11), 5000, 32)).close()
     assert open_below(tmp_path) == []
-    base = reopen(tmp_path, spec, write=True)
-    assert "rows.crc" in " ".join(open_below(tmp_path))
+    base = reopen(tmp_path, spec)
+    assert not any(os.path.isfile(each) for each in open_below(tmp_path))
+    rows = np.arange(5000)
+    data = records(np.random.default_rng(12), 5000, 32)
+    base.write(rows, data, checksum.row_checksums(rows, data))
+    assert f"{tmp_path}/rows.crc" in open_below(tmp_path)
+    base.sync()
+    assert not any(os.path.isfile(each) for each in open_below(tmp_path))
+    base.write(rows, data, checksum.row_checksums(rows, data))
     base.close()
     assert open_below(tmp_path) == []
 

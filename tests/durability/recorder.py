@@ -21,6 +21,7 @@ from tests.durability.disk import (
     Sync,
     Write,
 )
+from tierstore.io.calls import Calls
 
 __all__ = ["Recorder", "lay"]
 
@@ -70,7 +71,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         """Whatever changes nothing is left to `os`."""
-        return getattr(os, name)
+        return getattr(Calls, name)
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         fd = os.open(path, flags, mode, dir_fd=dir_fd)
@@ -108,6 +109,12 @@ class Recorder:
         os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         if directory is not None:
             self.log.append(Move(directory, source, target))
+
+    def rename_noreplace(self, old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        directory = self._directory(old, src_dir_fd)
+        Calls.rename_noreplace(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        if directory is not None:
+            self.log.append(Move(directory, old, new))
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         os.unlink(path, dir_fd=dir_fd)

@@ -33,6 +33,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
+from tierstore.io.calls import Calls
 
 fault = pytest.mark.fault
 
@@ -133,7 +134,7 @@ def test_a_sync_that_fails_once_is_never_believed_again(path: Path) -> None:
         left = 1
 
         def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
+            return getattr(Calls, name)
 
         def fsync(self, fd: int) -> None:
             self.left -= 1

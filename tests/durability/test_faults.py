@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -178,8 +179,9 @@ def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
     """Let an operation of an act fail; return whether there was one of that number."""
     before, after = _clean(kind, name)
     threads = number % 4 < 2  # write what waits
-    with scratch() as root, small_deltas(threads=threads), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    recorded = warnings.catch_warnings(record=True)
+    with scratch() as root, small_deltas(threads=threads), recorded as told:
+        warnings.simplefilter("always")
         lay(_prepared(kind), root)
         store = tierstore.open(root / "s", "r+", budget=Budget(host_rows=host))
         faulty = Faulty(fault, number)
@@ -198,6 +200,7 @@ def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
             _go_on(store, name)
             before = after
         store.close()
+        _remove_what_was_named(root, [str(warning.message) for warning in told])
         _check_outcome(root, before, after)
     return faulty.struck > 0
 
@@ -213,6 +216,13 @@ def _go_on(store: tierstore.Store, name: str) -> None:
         assert "write them again, or roll back" in str(error)
         store.rollback()
         ACTS[name](store)
+
+
+def _remove_what_was_named(root: Path, told: list[str]) -> None:
+    """Remove what a warning says is left over and to be removed."""
+    for path in root.glob(".*.partial"):
+        assert any(message.startswith(f"{path} is left over") for message in told), told
+        shutil.rmtree(path)
 
 
 def _check_outcome(root: Path, before: State, after: State) -> None:

@@ -30,6 +30,7 @@ from tierstore.errors import (
     ConcurrentWriterError,
     InvalidInputError,
 )
+from tierstore.io.calls import Calls
 from tierstore.store.locking import WriterLock
 
 fault = pytest.mark.fault
@@ -155,11 +156,11 @@ def _commit_or_die(path: Path, number: int) -> None:
         def __getattr__(self, name: str) -> object:
             nonlocal number
             if name in ("open", "pwrite", "posix_fallocate", "ftruncate", "fsync", "link",
-                        "rename", "unlink", "close"):  # fmt: skip
+                        "rename", "rename_noreplace", "unlink", "close"):  # fmt: skip
                 number -= 1
                 if number == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
-            return getattr(os, name)
+            return getattr(Calls, name)
 
     code = 1
     try:

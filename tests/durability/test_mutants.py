@@ -18,7 +18,7 @@ from tests.durability.judge import Failure, Judge
 from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
-    "creating.create_store > publish > Directory.sync",
+    "creating.create_store > publish > _give_name > Directory.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Directory.sync",
     "live.LiveDelta.sync > File.sync",
@@ -35,13 +35,16 @@ NEEDED = [
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
     "reshaping.replace > Directory.sync",
-    "saving._new_directory > publish > Directory.sync",
+    "saving._new_directory > publish > _give_name > Directory.sync",
     "opened.Opened._start > Directory.sync",
 ]
 EITHER = [
-    "creating.create_store > publish > _sync_tree",
+    "creating.create_store > publish > _sync_tree > Directory.sync",
+    "creating.create_store > publish > _sync_tree > File.sync",
+    "files.Files.create > File.sync",
     "history.write_skeleton > Directory.write_file > File.sync",
-    "saving._new_directory > publish > _sync_tree",
+    "saving._new_directory > publish > _sync_tree > Directory.sync",
+    "saving._new_directory > publish > _sync_tree > File.sync",
 ]
 """A new store is synced as it is written and, before it gets its name, as a whole."""
 

@@ -17,6 +17,7 @@ from tests.durability.crash import small_deltas
 from tierstore import io
 from tierstore.budget import Budget
 from tierstore.errors import StoreFullError, StoreIOError
+from tierstore.io.calls import Calls
 
 ROWS, DIM, SLOTS = 300, 8, 40
 
@@ -29,7 +30,7 @@ class Disk:
         self.threads: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
+        return getattr(Calls, name)
 
     def pwrite(self, fd: int, data: Any, offset: int) -> int:
         self.threads.add(threading.current_thread().name)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tierstore.machine import report
 
 
@@ -24,11 +26,12 @@ def test_a_memory_cgroup_counts(monkeypatch):
     assert report._memory() == (1000 * 1024, 800 * 1024)
 
 
-def test_a_network_file_system_is_a_problem(monkeypatch):
-    monkeypatch.setattr(report, "filesystem", lambda path: "nfs4")
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", ""])
+def test_a_file_system_that_was_not_tested_is_a_problem(monkeypatch, kind):
+    monkeypatch.setattr(report, "filesystem", lambda path: kind)
     facts = report.examine(Path())
-    assert facts.storage.network
-    assert any("nfs4" in problem for problem in facts.problems)
+    assert not facts.storage.tested
+    assert any((kind or "unknown") in problem for problem in facts.problems)
 
 
 def test_facts_are_plain_data():

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from tierstore.disk import inflight, tuning
@@ -27,12 +29,24 @@ def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
     assert speeds.known(where / "not" / "yet") == found
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"8:0": 3}', "\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"8:0": 3}', "\xff", 100_000 * "[", "[]".rjust(2 << 20)]
+)
 def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
     path = tuning.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
     path.write_text(content.replace("8:0", tuning.disk_of(tmp_path)), encoding="latin-1")
     assert speeds.known(tmp_path) is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_a_cache_that_is_no_file_is_as_good_as_none(tmp_path, make):
+    """A FIFO would block every opening for ever."""
+    path = tuning.cache_path("speeds.json")
+    path.parent.mkdir(parents=True)
+    make(path)
+    assert speeds.known(tmp_path) is None
+    assert tuning.merge_gap(tmp_path) == 12 << 10
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tierstore import checksum, io
 from tierstore.disk import memmap, tuning, zarr
+from tierstore.disk.files import Files
 from tierstore.disk.paging import Place
 from tierstore.disk.ranged import record_files
 from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError, InvalidInputError
@@ -41,6 +42,9 @@ class Records(Protocol):
 
     def sync(self) -> None:
         """Make every write durable."""
+
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records `rows`, ascending, into `out` as the disk has them, past every cache."""
 
     def damaged_files(self) -> list[str]:
         """Return names of files whose bytes outside any row are not as they must be."""
@@ -78,11 +82,11 @@ class Base:
         that are missing at the end, or zero, take no space. The files are synced; the directory is
         not.
         """
+        files = _checksum_files(directory, spec)
+        checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
         records: Records = _BACKENDS[spec.backend].create(directory, spec)
-        sums = directory.create(CHECKSUMS)
-        sums.truncate(4 * spec.rows) if spec.sparse else sums.allocate(0, 4 * spec.rows)
         gap = tuning.merge_gap(directory.path)
-        base = cls(records, _checksum_file(sums, spec), sparse=spec.sparse, gap=gap)
+        base = cls(records, checksums, sparse=spec.sparse, gap=gap)
         try:
             done = 0
             for block in blocks:
@@ -105,25 +109,22 @@ class Base:
         return base
 
     @classmethod
-    def open(cls, directory: io.Directory, spec: TableSpec, *, write: bool) -> Base:
+    def open(cls, directory: io.Directory, spec: TableSpec) -> Base:
         """Open the files of a table, whose names, sizes and headers must be what the spec gives.
+
+        What is written later is opened then, through `directory`, which must stay open.
 
         Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
         try:
-            records = _BACKENDS[spec.backend].open_records(directory, spec, write=write)
-            sums = directory.open_file(CHECKSUMS, write=write)
+            records = _BACKENDS[spec.backend].open_records(directory, spec)
+            checksums = _checksums(_checksum_files(directory, spec), spec)
         except FileNotFoundError as error:
             raise CorruptStoreError(
                 f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
             ) from None
-        if sums.size != 4 * spec.rows:
-            raise CorruptStoreError(
-                f"{sums.path} has {sums.size} bytes, {4 * spec.rows} are expected; "
-                "restore it from a copy"
-            )
         gap = tuning.merge_gap(directory.path)
-        return cls(records, _checksum_file(sums, spec), sparse=spec.sparse, gap=gap)
+        return cls(records, checksums, sparse=spec.sparse, gap=gap)
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and check each.
@@ -194,6 +195,23 @@ class Base:
         """Read from the files again what a fold of another process may have replaced."""
         self._records.forget()
 
+    def unproven(
+        self, rows: npt.NDArray[np.int64], checksums: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.int64]:
+        """Return those of ascending `rows` `(n,)` that the disk has not as they were written.
+
+        Records and checksums are read from the disk itself, past the page cache where the file
+        system allows it, and compared with the checksums `(n,)` of what was written.
+        """
+        records = np.empty((rows.size, self.record_bytes), np.uint8)
+        stored = np.empty((rows.size, 4), np.uint8)
+        self._records.reread(rows, records)
+        self._checksums.reread(rows, stored)
+        wrong = stored.view("<u4").ravel() != checksums
+        wrong[checksum.mismatches(rows, records, checksums)] = True
+        bad: npt.NDArray[np.int64] = rows[wrong]
+        return bad
+
     def close(self) -> None:
         """Close the files."""
         self._records.close()
@@ -210,5 +228,9 @@ def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
         raise InvalidInputError(f"{done} rows or more were given for a table of {base.rows}")
 
 
-def _checksum_file(file: io.File, spec: TableSpec) -> Records:
-    return record_files([file], rows=spec.rows, record_bytes=4)
+def _checksum_files(directory: io.Directory, spec: TableSpec) -> Files:
+    return Files(directory, lambda number: CHECKSUMS, 4 * spec.rows)
+
+
+def _checksums(files: Files, spec: TableSpec, created: Sequence[io.File] = ()) -> Records:
+    return record_files(files, created, rows=spec.rows, record_bytes=4)

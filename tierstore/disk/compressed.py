@@ -10,6 +10,7 @@ import contextlib
 import threading
 import uuid
 from collections import OrderedDict
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,7 +61,7 @@ class CompressedRecords:
     write while another reads.
     """
 
-    def __init__(self, directory: io.Directory, spec: TableSpec, *, write: bool) -> None:
+    def __init__(self, directory: io.Directory, spec: TableSpec) -> None:
         """Take over the array's open directory."""
         self.rows = spec.rows
         self.record_bytes = spec.layout.record_bytes
@@ -68,7 +69,6 @@ class CompressedRecords:
         self._chunk_rows = spec.chunk_rows or spec.rows
         self._codec = _codec(spec.compression)
         self._is_blosc = spec.compression == "lz4"
-        self._write = write
         chunk_bytes = self._chunk_rows * self.record_bytes
         self._kept_chunks = max(1, min(_CACHED_CHUNKS, _CACHED_BYTES // chunk_bytes))
         self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
@@ -122,6 +122,15 @@ class CompressedRecords:
         self._decoded.clear()
         self._directory.close()
 
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from a cache."""
+        numbers = rows // self._chunk_rows
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, rows.size]):
+            number = int(numbers[begin])
+            chunk = self._decode(number, past_cache=True)
+            out[begin:end] = chunk[rows[begin:end] - number * self._chunk_rows]
+
     def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
         """Return the records of a chunk, to be read only."""
         with self._lock:
@@ -137,12 +146,12 @@ class CompressedRecords:
         if len(self._decoded) > self._kept_chunks:
             self._decoded.popitem(last=False)
 
-    def _decode(self, number: int) -> npt.NDArray[np.uint8]:
+    def _decode(self, number: int, *, past_cache: bool = False) -> npt.NDArray[np.uint8]:
         shape = (self._chunk_rows, self.record_bytes)
         name = f"c.{number}.0"
         nbytes = self._chunk_rows * self.record_bytes
         try:
-            packed = self._directory.read_file(name, nbytes + nbytes // 8 + 4096)
+            packed = self._packed(name, nbytes + nbytes // 8 + 4096, past_cache=past_cache)
         except FileNotFoundError:
             return np.zeros(shape, np.uint8)
         chunk = np.empty(nbytes, np.uint8)
@@ -160,6 +169,15 @@ class CompressedRecords:
                 f"{nbytes} are expected; {FILE_CURE}"
             )
         return chunk.reshape(shape)
+
+    def _packed(self, name: str, limit: int, *, past_cache: bool) -> bytes:
+        """Return the file of a chunk, which has at most `limit` bytes."""
+        if not past_cache:
+            return self._directory.read_file(name, limit)
+        with self._directory.open_file(name) as file:
+            data = np.empty((1, file.size), np.uint8)
+            io.direct.gather(file, np.zeros(1, np.int64), data)
+            return data.tobytes()
 
     def _replace(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
         name = f"c.{number}.0"

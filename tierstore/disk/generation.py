@@ -132,7 +132,7 @@ class Generation:
 
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._seq is not None
-        base = Base.open(self.directory, spec, write=write)
+        base = Base.open(self.directory, spec)
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
             return DiskTier(base, deltas, new_live=self._new_live if write else None)

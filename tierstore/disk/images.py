@@ -19,7 +19,7 @@ from tierstore.disk.base import CHECKSUMS
 from tierstore.disk.compressed import CompressedRecords
 from tierstore.disk.delta import FOOTER_BYTES, footer_checksum, make_footer
 from tierstore.disk.memmap import DATA_OFFSET, ROWS
-from tierstore.disk.zarr import ARRAY, names
+from tierstore.disk.zarr import ARRAY, chunk_name
 from tierstore.errors import TierStoreError
 from tierstore.manifest import DeltaInfo, Manifest, TableInfo
 from tierstore.spec import TableSpec
@@ -295,10 +295,11 @@ class _Base:
         self._array = _directory(directory, ARRAY)
         self._per_file, self._offset = spec.chunk_rows or spec.rows, 0
         self._files = []
+        chunks = -(-spec.rows // self._per_file)
         if spec.compression is None:
-            self._files = [_File(self._array, name) for name in names(spec)]
+            self._files = [_File(self._array, chunk_name(n)) for n in range(chunks)]
         elif self._array is not None:
-            self._chunks = CompressedRecords(self._array, spec, write=False)
+            self._chunks = CompressedRecords(self._array, spec)
 
     def within(self, first: int, stop: int) -> tuple[Rows, Rows]:
         rows = np.arange(first, stop, dtype=np.int64)

@@ -233,7 +233,7 @@ class LiveDelta:
     def close(self) -> None:
         """Drop what waits and close the file; a mapping of it lives as long as it is read."""
         self._behind.drop()
-        self._file.close()
+        self._file.discard()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
         self._ids, self._sums = np.empty(0, np.int64), np.empty(0, np.uint32)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tierstore import io
+from tierstore.disk.files import Files
 from tierstore.disk.ranged import RangedRecords, record_files
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
 
-__all__ = ["create", "names", "open_records"]
+__all__ = ["create", "open_records"]
 
 ROWS = "rows.npy"
 DATA_OFFSET = 4096
@@ -34,42 +36,32 @@ def header(layout: RecordLayout, rows: int) -> bytes:
     return magic + text.ljust(DATA_OFFSET - 11) + b"\n"
 
 
-def names(spec: TableSpec) -> list[str]:
-    """Names of the files of this backend, relative to the generation."""
-    return [ROWS]
-
-
 def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | RangedRecords:
     """Create the file, with space for every row unless the table is sparse, and open it."""
-    file = directory.create(ROWS)
-    nbytes = DATA_OFFSET + spec.nbytes
-    if spec.sparse:
-        file.truncate(nbytes)
-    else:
-        file.allocate(0, nbytes)
-    file.write(header(spec.layout, spec.rows), 0)
-    return _records(file, spec)
+    files = _files(directory, spec)
+    created = files.create(sparse=spec.sparse, head=header(spec.layout, spec.rows))
+    return _records(files, spec, created)
 
 
-def open_records(
-    directory: io.Directory, spec: TableSpec, *, write: bool
-) -> RecordFiles | RangedRecords:
+def open_records(directory: io.Directory, spec: TableSpec) -> RecordFiles | RangedRecords:
     """Open the file, whose header must be the one the spec gives; it is never evaluated."""
-    file = directory.open_file(ROWS, write=write)
-    if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
-        raise CorruptStoreError(
-            f"{file.path}: the header is not that of a table of {spec.rows} rows; "
-            "restore the file from a copy"
-        )
-    if file.size != DATA_OFFSET + spec.nbytes:
-        raise CorruptStoreError(
-            f"{file.path} has {file.size} bytes, {DATA_OFFSET + spec.nbytes} are expected; "
-            "restore it from a copy"
-        )
-    return _records(file, spec)
+    files = _files(directory, spec)
+    with files.open(0) as file:
+        if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
+            raise CorruptStoreError(
+                f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+                "restore the file from a copy"
+            )
+    return _records(files, spec)
 
 
-def _records(file: io.File, spec: TableSpec) -> RecordFiles | RangedRecords:
+def _files(directory: io.Directory, spec: TableSpec) -> Files:
+    return Files(directory, lambda number: ROWS, DATA_OFFSET + spec.nbytes)
+
+
+def _records(
+    files: Files, spec: TableSpec, created: Sequence[io.File] = ()
+) -> RecordFiles | RangedRecords:
     return record_files(
-        [file], rows=spec.rows, record_bytes=spec.layout.record_bytes, offset=DATA_OFFSET
+        files, created, rows=spec.rows, record_bytes=spec.layout.record_bytes, offset=DATA_OFFSET
     )

@@ -2,7 +2,7 @@
 
 Nothing else is written, and whoever reads the table finds these rows in the deltas, so nobody has
 to wait for a merge. Each record it writes is a whole image that stays in its delta until the base
-is synced: a merge that is cut short is simply done again.
+is synced, and read back from the disk: a merge that is cut short is simply done again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tierstore.disk.base import Base
 from tierstore.disk.delta import Delta
 from tierstore.disk.paging import USUAL_GAP
 from tierstore.disk.records import BLOCK_BYTES
+from tierstore.errors import CommitFailedError
 
 __all__ = ["Merge", "Newest"]
 
@@ -51,15 +52,33 @@ class Newest:
         if not self._deltas:
             return
         width = self._deltas[0].record_bytes
-        step = max(1, _STEP_BYTES // width)
-        step = min(step, self._starts[-1])
-        block = np.empty((2, step, width), np.uint8)
+        most = min(max(1, _STEP_BYTES // width), self._starts[-1])
+        block = np.empty((2, most, width), np.uint8)
+        for rows, places in self._parts(width):
+            records, sums = block[0, : rows.size], np.empty(rows.size, np.uint32)
+            for delta, which, at in self._found(places):
+                for place in delta.places(at):
+                    place.announce(self._gap)
+                images = block[1, : which.size]
+                delta.read(at, images)
+                records[which] = images
+                sums[which] = delta.sums[at]
+            yield rows, records, sums
+
+    def checksums(self, record_bytes: int) -> Iterator[tuple[Rows, npt.NDArray[np.uint32]]]:
+        """Yield the same rows and checksums in the same parts, without the records."""
+        for rows, places in self._parts(record_bytes):
+            sums = np.empty(rows.size, np.uint32)
+            for delta, which, at in self._found(places):
+                sums[which] = delta.sums[at]
+            yield rows, sums
+
+    def _parts(self, record_bytes: int) -> Iterator[tuple[Rows, Rows]]:
+        """Yield what `places` does, as much as is done in a step."""
+        step = max(1, _STEP_BYTES // record_bytes)
         for rows, places in self.places():
             for start in range(0, rows.size, step):
-                part = rows[start : start + step]
-                records, sums = block[0, : part.size], np.empty(part.size, np.uint32)
-                self._collect(places[start : start + step], records, sums, block[1])
-                yield part, records, sums
+                yield rows[start : start + step], places[start : start + step]
 
     def places(self) -> Iterator[tuple[Rows, Rows]]:
         """Yield rows, ascending, and where the newest image of each is in the deltas end to end."""
@@ -80,24 +99,12 @@ class Newest:
             rows = np.flatnonzero(newest)
             yield rows + first, newest[rows].astype(np.int64) - 1
 
-    def _collect(
-        self,
-        places: Rows,
-        records: npt.NDArray[np.uint8],
-        sums: npt.NDArray[np.uint32],
-        staging: npt.NDArray[np.uint8],
-    ) -> None:
-        """Copy what is at `places` of the deltas, laid end to end, and its checksums."""
+    def _found(self, places: Rows) -> Iterator[tuple[Delta, npt.NDArray[np.intp], Rows]]:
+        """Yield each delta with which of `places` lie in it, and where in it."""
         for delta, (first, stop) in zip(self._deltas, pairwise(self._starts), strict=True):
             which = np.flatnonzero((places >= first) & (places < stop))
             if which.size:
-                at = places[which] - first
-                for place in delta.places(at):
-                    place.announce(self._gap)
-                images = staging[: which.size]
-                delta.read(at, images)
-                records[which] = images
-                sums[which] = delta.sums[at]
+                yield delta, which, places[which] - first
 
 
 class Merge:
@@ -109,13 +116,28 @@ class Merge:
         self._deltas = tuple(deltas)
 
     def steps(self) -> Iterator[None]:
-        """Write the images, some at each step, and with the last step make the base durable.
+        """Write the images, some at each step, make the base durable, and prove that it is.
 
-        Whoever stops in between has done no harm.
+        To stop in between does no harm. Raises CommitFailedError if the disk did not take
+        what was written, whatever its syncs said: the deltas are still needed.
         """
         if not self._deltas:
             return
-        for rows, records, sums in Newest(self._deltas, self._base.rows, self._base.gap).images():
+        newest = Newest(self._deltas, self._base.rows, self._base.gap)
+        for rows, records, sums in newest.images():
             self._base.write(rows, records, sums)
             yield
         self._base.sync()
+        for rows, sums in newest.checksums(self._base.record_bytes):
+            self._prove(rows, sums)
+            yield
+
+    def _prove(self, rows: Rows, sums: npt.NDArray[np.uint32]) -> None:
+        """Compare what the disk has of `rows` with the checksums of what was written."""
+        wrong = self._base.unproven(rows, sums)
+        if wrong.size:
+            raise CommitFailedError(
+                f"{wrong.size} rows, the first of them row {wrong[0]}, are not on the disk as a "
+                "fold wrote them, although it was synced; the last commit is intact: check the "
+                "disk and open the store again"
+            )

@@ -8,6 +8,7 @@ without it is served range by range.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -16,6 +17,8 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+
+from tierstore.io import system
 
 __all__ = ["Place", "announce", "looks_resident", "method"]
 
@@ -27,17 +30,6 @@ _RANGES_PER_CALL = 512
 _SAMPLES = 64
 _ROWS_PER_SAMPLE = 16
 _FEW = 4
-_SYS_PIDFD_OPEN = 434
-_SYS_PROCESS_MADVISE = 440
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    libc.syscall.restype = ctypes.c_long
-    return libc
 
 
 @cache
@@ -46,24 +38,17 @@ def _pidfd(pid: int) -> int:
 
     Keyed by the process id, so that a forked child opens its own.
     """
-    fd = int(_libc().syscall(_SYS_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0)))
-    if fd < 0:
-        return -1
     probe = mmap.mmap(-1, PAGE)
-    address = np.frombuffer(probe, np.uint8).ctypes.data
-    return fd if _process_madvise(fd, np.array([[address, PAGE]], np.uint64)) else -1
-
-
-def _process_madvise(fd: int, ranges: npt.NDArray[np.uint64]) -> bool:
-    result = _libc().syscall(
-        ctypes.c_long(_SYS_PROCESS_MADVISE),
-        ctypes.c_int(fd),
-        ctypes.c_void_p(ranges.ctypes.data),
-        ctypes.c_size_t(len(ranges)),
-        ctypes.c_int(mmap.MADV_WILLNEED),
-        ctypes.c_uint(0),
-    )
-    return bool(result >= 0)
+    page = np.array([[np.frombuffer(probe, np.uint8).ctypes.data, PAGE]], np.uint64)
+    fd = -1
+    try:
+        fd = int(system.calls.pidfd_open(pid))
+        system.calls.process_madvise(fd, page, mmap.MADV_WILLNEED)
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        return -1
+    return fd
 
 
 def method() -> str:
@@ -102,11 +87,12 @@ def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) 
     sample = rows[:: max(1, rows.size // samples)]
     start, width = records.ctypes.data, records.shape[1]
     state = ctypes.create_string_buffer(width // PAGE + 2)
-    mincore = _libc().mincore
     for row in sample.tolist():
         first = (start + row * width) // PAGE * PAGE
         nbytes = start + (row + 1) * width - first
-        if mincore(first, nbytes, state) != 0:
+        try:
+            system.calls.mincore(first, nbytes, state)
+        except OSError:
             return False
         if not all(byte & 1 for byte in state.raw[: -(-nbytes // PAGE)]):
             return False
@@ -132,7 +118,10 @@ def _willneed(ranges: npt.NDArray[np.uint64]) -> None:
     fd = _pidfd(os.getpid())
     for start in range(0, len(ranges), _RANGES_PER_CALL):
         part = np.ascontiguousarray(ranges[start : start + _RANGES_PER_CALL])
-        if fd >= 0 and _process_madvise(fd, part):
-            continue
+        with contextlib.suppress(OSError):  # it is advice
+            if fd >= 0:
+                system.calls.process_madvise(fd, part, mmap.MADV_WILLNEED)
+                continue
         for address, nbytes in part.tolist():
-            _libc().madvise(address, nbytes, mmap.MADV_WILLNEED)
+            with contextlib.suppress(OSError):
+                system.calls.madvise(address, nbytes, mmap.MADV_WILLNEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import io
+from tierstore.disk.files import Files
 from tierstore.disk.paging import Place
 from tierstore.disk.records import LaidRecords, RecordFiles
 from tierstore.errors import InvalidInputError
@@ -24,11 +26,18 @@ _HELD_BYTES = 32 << 20
 """Bytes that are read before any of them is used."""
 
 
-def record_files(files: Sequence[io.File], **laid: Any) -> RecordFiles | RangedRecords:
-    """Return the records in these files, mapped where they can be; see `LaidRecords`."""
-    if all(file.mappable for file in files):
-        return RecordFiles(files, **laid)
-    return RangedRecords(files, **laid)
+def record_files(
+    files: Files, created: Sequence[io.File] = (), **laid: Any
+) -> RecordFiles | RangedRecords:
+    """Return the records in these files, mapped where they can be; see `LaidRecords`.
+
+    `created` are the files themselves where they are new.
+    """
+    with contextlib.ExitStack() as stack:
+        first = created[0] if created else stack.enter_context(files.open(0))
+        if first.mappable:
+            return RecordFiles(files, **laid)
+    return RangedRecords(created or [files.open(number) for number in range(files.count)], **laid)
 
 
 class RangedRecords(LaidRecords):
@@ -38,6 +47,11 @@ class RangedRecords(LaidRecords):
     """
 
     _writing = 0
+
+    def __init__(self, files: Sequence[io.File], **laid: Any) -> None:
+        """Refer to the objects; see `LaidRecords`."""
+        super().__init__(**laid)
+        self._files = files
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, neighbours in one range."""
@@ -103,6 +117,14 @@ class RangedRecords(LaidRecords):
             within = int(rows[at]) - number * self._rows_per_file
             offset = self._offset + within * self.record_bytes
             self._files[number].write(np.ascontiguousarray(records[at:end]), offset)
+
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Read: there is no cache in between."""
+        self.read(rows, out)
+
+    def damaged_files(self) -> list[str]:
+        """Return the last object's name if the rest of it, behind the last row, is not zero."""
+        return self._damaged(self._files[-1])
 
     def sync(self) -> None:
         """Send what was not sent yet."""

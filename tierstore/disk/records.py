@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tierstore import io
 from tierstore.disk import paging
+from tierstore.disk.files import Files
 from tierstore.disk.paging import Place
 from tierstore.errors import CorruptStoreError
 from tierstore.unique import unique
@@ -24,6 +25,8 @@ BLOCK_BYTES = 4 << 20
 
 _DENSE_PAGES = 1 / 8
 """Share of the pages between the first and the last row above which all are rewritten."""
+_WRITTEN_AT_ONCE = 16
+"""Files that are written to before they are synced: so many descriptors a fold needs at most."""
 _SENT_AT_ONCE = 1 << 20
 """Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
 
@@ -39,44 +42,75 @@ class LaidRecords:
 
     def __init__(
         self,
-        files: Sequence[io.File],
         *,
         rows: int,
         record_bytes: int,
         offset: int = 0,
         rows_per_file: int | None = None,
     ) -> None:
-        """Take over the files, which must be complete."""
+        """Take note of how they lie."""
         self.rows = rows
         self.record_bytes = record_bytes
-        self._files = files
         self._offset = offset
         self._rows_per_file = rows_per_file or rows
 
     def forget(self) -> None:
         """Do nothing: bytes are read from the files each time."""
 
-    def damaged_files(self) -> list[str]:
+    def _damaged(self, last: io.File) -> list[str]:
         """Return the last file's name if the rest of it, behind the last row, is not zero."""
-        last = self.rows - (len(self._files) - 1) * self._rows_per_file
-        end = self._offset + last * self.record_bytes
+        rows = (self.rows - 1) % self._rows_per_file + 1
+        end = self._offset + rows * self.record_bytes
         rest = self._rows_per_file * self.record_bytes + self._offset - end
-        block = np.frombuffer(self._files[-1].read(rest, end), np.uint8)
-        return [os.path.basename(self._files[-1].path)] if block.any() else []
+        block = np.frombuffer(last.read(rest, end), np.uint8)
+        return [os.path.basename(last.path)] if block.any() else []
 
 
 class RecordFiles(LaidRecords):
     """Records that are mapped to be read, and written to the files."""
 
-    def __init__(self, files: Sequence[io.File], **laid: Any) -> None:
-        """Map the files and keep them for writing; see `LaidRecords`."""
-        super().__init__(files, **laid)
-        self._written: list[tuple[io.File, int, int]] = []
-        length = self._offset + self._rows_per_file * self.record_bytes
-        mapped = io.map_files(files, length, advice=mmap.MADV_RANDOM)
+    def __init__(self, files: Files, **laid: Any) -> None:
+        """Map the files; see `LaidRecords`."""
+        super().__init__(**laid)
+        self._files = files
+        self._inodes = np.empty(files.count, np.uint64)
+        self._writing: dict[int, io.File] = {}
+        self._written: list[tuple[int, int, int]] = []
+        mapped = io.map_files(
+            self._noted(), files.nbytes, count=files.count, advice=mmap.MADV_RANDOM
+        )
         data = mapped[self._offset : self._offset + self.rows * self.record_bytes]
         self.records: npt.NDArray[np.uint8] = data.reshape(self.rows, self.record_bytes)
         """The rows, `(rows, record_bytes)`, read-only."""
+
+    def _noted(self) -> Iterator[io.File]:
+        """Yield the files, and take note of which they are."""
+        for number, file in enumerate(self._files.each()):
+            self._inodes[number] = file.inode
+            yield file
+
+    def _file(self, number: int) -> io.File:
+        """Return a file that is written to, which stays open until it is synced.
+
+        The system reports an error of writing to descriptions that were open when it happened.
+        """
+        file = self._writing.get(number)
+        if file is None:
+            if len(self._writing) == _WRITTEN_AT_ONCE:
+                self.sync()
+            file = self._writing[number] = self._open_mapped(number)
+        return file
+
+    def _open_mapped(self, number: int) -> io.File:
+        """Open a file for writing; raises CorruptStoreError if it is not the one that is mapped."""
+        try:
+            file = self._files.open(number, write=True)
+        except FileNotFoundError as error:
+            raise _replaced(str(error.filename)) from None
+        if file.inode != int(self._inodes[number]):
+            file.close()
+            raise _replaced(file.path)
+        return file
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
@@ -105,8 +139,9 @@ class RecordFiles(LaidRecords):
     def _let_go(self) -> None:
         """Wait until the pages before are on the disk, and let the system forget them."""
         written, self._written = self._written, []
-        for file, offset, nbytes in written:
-            file.write_out(offset, nbytes)
+        for number, offset, nbytes in written:
+            if number in self._writing:  # or it was synced meanwhile
+                self._writing[number].write_out(offset, nbytes)
 
     def _way(self, rows: npt.NDArray[np.int64]) -> _Way:
         """Return how best to write `rows` of a block, and have the disk read what that needs."""
@@ -146,50 +181,50 @@ class RecordFiles(LaidRecords):
 
     def _rewrite(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write a block from the first row to the last, with all that lies in between."""
-        for file, offset, data in self._patched(rows, records, io.File.read_into):
-            _send(file, data, offset)
+        for number, offset, data in self._patched(rows, records, io.File.read_into):
+            _send(self._file(number), data, offset)
 
     def _rewrite_past_cache(
         self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
     ) -> None:
         """Do the same with a block that is not in memory, and leave it so."""
-        for file, offset, data in self._patched(rows, records, io.direct.read):
-            io.direct.write(file, data, offset)
+        for number, offset, data in self._patched(rows, records, io.direct.read):
+            io.direct.write(self._file(number), data, offset)
 
     def _patched(
         self,
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
         read: Callable[[io.File, npt.NDArray[np.uint8], int], None],
-    ) -> Iterator[tuple[io.File, int, npt.NDArray[np.uint8]]]:
-        """Yield a file, where in it, and what is to be there, from the first row to the last.
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+        """Yield which file, where in it, and what is to be there, from first to last row.
 
         `read` fills memory with what is there.
         """
         first, done = int(rows[0]), 0
-        for file, offset, nbytes in self._ranges(first, int(rows[-1])):
+        for number, offset, nbytes in self._ranges(first, int(rows[-1])):
             data = io.direct.memory_for(nbytes, offset)
-            read(file, data, offset)
+            read(self._file(number), data, offset)
             block = data.reshape(-1, self.record_bytes)
             stop = int(np.searchsorted(rows, first + len(block)))
             block[rows[done:stop] - first] = records[done:stop]
-            yield file, offset, data
+            yield number, offset, data
             first, done = first + len(block), stop
 
     def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
         """Write consecutive records, each part into the file that holds it."""
         data, done = np.ascontiguousarray(records).reshape(-1), 0
-        for file, offset, nbytes in self._ranges(first, first + len(records) - 1):
-            _send(file, data[done : done + nbytes], offset)
+        for number, offset, nbytes in self._ranges(first, first + len(records) - 1):
+            _send(self._file(number), data[done : done + nbytes], offset)
             done += nbytes
 
-    def _ranges(self, first: int, last: int) -> Iterator[tuple[io.File, int, int]]:
-        """Yield where rows `first` to `last` lie: a file, where in it, and how many bytes."""
+    def _ranges(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield where rows `first` to `last` lie: which file, where in it, and how many bytes."""
         while first <= last:
             number, row = divmod(first, self._rows_per_file)
             count = min(last + 1 - first, self._rows_per_file - row)
             offset = self._offset + row * self.record_bytes
-            yield self._files[number], offset, count * self.record_bytes
+            yield number, offset, count * self.record_bytes
             first += count
 
     def sync(self) -> None:
@@ -199,19 +234,41 @@ class RecordFiles(LaidRecords):
         does with chunks it writes: what was written here would be lost with the old one.
         """
         self._let_go()
-        for file in self._files:
+        for number, file in list(self._writing.items()):
             file.sync()
             if file.nameless:
-                raise CorruptStoreError(
-                    f"{file.path} was replaced by another program while the store was open; "
-                    "what was committed since the last fold is intact: open it again and verify it"
-                )
+                raise _replaced(file.path)
+            del self._writing[number]
+            file.close()
+
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from the cache."""
+        numbers, within = np.divmod(rows, self._rows_per_file)
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, rows.size]):
+            with self._open_mapped(int(numbers[begin])) as file:
+                offsets = self._offset + within[begin:end] * self.record_bytes
+                io.direct.gather(file, offsets, out[begin:end])
+
+    def damaged_files(self) -> list[str]:
+        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        with self._files.open(self._files.count - 1) as file:
+            return self._damaged(file)
 
     def close(self) -> None:
         """Close the files; the mapping goes with the last view of it."""
-        for file in self._files:
-            file.close()
+        for file in self._writing.values():
+            file.discard()
+        self._writing.clear()
+        self._written.clear()
         self.records = np.empty((0, self.record_bytes), np.uint8)
+
+
+def _replaced(path: str) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"{path} was replaced by another program while the store was open; "
+        "what was committed since the last fold is intact: open it again and verify it"
+    )
 
 
 def _send(file: io.File, data: npt.NDArray[np.uint8], offset: int) -> None:

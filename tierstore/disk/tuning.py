@@ -2,7 +2,7 @@
 
 The file is `$XDG_CACHE_HOME/tierstore/speeds.json` (`~/.cache` without that variable), an entry a
 disk, written by `tierstore bench`. It holds nothing that cannot be measured again; one that cannot
-be read or written is ignored.
+be read or written, whatever it is, is ignored.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tierstore import io
 from tierstore.disk.paging import USUAL_GAP
 
 __all__ = ["SPEEDS", "cache_path", "disk_of", "merge_gap", "read_cache", "write_cache"]
 
 SPEEDS = "speeds.json"
+_MOST_BYTES = 1 << 20
 _GAPS = (4 << 10, 256 << 10)
 
 
@@ -51,8 +53,9 @@ def merge_gap(path: str | Path) -> int:
 
 def read_cache(name: str) -> dict[str, Any]:
     """Return what is kept in a file of the cache, by disk; empty where nothing can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(cache_path(name).read_text(encoding="utf-8"))
+    path = cache_path(name)
+    with contextlib.suppress(Exception), io.Directory.open(path.parent) as directory:
+        content = json.loads(directory.read_file(path.name, _MOST_BYTES))
         if isinstance(content, dict):
             return content
     return {}
@@ -61,7 +64,7 @@ def read_cache(name: str) -> dict[str, Any]:
 def write_cache(name: str, content: dict[str, Any]) -> None:
     """Keep something in a file of the cache, where that can be written."""
     path = cache_path(name)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")

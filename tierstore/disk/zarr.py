@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from tierstore import io
 from tierstore.disk.compressed import CompressedRecords
+from tierstore.disk.files import Files
 from tierstore.disk.ranged import RangedRecords, record_files
 from tierstore.disk.records import RecordFiles
 from tierstore.errors import CorruptStoreError, InvalidInputError
 from tierstore.spec import TableSpec
 
-__all__ = ["create", "names", "open_records", "with_chunks"]
+__all__ = ["chunk_name", "create", "open_records", "with_chunks"]
 
 ARRAY = "rows.zarr"
 METADATA = "zarr.json"
@@ -107,9 +108,9 @@ def metadata(spec: TableSpec) -> bytes:
     return json.dumps(array, indent=1).encode()
 
 
-def names(spec: TableSpec) -> Iterator[str]:
-    """Yield the names of the chunk files, within the array's directory."""
-    return (f"c.{number}.0" for number in range(-(-spec.rows // (spec.chunk_rows or 1))))
+def chunk_name(number: int) -> str:
+    """Return the name of a chunk's file, within the array's directory."""
+    return f"c.{number}.0"
 
 
 def create(
@@ -119,22 +120,15 @@ def create(
     with directory.make_directory(ARRAY) as array:
         array.write_file(METADATA, metadata(spec))
         if spec.compression is not None:
-            return CompressedRecords(directory.directory(ARRAY), spec, write=True)
-        nbytes = _chunk_bytes(spec)
-        files = []
-        for name in names(spec):
-            file = array.create(name)
-            files.append(file)
-            if spec.sparse:
-                file.truncate(nbytes)
-            else:
-                file.allocate(0, nbytes)
+            return CompressedRecords(directory.directory(ARRAY), spec)
+        files = _files(directory, spec)
+        created = files.create(sparse=spec.sparse)
         array.sync()
-        return _records(files, spec)
+    return _records(files, spec, created)
 
 
 def open_records(
-    directory: io.Directory, spec: TableSpec, *, write: bool
+    directory: io.Directory, spec: TableSpec
 ) -> RecordFiles | RangedRecords | CompressedRecords:
     """Open the array, whose metadata must be what this table's spec gives."""
     with directory.directory(ARRAY) as array:
@@ -145,24 +139,22 @@ def open_records(
                 "restore the file from a copy"
             )
         if spec.compression is not None:
-            return CompressedRecords(directory.directory(ARRAY), spec, write=write)
-        files = [array.open_file(name, write=write) for name in names(spec)]
-        for file in files:
-            if file.size != _chunk_bytes(spec):
-                raise CorruptStoreError(
-                    f"{file.path} has {file.size} bytes, {_chunk_bytes(spec)} are expected; "
-                    "restore it from a copy"
-                )
-        return _records(files, spec)
+            return CompressedRecords(directory.directory(ARRAY), spec)
+    return _records(_files(directory, spec), spec)
 
 
-def _chunk_bytes(spec: TableSpec) -> int:
-    return (spec.chunk_rows or 0) * spec.layout.record_bytes
+def _files(directory: io.Directory, spec: TableSpec) -> Files:
+    nbytes = (spec.chunk_rows or 0) * spec.layout.record_bytes
+    count = -(-spec.rows // (spec.chunk_rows or 1))
+    return Files(directory, chunk_name, nbytes, count, inside=ARRAY)
 
 
-def _records(files: list[io.File], spec: TableSpec) -> RecordFiles | RangedRecords:
+def _records(
+    files: Files, spec: TableSpec, created: Sequence[io.File] = ()
+) -> RecordFiles | RangedRecords:
     return record_files(
         files,
+        created,
         rows=spec.rows,
         record_bytes=spec.layout.record_bytes,
         rows_per_file=spec.chunk_rows,

@@ -10,17 +10,20 @@ store that is only read may also be objects of a zarr store, behind the same cla
 from tierstore.io import direct
 from tierstore.io.directory import Directory
 from tierstore.io.file import File
+from tierstore.io.filesystems import TESTED, filesystem
 from tierstore.io.mapping import map_files
 from tierstore.io.objects import ObjectFile, Objects, locate, reach, read_ranges
 from tierstore.io.publishing import publish, withdraw
-from tierstore.io.system import filesystem
+from tierstore.io.system import explained
 
 __all__ = [
+    "TESTED",
     "Directory",
     "File",
     "ObjectFile",
     "Objects",
     "direct",
+    "explained",
     "filesystem",
     "locate",
     "map_files",

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from tierstore.io import system
+from tierstore.io.system import explained
 
 __all__ = ["Descriptor"]
 
@@ -17,7 +18,11 @@ class Descriptor:
     Attributes:
         fd: its number; -1 once it is closed.
         path: what messages call it.
+        unsynced: whether something was written by it that no sync has made durable yet.
     """
+
+    fd = -1  # of the class too, for one that could not be initialized
+    unsynced = False
 
     def __init__(self, fd: int, path: str) -> None:
         """Take over the descriptor `fd`; `path` is for messages."""
@@ -25,15 +30,25 @@ class Descriptor:
         self.path = path
 
     def close(self) -> None:
-        """Close the descriptor; harmless when done twice."""
+        """Close the descriptor; harmless when done twice.
+
+        The system closes it whatever it answers. Only where something was written and not synced is
+        a failure one: raises StoreIOError or StoreFullError.
+        """
         fd, self.fd = self.fd, -1
-        if fd >= 0:
+        if fd < 0:
+            return
+        with explained("write", self.path) if self.unsynced else contextlib.suppress(OSError):
             system.calls.close(fd)
+
+    def discard(self) -> None:
+        """Close the descriptor, whatever becomes of what was written by it."""
+        self.unsynced = False
+        self.close()
 
     def __del__(self) -> None:
         """Close what an error left open."""
-        with contextlib.suppress(OSError):
-            self.close()
+        self.discard()
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -45,5 +60,5 @@ class Descriptor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
-        self.close()
+        """Close it; an error that is on its way already counts more than one of closing."""
+        self.close() if error is None else self.discard()

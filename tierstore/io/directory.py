@@ -14,11 +14,13 @@ from tierstore.errors import FormatError, StoreIOError
 from tierstore.io import system
 from tierstore.io.descriptor import Descriptor
 from tierstore.io.file import Buffer, File
+from tierstore.io.filesystems import filesystem_of
 from tierstore.io.system import explained, sync_descriptor
 
 __all__ = ["Directory", "component"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _COMPONENT = re.compile(r"[^/\0]{1,255}")
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -29,9 +31,10 @@ class Directory(Descriptor):
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Open the directory at `path`; raises FileNotFoundError or NotADirectoryError."""
-        return cls(
-            system.calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.fspath(path)
-        )
+        name = os.fspath(path)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with explained("open", name):
+            return cls(system.calls.open(path, flags), name)
 
     def join(self, name: str) -> str:
         """Path of an entry, for messages."""
@@ -44,8 +47,10 @@ class Directory(Descriptor):
         try:
             with explained("open", path):
                 return Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
+        except NotADirectoryError as error:
+            raise FormatError(f"{path} is not a directory") from error
         except StoreIOError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            if error.errno == errno.ELOOP:
                 raise FormatError(f"{path} is not a directory") from error
             raise
 
@@ -81,10 +86,14 @@ class Directory(Descriptor):
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise FormatError(f"{path} is not a regular file") from error
             raise
-        if not stat.S_ISREG(system.calls.fstat(fd).st_mode):
-            system.calls.close(fd)
-            raise FormatError(f"{path} is not a regular file")
-        return File(fd, path)
+        file = File(fd, path)
+        try:
+            if not file.regular:
+                raise FormatError(f"{path} is not a regular file")
+        except BaseException:  # which would hold it as long as the error is looked at
+            file.close()
+            raise
+        return file
 
     def read_file(self, name: str, limit: int) -> bytes:
         """Return a whole file; raises FormatError if it is larger than `limit` bytes."""
@@ -101,18 +110,24 @@ class Directory(Descriptor):
             file.sync()
 
     def names(self) -> list[str]:
-        """Names of all entries, sorted."""
+        """Names of all entries, sorted.
+
+        They are listed through a description that is opened for it: btrfs ends a listing where the
+        directory ended when its description was opened, or rewound.
+        """
         with explained("list", self.path):
-            return sorted(system.calls.listdir(self.fd))
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with Descriptor(system.calls.open(".", flags, dir_fd=self.fd), self.path) as fresh:
+                return sorted(system.calls.listdir(fresh.fd))
 
     def size(self, name: str) -> int:
         """Bytes of an entry."""
-        return self._status(name).st_size
+        return self.status(name).st_size
 
     def exists(self, name: str) -> bool:
         """Whether an entry of this name exists, of whatever kind."""
         try:
-            self._status(name)
+            self.status(name)
         except FileNotFoundError:
             return False
         return True
@@ -120,7 +135,7 @@ class Directory(Descriptor):
     def names_file(self, name: str, file: File) -> bool:
         """Whether an entry is this open file, and not another that took its place."""
         try:
-            entry = self._status(name)
+            entry = self.status(name)
         except FileNotFoundError:
             return False
         with explained("examine", file.path):
@@ -128,9 +143,16 @@ class Directory(Descriptor):
 
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
-        return stat.S_ISDIR(self._status(name).st_mode)
+        return stat.S_ISDIR(self.status(name).st_mode)
 
-    def _status(self, name: str) -> os.stat_result:
+    def is_same(self, name: str, status: os.stat_result) -> bool:
+        """Whether the entry is the file or directory that has this status."""
+        try:
+            return os.path.samestat(self.status(name), status)
+        except FileNotFoundError:
+            return False
+
+    def status(self, name: str) -> os.stat_result:
         """Return the status of an entry itself, not of what a link points to."""
         with explained("examine", self.join(name)):
             status: os.stat_result = system.calls.stat(
@@ -139,10 +161,11 @@ class Directory(Descriptor):
         return status
 
     def put_if_absent(self, temporary: str, name: str) -> bool:
-        """Give a complete file its final name unless that is taken; return whether it was free.
+        """Give a complete file or directory its final name unless that is taken.
 
-        A hard link is the one file-system call that creates a name atomically and never replaces
-        one. Where links are not to be had, a rename serves, which the writer's lock must protect.
+        Returns whether the name was free. A hard link is the one file-system call that creates a
+        name atomically and never replaces one; where links are not to be had, and for directories,
+        a rename that replaces nothing serves. Raises StoreIOError where neither is to be had.
         """
         with explained("publish", self.join(name)):
             try:
@@ -154,12 +177,28 @@ class Directory(Descriptor):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                if self.exists(name):
-                    return False
-                system.calls.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-                return True
+                return self._rename_if_absent(temporary, name)
             with contextlib.suppress(OSError):
                 system.calls.unlink(temporary, dir_fd=self.fd)
+        return True
+
+    def _rename_if_absent(self, old: str, new: str) -> bool:
+        try:
+            system.calls.rename_noreplace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_FLAGS:
+                raise
+            if not self.is_directory(old):
+                raise StoreIOError(
+                    f"cannot publish {self.join(new)}: this file system "
+                    f"({self.filesystem or 'unknown'}) has neither hard links nor renames that "
+                    "replace nothing; keep the store on another disk"
+                ) from error
+            if self.exists(new):
+                return False
+            self.rename(old, new)  # which replaces no file, and no directory that holds any
         return True
 
     def rename(self, old: str, new: str) -> None:
@@ -183,9 +222,15 @@ class Directory(Descriptor):
         """Make the directory's names durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
 
+    @property
+    def filesystem(self) -> str:
+        """Name of the file system, such as "ext4"; "" if it cannot be told."""
+        return filesystem_of(self.fd)
+
     def free_bytes(self) -> int:
         """Bytes a user may still write to this file system."""
-        status = system.calls.fstatvfs(self.fd)
+        with explained("examine", self.path):
+            status = system.calls.fstatvfs(self.fd)
         return int(status.f_bavail * status.f_frsize)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from tierstore.errors import StoreIOError
 from tierstore.io import system
 from tierstore.io.descriptor import Descriptor
-from tierstore.io.system import explained, libc, sync_descriptor
+from tierstore.io.system import explained, send_range, sync_descriptor, wait_for_range
 
 __all__ = ["Buffer", "File"]
 
@@ -24,9 +25,6 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 _MAX_IO = 1 << 30
 _FLOCK = struct.Struct("hhqqi4x")
 """`struct flock`: type, whence, start, length, pid, which is 0 where a description has the lock."""
-_SYNC_FILE_RANGE_WRITE = 2
-_SYNC_FILE_RANGE_WAIT = 7
-"""Wait for what is being written, write the rest, and wait for that."""
 
 
 class File(Descriptor):
@@ -47,10 +45,30 @@ class File(Descriptor):
             return 512 * int(system.calls.fstat(self.fd).st_blocks)
 
     @property
+    def regular(self) -> bool:
+        """Whether it is a file, and no pipe or device."""
+        with explained("examine", self.path):
+            return stat.S_ISREG(system.calls.fstat(self.fd).st_mode)
+
+    @property
     def nameless(self) -> bool:
         """Whether the file has no name any more: it was removed, or another took its place."""
         with explained("examine", self.path):
             return int(system.calls.fstat(self.fd).st_nlink) == 0
+
+    @property
+    def inode(self) -> int:
+        """Number that tells the file from others of its file system while it is open or mapped."""
+        with explained("examine", self.path):
+            return int(system.calls.fstat(self.fd).st_ino)
+
+    def reopened(self, flags: int) -> File:
+        """Open the file once more, whatever its name is by now; raises OSError.
+
+        The new description has a position, flags and reported errors of its own.
+        """
+        fd = system.calls.open(f"/proc/self/fd/{self.fd}", flags | os.O_CLOEXEC)
+        return File(fd, self.path)
 
     def read(self, nbytes: int, offset: int = 0) -> bytes:
         """Return up to `nbytes` bytes from `offset`; fewer only at the end of the file."""
@@ -75,6 +93,7 @@ class File(Descriptor):
     def write(self, data: Buffer, offset: int) -> None:
         """Write all of `data` at `offset`, however often the system writes less."""
         view = memoryview(cast(Any, data)).cast("B")
+        self.unsynced = True
         with explained("write", self.path):
             while view.nbytes:
                 count = system.calls.pwrite(self.fd, view[:_MAX_IO], offset)
@@ -85,6 +104,7 @@ class File(Descriptor):
         """Reserve disk space for a range, so that running out of it is an error here."""
         if nbytes <= 0:
             return
+        self.unsynced = True
         with explained("allocate space for", self.path):
             try:
                 system.calls.posix_fallocate(self.fd, offset, nbytes)
@@ -95,12 +115,14 @@ class File(Descriptor):
 
     def truncate(self, nbytes: int) -> None:
         """Set the size of the file."""
+        self.unsynced = True
         with explained("set the size of", self.path):
             system.calls.ftruncate(self.fd, nbytes)
 
     def sync(self) -> None:
         """Make the file's bytes and size durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
+        self.unsynced = False
 
     def advise(self, advice: int, offset: int = 0, nbytes: int = 0) -> None:
         """Tell the system how a range will be read; failing to is no error."""
@@ -108,33 +130,40 @@ class File(Descriptor):
             system.calls.posix_fadvise(self.fd, offset, nbytes, advice)
 
     def start_writing(self, offset: int, nbytes: int) -> None:
-        """Have the system send a range to the disk from now on; advice, nothing is durable by it.
+        """Have the system send a range to the disk from now on, so that a sync waits for less.
 
-        A sync then has less to wait for.
+        Nothing is durable by it. Raises CommitFailedError, which is final.
         """
-        libc().sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+        send_range(self.fd, self.path, offset, nbytes)
 
     def write_out(self, offset: int, nbytes: int) -> None:
         """Wait until a range has gone to the disk, and let the system forget it.
 
-        Advice: nothing is durable by it.
+        Nothing is durable by it. Raises CommitFailedError, which is final. An error is taken off a
+        description of its own, so a sync of this one reports it all the same.
         """
-        libc().sync_file_range(self.fd, offset, nbytes, _SYNC_FILE_RANGE_WAIT)
+        try:
+            waiting = self.reopened(os.O_RDONLY)
+        except OSError:
+            return  # no descriptor or no /proc: the sync waits for all
+        with waiting:
+            wait_for_range(waiting.fd, self.path, offset, nbytes)
         self.advise(os.POSIX_FADV_DONTNEED, offset, nbytes)
 
     def lock(self, *, exclusive: bool) -> bool:
         """Take the advisory lock of the file without waiting; return whether it was free."""
-        try:
-            fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        with explained("lock", self.path):
+            try:
+                system.calls.flock(self.fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
         return True
 
     def unlock(self) -> None:
         """Release the advisory lock."""
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        with explained("unlock", self.path):
+            system.calls.flock(self.fd, fcntl.LOCK_UN)
 
     def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
         """Lock a range of offsets without waiting; return whether it was free.
@@ -162,9 +191,10 @@ class File(Descriptor):
         """Return the kind and the start of the `struct flock` that a command leaves."""
         request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
         try:
-            kind, _, begin, _, _ = _FLOCK.unpack(fcntl.fcntl(self.fd, command, request))
+            answer = system.calls.fcntl(self.fd, command, request)
         except BlockingIOError:
             raise
         except OSError as error:
             raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
+        kind, _, begin, _, _ = _FLOCK.unpack(answer)
         return kind, begin

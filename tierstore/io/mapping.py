@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-from collections.abc import Sequence
+import contextlib
+import errno
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import CorruptStoreError, StoreIOError
+from tierstore.io import system
 from tierstore.io.file import File
-from tierstore.io.system import explained, libc
+from tierstore.io.filesystems import filesystem_of
+from tierstore.io.system import explained
 
 __all__ = ["map_files"]
 
-_MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000
 
-
-def map_files(files: Sequence[File], nbytes: int, *, advice: int) -> npt.NDArray[np.uint8]:
-    """Map the first `nbytes` of each file read-only, one after another, as one array of bytes.
+def map_files(
+    files: Iterable[File], nbytes: int, *, count: int = 1, advice: int
+) -> npt.NDArray[np.uint8]:
+    """Map the first `nbytes` of `count` files read-only, one after another, as one array of bytes.
 
     More than one file needs `nbytes` to be a multiple of the page size. A file that is shorter is
     refused, since touching a page behind its end would kill the process. The mapping lives as long
-    as the array or a view of it; the files may be closed. Objects, which cannot be mapped, are read
-    into memory.
+    as the array or a view of it; each file may be closed when the next is asked for. Objects, which
+    cannot be mapped, are read into memory.
     """
-    for file in files:
+    array = np.empty(0, np.uint8)
+    parts = []
+    for number, file in enumerate(files):
         if file.size < nbytes:
             raise CorruptStoreError(
                 f"{file.path} has {file.size} bytes, at least {nbytes} are expected; "
                 "restore the file from a copy, or open another version"
             )
-    if nbytes * len(files) == 0:
-        return np.empty(0, np.uint8)
-    if not files[0].mappable:
-        return np.frombuffer(b"".join(file.read(nbytes) for file in files), np.uint8)
-    with explained("map", files[0].path):
-        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-        region = mmap.mmap(-1, nbytes * len(files), flags, mmap.PROT_READ)
-    array = np.frombuffer(region, np.uint8)
-    _map_over(array, files, nbytes)
-    region.madvise(advice)
-    return array
+        if not file.mappable:
+            parts.append(file.read(nbytes))
+        elif nbytes:
+            array = _reserved(nbytes * count, file.path) if number == 0 else array
+            _map_over(array.ctypes.data + number * nbytes, file, nbytes)
+    if array.size:
+        with contextlib.suppress(OSError):  # it is advice
+            system.calls.madvise(array.ctypes.data, array.size, advice)
+        return array
+    return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def _map_over(array: npt.NDArray[np.uint8], files: Sequence[File], nbytes: int) -> None:
-    """Lay each file over its part of a reserved range, whose mapping stays the owner.
+def _reserved(nbytes: int, path: str) -> npt.NDArray[np.uint8]:
+    with explained("map", path):
+        return np.frombuffer(system.calls.reserve(nbytes), np.uint8)
+
+
+def _map_over(address: int, file: File, nbytes: int) -> None:
+    """Lay a file over its part of a reserved range, whose mapping stays the owner.
 
     Python's own mapping of a file keeps a descriptor of it; this keeps none, so that a store may
     have as many deltas as it likes.
     """
-    address = array.ctypes.data
-    for file in files:
-        mapped = libc().mmap(
-            address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, file.fd, 0
-        )
-        if mapped != address:
-            raise StoreIOError(f"cannot map {file.path}: {os.strerror(ctypes.get_errno())}")
-        address += nbytes
+    with explained("map", file.path):
+        try:
+            system.calls.map_file(address, nbytes, file.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.EOPNOTSUPP):
+                raise
+            raise StoreIOError(
+                f"the file system of {file.path} ({filesystem_of(file.fd) or 'unknown'}) cannot "
+                "map files; keep the store on another disk"
+            ) from error

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tierstore.errors import ExistsError, InvalidInputError
+from tierstore.errors import CommitFailedError, ExistsError, InvalidInputError, TierStoreError
 from tierstore.io import system
 from tierstore.io.directory import Directory
-from tierstore.io.system import explained, sync_descriptor
+from tierstore.io.system import explained
 
 __all__ = ["publish", "withdraw"]
 
@@ -24,30 +25,24 @@ def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
     Yields a fresh path beside `target` for the body to create. When the body ends, what it made is
     synced and moved to `target`; when it raises, it is removed. Raises ExistsError if the target
     exists and `force` is False; a target that is a symbolic link is always refused, and `force`
-    replaces files only.
+    replaces files only. What the body cannot write is a StoreFullError or StoreIOError.
+
+    CommitFailedError says that the target is there and complete, but perhaps not durable. A
+    RuntimeWarning names what could not be removed after another error.
     """
     target = Path(os.path.abspath(target))
     with explained("create", str(target)):
         _check_target(target, force=force)
     temporary = _beside(target)
     try:
-        yield temporary
-        _sync_tree(temporary)
+        with _writing(temporary, target):
+            yield temporary
         with explained("publish", str(target)), Directory.open(target.parent) as parent:
-            if temporary.is_dir():
-                _check_target(target, force=False)
-                parent.rename(temporary.name, target.name)
-            elif force:
-                _check_target(target, force=True)
-                parent.rename(temporary.name, target.name)
-            elif not parent.put_if_absent(temporary.name, target.name):
-                raise ExistsError(f"{target} exists; nothing was changed")
-            parent.sync()
+            _sync_tree(parent, temporary.name)
+            _check_target(target, force=force)
+            _give_name(parent, temporary.name, target.name, force=force)
     except BaseException:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _clean_up(temporary)
         raise
 
 
@@ -57,7 +52,7 @@ def withdraw(path: str | Path) -> None:
     temporary = _beside(path)
     with explained("remove", str(path)), Directory.open(path.parent) as parent:
         parent.rename(path.name, temporary.name)
-    shutil.rmtree(temporary, ignore_errors=True)
+    _clean_up(temporary)
 
 
 def _beside(path: Path) -> Path:
@@ -75,12 +70,91 @@ def _check_target(target: Path, *, force: bool) -> None:
         raise ExistsError(f"{target} exists; choose another name{hint}")
 
 
-def _sync_tree(path: Path) -> None:
-    for entry in sorted(path.iterdir()) if path.is_dir() else ():
-        _sync_tree(entry)
-    with explained("open", str(path)):
-        fd = system.calls.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+@contextlib.contextmanager
+def _writing(temporary: Path, target: Path) -> Iterator[None]:
+    """Explain the errors of what the body writes; those about other files are the body's own."""
     try:
-        sync_descriptor(fd, str(path))
-    finally:
-        system.calls.close(fd)
+        yield
+    except OSError as error:
+        about = str(error.filename or temporary)
+        foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
+        if foreign or not about.startswith(str(temporary)):
+            raise
+        with explained("write", str(target)):
+            raise
+
+
+def _sync_tree(parent: Directory, name: str) -> None:
+    """Make a file, or a directory with all it holds, durable; its own name is not."""
+    if not parent.is_directory(name):
+        with parent.open_file(name) as file:
+            file.sync()
+        return
+    with parent.directory(name) as inside:
+        for entry in inside.names():
+            _sync_tree(inside, entry)
+        inside.sync()
+
+
+def _give_name(parent: Directory, temporary: str, name: str, *, force: bool) -> None:
+    """Move what is complete to its name, durably.
+
+    Where an error comes with or behind the move, the target is looked at: what is there is taken
+    back, unless it replaced a file.
+    """
+    made = parent.status(temporary)
+    try:
+        if force and not parent.is_directory(temporary):
+            parent.rename(temporary, name)
+        elif not parent.put_if_absent(temporary, name):
+            raise ExistsError(f"{parent.join(name)} exists; nothing was changed")
+        parent.sync()
+    except BaseException as error:
+        if not parent.is_same(name, made) or (not force and _withdrawn(parent, temporary, name)):
+            raise
+        if not isinstance(error, OSError):
+            raise
+        raise CommitFailedError(
+            f"{parent.join(name)} is there and complete, but its name may not outlast a power cut "
+            f"({error}); check the disk"
+        ) from error
+
+
+def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
+    """Take back the name of what was just published; return whether that was possible."""
+    with contextlib.suppress(OSError):
+        if parent.is_directory(name):
+            parent.rename(name, temporary)
+        else:
+            parent.unlink(name)
+        return True
+    return False
+
+
+def _clean_up(temporary: Path) -> None:
+    """Remove what came to nothing, and say where that cannot be done."""
+    try:
+        with explained("remove", str(temporary)):
+            _remove(str(temporary))
+    except OSError as error:
+        warnings.warn(
+            f"{temporary} is left over and could not be removed ({error}); remove it",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or a directory with all it holds; one descriptor is enough."""
+    try:
+        system.calls.rmdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        system.calls.unlink(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        for name in system.calls.listdir(path):
+            _remove(os.path.join(path, name))
+        system.calls.rmdir(path)

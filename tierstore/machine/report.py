@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tierstore.disk import paging, tuning
-from tierstore.io import filesystem
+from tierstore.io import TESTED, filesystem
 from tierstore.machine.cuda import Cuda, examine_cuda
 from tierstore.machine.proc import contents
 
@@ -34,9 +34,6 @@ PACKAGES = (
     "safetensors",
     "rich",
 )
-NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "lustre", "ceph", "glusterfs"}
-)
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,13 @@ class Storage:
     Attributes:
         path: the path, or its nearest parent that exists.
         filesystem: its kind, such as "ext4"; "" if it cannot be told.
-        network: whether other machines may write to it, which the writer's lock does not cover.
+        tested: whether it was tested that locks and syncs hold there.
         free_bytes, total_bytes: what a user may still write, and its size.
     """
 
     path: str
     filesystem: str
-    network: bool
+    tested: bool
     free_bytes: int
     total_bytes: int
 
@@ -86,10 +83,11 @@ class Machine:
     def problems(self) -> list[str]:
         """What is wrong, each with its remedy; empty if all is well."""
         found = [] if self.cuda.advice is None else [self.cuda.advice]
-        if self.storage.network:
+        if not self.storage.tested:
             found.append(
-                f"{self.storage.path} is on {self.storage.filesystem}, where the lock against a "
-                "second writer may not reach other machines: keep stores on a local disk"
+                f"{self.storage.path} is on {self.storage.filesystem or 'an unknown file system'}, "
+                "where it was not tested whether locks and syncs hold: keep stores on one of "
+                f"{', '.join(sorted(TESTED))}"
             )
         return found
 
@@ -127,7 +125,7 @@ def examine_storage(path: str | Path = ".") -> Storage:
     return Storage(
         path=str(there),
         filesystem=kind,
-        network=kind in NETWORK,
+        tested=kind in TESTED,
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
     )

@@ -50,7 +50,7 @@ def discard_store(path: str | Path, error: BaseException) -> None:
     try:
         with (
             io.Directory.open(path) as directory,
-            contextlib.closing(WriterLock(directory, allow_network=True)),
+            contextlib.closing(WriterLock(directory, allow_untested=True)),
         ):
             io.withdraw(path)
     except (TierStoreError, OSError, MemoryError) as reason:

@@ -21,31 +21,40 @@ from tierstore.manifest import MAX_VERSION
 from tierstore.store.history import FOLD, LOCK, STORE
 from tierstore.store.holder import describe, make_note
 
-__all__ = ["ReaderLock", "WriterLock", "folds_kept_away"]
+__all__ = ["ReaderLock", "WriterLock", "folds_kept_away", "require_tested"]
 
 _WRITER = MAX_VERSION + 1
 _NOTE_BYTES = 512
 _ATTEMPTS = 8
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "afs"})
+
+
+def require_tested(directory: io.Directory) -> None:
+    """Raise StoreIOError unless a directory lies on a file system that was tested.
+
+    On others, above all those of other machines, locks and syncs may not hold.
+    """
+    kind = directory.filesystem
+    if kind not in io.TESTED:
+        raise StoreIOError(
+            f"{directory.path} lies on {kind or 'an unknown file system'}, where it is not known "
+            f"whether locks and syncs hold; write on one of {', '.join(sorted(io.TESTED))}, or "
+            "give allow_untested=True"
+        )
 
 
 class WriterLock:
     """What makes one session the only writer of a store, for as long as it is open."""
 
-    def __init__(self, directory: io.Directory, *, allow_network: bool) -> None:
+    def __init__(self, directory: io.Directory, *, allow_untested: bool) -> None:
         """Take the lock.
 
-        Raises LockedError, and StoreIOError on a network file system, whose locks and syncs may not
-        hold.
+        Raises LockedError, and StoreIOError on a file system that was not tested, unless that is
+        allowed.
         """
-        kind = io.filesystem(directory.path)
-        if kind in _NETWORK and not allow_network:
-            raise StoreIOError(
-                f"{directory.path} lies on {kind}, where locks and syncs may not hold; write on a "
-                "local disk, or give allow_network=True"
-            )
+        if not allow_untested:
+            require_tested(directory)
         self._directory = directory
         self._note = make_note()
         self._is_noted = False
@@ -87,6 +96,7 @@ class WriterLock:
             file.truncate(0)
             file.write(self._note, 0)
             self._is_noted = True
+        file.unsynced = False  # a note may be lost
 
     def check(self) -> None:
         """Raise ConcurrentWriterError unless this is the only writer still.

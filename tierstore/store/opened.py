@@ -83,7 +83,7 @@ class Opened(abc.ABC):
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
             if options.writable:
-                self.writer = WriterLock(self.directory, allow_network=options.allow_network)
+                self.writer = WriterLock(self.directory, allow_untested=options.allow_untested)
                 self.locks.append(self.writer)
             else:
                 self.reader = ReaderLock(self.directory)

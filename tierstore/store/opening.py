@@ -14,6 +14,7 @@ from tierstore.guard import internal_errors
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
 from tierstore.store.creating import check_tables, create_store, discard_store
+from tierstore.store.locking import require_tested
 from tierstore.store.options import Options
 from tierstore.store.store import Store
 from tierstore.table.placement import check_fit, find_device
@@ -30,6 +31,7 @@ def create(
     budget: Budget | None = None,
     policy: Policies | None = None,
     keep: int | None = None,
+    allow_untested: bool = False,
     device: str | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
@@ -37,7 +39,8 @@ def create(
     The arguments are checked before anything is written. Every row is written, and disk space for
     all of them reserved, before the store appears under its name: a full disk, a kill or a power
     cut leaves nothing. A store that is made and cannot be opened is removed again.
-    `progress(done, total)` is called with rows. Raises ExistsError, StoreFullError, CapacityError,
+    `progress(done, total)` is called with rows. For `allow_untested` see `open`. Raises
+    ExistsError, StoreFullError, StoreIOError, CapacityError,
     InvalidInputError.
     """
     with internal_errors():
@@ -53,9 +56,13 @@ def create(
             budget=Budget() if budget is None else budget,
             policy=policy,
             keep=keep,
+            allow_untested=allow_untested,
             device=find_device(device),
         )
         check_fit(tables, options.budget, policy, options.device)
+        if not allow_untested and where.parent.is_dir():
+            with io.Directory.open(where.parent) as parent:
+                require_tested(parent)
         create_store(where, tables, progress)
         try:
             return Store(options)
@@ -73,6 +80,7 @@ def open(
     version: int | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
+    allow_untested: bool = False,
     allow_network: bool = False,
     device: str | Device = "cpu",
     check_ids: str = "async",
@@ -89,7 +97,9 @@ def open(
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
         discard_newer: drop the versions after `version`.
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
-        allow_network: write on a network file system, whose locks and syncs may not hold.
+        allow_untested: write on a file system on which it was not tested whether locks and syncs
+            hold, such as one of another machine; see docs/durability.md.
+        allow_network: an older name of `allow_untested`.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
             is, and torch rows come to.
         check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
@@ -106,7 +116,7 @@ def open(
             version=version,
             discard_newer=discard_newer,
             keep=keep,
-            allow_network=allow_network,
+            allow_untested=allow_untested or allow_network,
             device=find_device(device),
             check_ids=check_ids,
         )

@@ -28,7 +28,7 @@ class Options:
     version: int | None = None
     discard_newer: bool = False
     keep: int | None = None
-    allow_network: bool = False
+    allow_untested: bool = False
     device: Device | None = None
     check_ids: str = "async"
 

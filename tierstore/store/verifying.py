@@ -258,7 +258,7 @@ class _Check:
             if directory is None and opened is not None:
                 base = opened.tier
             elif directory is not None:
-                base = mapped = Base.open(directory, info.spec, write=False)
+                base = mapped = Base.open(directory, info.spec)
         except TierStoreError as error:
             self.report.bad_files.append(f"{where}: {error}")
             return None

@@ -6,6 +6,7 @@ as u64 and the ids as u32, or as u64 where the table has 2**32 rows or more; all
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import ExistsError, FormatError, StoreIOError
+from tierstore.io import explained
 
 __all__ = ["Recording", "is_trace", "read_trace", "trace_rows"]
 
@@ -56,7 +58,8 @@ class Recording:
             raise ExistsError(f"{path} exists; choose another name") from None
         except OSError as error:
             raise StoreIOError(f"cannot create {path}: {error.strerror}") from error
-        self._file.write(_HEAD.pack(MAGIC, rows))
+        with self._writing():
+            self._file.write(_HEAD.pack(MAGIC, rows))
 
     @property
     def closed(self) -> bool:
@@ -64,20 +67,40 @@ class Recording:
         return self._file.closed
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Record a batch of ids, as they were asked for; those outside the table are left out."""
+        """Record a batch of ids, as they were asked for; those outside the table are left out.
+
+        Raises StoreFullError or StoreIOError, after which the recording is closed and its file is
+        removed: a part of a trace would pass for all of it.
+        """
         rows = rows[(rows >= 0) & (rows < self._rows)]
         with self._lock:
             if self._file.closed:
                 return
-            self._file.write(_COUNT.pack(rows.size))
-            self._file.write(np.ascontiguousarray(rows, self._type).data)
+            with self._writing():
+                self._file.write(_COUNT.pack(rows.size))
+                self._file.write(np.ascontiguousarray(rows, self._type).data)
             self.batches += 1
             self.ids += rows.size
 
     def close(self) -> None:
-        """Write what is buffered and close the file; harmless when repeated."""
-        with self._lock:
+        """Write what is buffered and close the file; harmless when repeated.
+
+        Raises as `add` does.
+        """
+        with self._lock, self._writing():
             self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with explained("write", str(self.path)):
+                yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.close()  # which fails again over what is buffered, and closes
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            raise
 
     def __enter__(self) -> Self:
         """Return the recording itself."""
