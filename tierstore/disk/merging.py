@@ -1,8 +1,8 @@
 """Merging: the newest image of each row that some deltas hold, and writing that over the base.
 
-Nothing else is written, and whoever reads the table finds these rows in the deltas, so nobody has
-to wait for a merge. Each record it writes is a whole image that stays in its delta until the base
-is synced, and read back from the disk: a merge that is cut short is simply done again.
+Nothing else is written, and readers of the table find these rows in the deltas, so none has to wait
+for a merge. Each record it writes is a whole image that stays in its delta until the base is
+synced, and read back from the disk: a merge that is cut short is simply done again.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Merge:
     def steps(self) -> Iterator[None]:
         """Write the images, some at each step, make the base durable, and prove that it is.
 
-        To stop in between does no harm. Raises CommitFailedError if the disk did not take
+        Stopping in between does no harm. Raises CommitFailedError if the disk did not take
         what was written, whatever its syncs said: the deltas are still needed.
         """
         if not self._deltas:
