@@ -124,9 +124,9 @@ class Store:
 
         Args:
             step: a number of the caller's, given back as `store.step`.
-            payload: values to commit along: bytes, a `Path` whose file is copied, or dicts and lists
-                of tensors, arrays and JSON scalars; given back as `store.payload`. A str is a text,
-                never the name of a file.
+            payload: values to commit along: bytes, a `Path` whose file is copied, or dicts and
+                lists of tensors, arrays and JSON scalars; given back as `store.payload`. A str is a
+                text, never the name of a file.
             confirm: False keeps older versions until `confirm` is called: for trainers that save
                 their model in a file of their own.
 
