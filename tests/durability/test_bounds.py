@@ -197,7 +197,7 @@ def test_a_header_is_bounded_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made(tmp_path / "s")
-    with payload_of(path, with_empty_tensors(60_000)), tierstore.open(path) as store:
+    with payload_of(path, with_empty_tensors(150_000)), tierstore.open(path) as store:
         payload = store.payload["model"]
         with frugal(), pytest.raises(FormatError, match=r"header of .*memory=, --memory"):
             payload.tree(memory="32MiB")

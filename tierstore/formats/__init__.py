@@ -1,7 +1,7 @@
 """Files of vectors: what other tools write and read, as blocks of rows.
 
-Everything streams, in blocks of a few MiB. What a file claims is held against an allowance of
-memory before anything is allocated for it, and no code that comes with a file is run.
+Everything streams, in blocks of a few MiB. What a file claims is held against an allowance before
+memory is taken for it, and no code that comes with a file is run.
 
 | suffix       | read | written as                          | keys | needs   |
 |--------------|------|-------------------------------------|------|---------|
