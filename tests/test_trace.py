@@ -1,8 +1,17 @@
+import resource
+import signal
+
 import numpy as np
 import pytest
 
 import tierstore
-from tierstore.errors import ExistsError, FormatError, InvalidInputError, RowIndexError
+from tierstore.errors import (
+    ExistsError,
+    FormatError,
+    InvalidInputError,
+    RowIndexError,
+    StoreFullError,
+)
 from tierstore.table.trace import Recording, is_trace, read_trace, trace_rows
 
 
@@ -132,3 +141,32 @@ def test_warming_without_a_host_tier_or_with_a_slot_for_every_row(tmp_path):
         assert store["t"].warm() == 200
         store["t"].read(np.arange(200))
         assert store["t"].stats()["host"].hit_rate == 1
+
+
+def test_a_full_disk_ends_a_recording_after_a_whole_batch(tmp_path, monkeypatch):
+    """A file-size limit stands in for the disk; the recorded call says what happened."""
+    monkeypatch.setattr("tierstore.table.trace._BUFFER_BYTES", 1000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    ids = np.random.default_rng(1).integers(0, 200, (50, 100))
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(200, 4)}) as store:
+        recording = store["t"].record(tmp_path / "t.trace")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+        try:
+            with pytest.raises(StoreFullError, match=r"t\.trace"):
+                for batch in ids:
+                    store["t"].read(batch)
+            assert recording.closed
+            store["t"].read(ids[0])  # which is not recorded
+            recording.close()
+            with pytest.raises(StoreFullError):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))
+                store["t"].record(tmp_path / "none.trace")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ignored)
+    assert not (tmp_path / "none.trace").exists()
+    found = list(read_trace(tmp_path / "t.trace"))
+    assert 0 < len(found) < 50
+    assert (tmp_path / "t.trace").stat().st_size == 16 + 408 * len(found)
+    assert all(np.array_equal(one, other) for one, other in zip(found, ids, strict=False))

@@ -12,7 +12,7 @@ from tierstore.io.directory import Directory
 from tierstore.io.file import File
 from tierstore.io.mapping import map_files
 from tierstore.io.objects import ObjectFile, Objects, locate, reach, read_ranges
-from tierstore.io.publishing import publish, withdraw
+from tierstore.io.publishing import leftovers, publish, withdraw
 from tierstore.io.system import filesystem
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Objects",
     "direct",
     "filesystem",
+    "leftovers",
     "locate",
     "map_files",
     "publish",

@@ -26,6 +26,7 @@ from tierstore.errors import (
     StoreIOError,
     UnknownNameError,
 )
+from tierstore.guard import internal_errors
 from tierstore.info import StoreInfo, Version
 from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
@@ -290,18 +291,19 @@ class Store:
         `save` brings them back to a disk.
         """
         self._guard.check()
-        where = io.locate(path)
-        wanted = self.version if version is None else version
-        if not self._guard.writable and wanted == self.version:
-            save_store(self.tables, self.payload, self._session.manifest, where, progress)
-            return
-        with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
-            if source.uuid != self.uuid:
-                raise StoreIOError(
-                    f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
-                    "open it again"
-                )
-            save_store(source.tables, source.payload, source._session.manifest, where, progress)
+        with internal_errors():
+            where = io.locate(path)
+            wanted = self.version if version is None else version
+            if not self._guard.writable and wanted == self.version:
+                save_store(self.tables, self.payload, self._session.manifest, where, progress)
+                return
+            with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
+                if source.uuid != self.uuid:
+                    raise StoreIOError(
+                        f"{self.path} is another store by now ({source.uuid}, {self.uuid} is "
+                        "open); open it again"
+                    )
+                save_store(source.tables, source.payload, source._session.manifest, where, progress)
 
     def verify(
         self, *, sample: int | None = None, progress: Progress | None = None

@@ -6,6 +6,7 @@ as u64 and the ids as u32, or as u64 where the table has 2**32 rows or more; all
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import ExistsError, FormatError, StoreIOError
+from tierstore.io.system import explained
 
 __all__ = ["Recording", "is_trace", "read_trace", "trace_rows"]
 
@@ -35,7 +37,8 @@ class Recording:
     """A trace that is being written; `Table.record` starts one. A context manager.
 
     Batches go through a buffer of 1 MiB. A recording that is not closed, because the process died,
-    can be read up to its last whole batch.
+    can be read up to its last whole batch. A full disk raises StoreFullError in the call that is
+    recorded, and ends the recording, with the batches that are in the file.
 
     Attributes:
         path: the file.
@@ -50,13 +53,19 @@ class Recording:
         self._rows = rows
         self._type = _id_type(rows)
         self._lock = threading.Lock()
+        self._whole = 0  # bytes of the file that are whole batches
+        self._waiting = bytearray(_HEAD.pack(MAGIC, rows))
         try:
-            self._file = open(path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
             raise ExistsError(f"{path} exists; choose another name") from None
         except OSError as error:
             raise StoreIOError(f"cannot create {path}: {error.strerror}") from error
-        self._file.write(_HEAD.pack(MAGIC, rows))
+        try:
+            self._write()
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            raise
 
     @property
     def closed(self) -> bool:
@@ -69,15 +78,39 @@ class Recording:
         with self._lock:
             if self._file.closed:
                 return
-            self._file.write(_COUNT.pack(rows.size))
-            self._file.write(np.ascontiguousarray(rows, self._type).data)
+            self._waiting += _COUNT.pack(rows.size)
+            self._waiting += np.ascontiguousarray(rows, self._type).data
             self.batches += 1
             self.ids += rows.size
+            if len(self._waiting) >= _BUFFER_BYTES:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what waits; where that fails, end the file after a whole batch, and close it."""
+        try:
+            with explained("record to", str(self.path)):
+                left = memoryview(self._waiting)
+                while left:
+                    left = left[self._file.write(left) or 0 :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole)
+            self._file.close()
+            raise
+        self._whole += len(self._waiting)
+        self._waiting = bytearray()
 
     def close(self) -> None:
         """Write what is buffered and close the file; harmless when repeated."""
         with self._lock:
-            self._file.close()
+            if not self._file.closed:
+                self._write()
+                self._file.close()
+
+    def __del__(self) -> None:
+        """Close what is dropped."""
+        with contextlib.suppress(Exception):
+            self.close()
 
     def __enter__(self) -> Self:
         """Return the recording itself."""
