@@ -172,6 +172,8 @@ class Store:
         """Check what is to be committed, and raise what went wrong before."""
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InvalidTypeError(f"step is an int, not {step!r}")
+        if payload is not None and not isinstance(payload, Mapping):
+            raise InvalidTypeError(f"a payload is a dict from name to value, not {payload!r}")
         for name in payload or ():
             check_name(name, "payload")
         self._raise_unseen()
