@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -14,7 +15,12 @@ from typing import Any
 import pytest
 
 from tierstore import guard as module
+from tierstore.errors import ClosedError, InternalError, InvalidInputError
 from tierstore.guard import Guard, interrupts_deferred
+
+
+class CallersError(Exception):
+    """What code of the caller's raises: a progress callback, a signal handler."""
 
 
 @pytest.fixture
@@ -194,3 +200,85 @@ def assert_nothing_is_left(guard: Guard, where: str = "") -> None:
     assert free == [True], where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, where
     assert not interrupts_deferred._deferring, where
+
+
+OURS = [InvalidInputError("a check"), RuntimeWarning("of something done")]
+BROKEN = [
+    SystemError("error return without exception set"),
+    ctypes.ArgumentError("argument 1"),
+    RuntimeError("can't allocate lock"),
+    AttributeError("no"),
+    OSError(5, "bare"),
+]
+PASSING = [MemoryError(), KeyboardInterrupt(), SystemExit(3), TimeoutError(), CallersError("mine")]
+
+
+@pytest.mark.parametrize("error", OURS, ids=repr)
+def test_errors_of_this_library_leave_the_store_open(guard: Guard, error: Exception) -> None:
+    with pytest.raises(type(error)), guard.use():
+        raise error
+    assert not guard.closed
+    assert_nothing_is_left(guard)
+
+
+@pytest.mark.parametrize("error", [*BROKEN, *PASSING], ids=repr)
+def test_any_other_error_closes_the_store(guard: Guard, error: BaseException) -> None:
+    """What may have come from the middle of a change; of whose kind it is, decides what is seen."""
+    kind = InternalError if error in BROKEN else type(error)
+    with pytest.raises(kind) as caught, guard.use():
+        raise error
+    assert guard.closed
+    assert error in (caught.value, caught.value.__cause__)
+    with pytest.raises(ClosedError, match="broken off"):
+        guard.check()
+    assert_nothing_is_left(guard)
+
+
+@pytest.mark.parametrize("error", [*OURS, *BROKEN, *PASSING], ids=repr)
+def test_no_error_of_an_interruptible_part_closes_the_store(
+    guard: Guard, error: BaseException
+) -> None:
+    with pytest.raises(BaseException) as caught, guard.use() as use, use.interruptible():
+        raise error
+    assert error in (caught.value, caught.value.__cause__)
+    assert isinstance(caught.value, InternalError) == (error in BROKEN[:3])
+    assert not guard.closed
+    assert_nothing_is_left(guard)
+
+
+def test_an_error_after_an_interruptible_part_closes_the_store(guard: Guard) -> None:
+    with pytest.raises(CallersError), guard.use() as use:
+        with contextlib.suppress(CallersError), use.interruptible():
+            raise CallersError
+        assert not guard.closed
+        raise CallersError
+    assert guard.closed
+
+
+def test_nothing_is_allocated_before_the_store_is_closed(guard: Guard) -> None:
+    memory = pytest.importorskip("_testcapi")
+    for number in range(60):
+        guard, entered = Guard("somewhere", writable=True), False
+        memory.set_nomemory(number, number + 1)
+        try:
+            with guard.use():
+                entered = True
+                raise SystemError
+        except BaseException:
+            pass
+        finally:
+            memory.remove_mem_hooks()
+        assert guard.closed or not entered
+        assert_nothing_is_left(guard)
+
+
+def test_what_closing_left_is_done_when_the_outermost_use_ends(guard: Guard) -> None:
+    done: list[bool] = []
+    with guard.use():
+        with guard.use():
+            guard.close("it was closed within", then=lambda: done.append(guard.held))
+        assert done == []
+        with pytest.raises(ClosedError, match="closed within"):
+            guard.check()
+    assert done == [False]
+    assert_nothing_is_left(guard)

@@ -1,4 +1,5 @@
-import os
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -142,20 +143,30 @@ def test_warming_without_a_host_tier_or_with_a_slot_for_every_row(tmp_path):
         assert store["t"].stats()["host"].hit_rate == 1
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("batches", [1, 3])
-def test_a_full_disk_is_told_and_leaves_no_part(tmp_path, monkeypatch, batches):
-    """A trace that was cut would pass for the whole of it."""
-    rng = np.random.default_rng(1)
-    recording = Recording(tmp_path / "t.trace", 1000)
-    full = open("/dev/full", "wb")  # noqa: SIM115
-    os.dup2(full.fileno(), recording._file.fileno())
-    full.close()
-    with pytest.raises(StoreFullError, match=r"t\.trace"):
-        for _ in range(batches):
-            recording.add(rng.integers(0, 1000, 200_000))
-        recording.close()
-    assert recording.closed
-    assert list(tmp_path.iterdir()) == []
-    recording.add(np.arange(3))
-    recording.close()
+def test_a_full_disk_ends_a_recording_after_a_whole_batch(tmp_path, monkeypatch):
+    """A file-size limit stands in for the disk; the recorded call says what happened."""
+    monkeypatch.setattr("tierstore.table.trace._BUFFER_BYTES", 1000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    ids = np.random.default_rng(1).integers(0, 200, (50, 100))
+    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(200, 4)}) as store:
+        recording = store["t"].record(tmp_path / "t.trace")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+        try:
+            with pytest.raises(StoreFullError, match=r"t\.trace"):
+                for batch in ids:
+                    store["t"].read(batch)
+            assert recording.closed
+            store["t"].read(ids[0])  # which is not recorded
+            recording.close()
+            with pytest.raises(StoreFullError):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))
+                store["t"].record(tmp_path / "none.trace")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ignored)
+    assert not (tmp_path / "none.trace").exists()
+    found = list(read_trace(tmp_path / "t.trace"))
+    assert 0 < len(found) < 50
+    assert (tmp_path / "t.trace").stat().st_size == 16 + 408 * len(found)
+    assert all(np.array_equal(one, other) for one, other in zip(found, ids, strict=False))

@@ -143,7 +143,7 @@ class _LetThrough:
                 interrupts_deferred._deferring = False
                 use._through = True
         except BaseException as error:
-            use._harmless = id(error)
+            use._harmless = error
             raise
 
     def __exit__(
@@ -156,13 +156,13 @@ class _LetThrough:
         use = self._use
         try:
             if error is not None:
-                use._harmless = id(error)
+                use._harmless = error
             if use._handler is not None:
                 use._through = False
                 interrupts_deferred._deferring = True
                 del use._caught[0 if error is not None else 1 :]
         except BaseException as late:
-            use._harmless = id(late)
+            use._harmless = late
             raise
 
 
@@ -179,18 +179,18 @@ class Use(interrupts_deferred):
         """Prepare to enter; nothing is held yet."""
         self._guard = guard
         self._write = write
-        self._harmless = 0  # the id of an error, which is not kept alive
+        self._harmless: BaseException | None = None
 
     def __enter__(self) -> Self:
         """Wait for the other threads, hold interrupts back, and check that all is as it must be."""
         guard = self._guard
         guard.check_process()
-        super().__enter__()
+        interrupts_deferred.__enter__(self)
         try:
             if not guard.lock.acquire(blocking=False):
                 self._wait()
         except BaseException:
-            super().__exit__()
+            interrupts_deferred.__exit__(self)
             raise
         try:
             guard.check_open(write=self._write)
@@ -229,6 +229,7 @@ class Use(interrupts_deferred):
             if error is not None:
                 self._judge(error)
         finally:
+            self._harmless = None  # its traceback holds this
             self._leave()
 
     def _judge(self, error: BaseException) -> None:
@@ -241,7 +242,7 @@ class Use(interrupts_deferred):
         guard = self._guard
         if isinstance(error, _FINAL):
             guard.close(error.args[0] if error.args else _BROKEN_OFF)
-        elif id(error) == self._harmless:
+        elif error is self._harmless:
             if _is_internal(error):
                 raise internal_error(error, "the store stays open, with all that it had") from error
         elif not isinstance(error, _HARMLESS):
@@ -256,6 +257,7 @@ class Use(interrupts_deferred):
                 ) from error
 
     def _leave(self) -> None:
+        # Nothing here takes memory, as super() would: else Ctrl-C might be held back for ever.
         guard = self._guard
         try:
             guard.lock.release()
@@ -263,7 +265,7 @@ class Use(interrupts_deferred):
                 then, guard.then = guard.then, None
                 then()
         finally:
-            super().__exit__()
+            interrupts_deferred.__exit__(self)
 
 
 class Guard:

@@ -14,13 +14,30 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import TracebackType
 
 from tierstore.errors import StoreIOError
 
-__all__ = ["Worker"]
+__all__ = ["Condition", "Worker"]
 
 _PATIENCE = 0.05
 """Seconds after which what waits for a thread looks whether it is alive."""
+
+
+class Condition(threading.Condition):
+    """A condition whose lock is free again even where memory runs out as it is left.
+
+    The inherited `__exit__` makes a tuple of its arguments first.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the lock."""
+        self.release()
 
 
 class _Life:

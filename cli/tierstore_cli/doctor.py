@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import click
 
-from tierstore import machine
+from tierstore import io, machine
 from tierstore.budget import format_bytes
 from tierstore.machine import speeds
 from tierstore_cli.command import Command
@@ -22,7 +24,7 @@ def doctor(out: Output, path: Path) -> None:
 
     Shows how fast it is, too, once `tierstore bench` has measured that. Nothing is changed, nothing
     leaves the machine, and no GPU is touched. Exits with 1 when something is wrong, and prints the
-    line that mends it.
+    line that mends it. Lists what killed commands left beside PATH and in it.
 
     \b
     Examples:
@@ -33,10 +35,35 @@ def doctor(out: Output, path: Path) -> None:
     facts = machine.examine(path)
     found = speeds.known(path)
     measured = [("speeds", "not measured yet: tierstore bench")] if found is None else limits(found)
-    data = {**facts.to_dict(), "speeds": None if found is None else found.to_dict()}
-    out.show(data, Grid((), [*_rows(facts), *measured]))
+    left = _leftovers(path)
+    data = {
+        **facts.to_dict(),
+        "speeds": None if found is None else found.to_dict(),
+        "leftovers": [{"path": str(each), "disk_bytes": nbytes} for each, nbytes in left],
+    }
+    out.show(data, Grid((), [*_rows(facts), *measured, *map(_left, left)]))
     if facts.problems:
         raise Failure("\n".join(facts.problems))
+
+
+def _leftovers(path: Path) -> list[tuple[Path, int]]:
+    """Return what was never finished beside a path and in it, and the bytes it takes of a disk."""
+    path = Path(os.path.abspath(path))
+    found: list[tuple[Path, int]] = []
+    for place in (path.parent, path):
+        with contextlib.suppress(OSError):  # there is nothing, or it may not be looked into
+            found += [(each, _disk_bytes(each)) for each in io.leftovers(place)]
+    return found
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.lstat().st_blocks for file in files) * 512
+
+
+def _left(leftover: tuple[Path, int]) -> tuple[str, str]:
+    path, nbytes = leftover
+    return "left over", f"{path}, {format_bytes(nbytes)}; remove it, unless it is being made now"
 
 
 def _rows(facts: machine.Machine) -> list[tuple[str, str]]:

@@ -75,9 +75,10 @@ def failures(debug: bool) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         if debug:
-            traceback.print_exc()
+            frames = printable(traceback.format_exc(), keep="\n")
+            click.echo(fitted(frames, sys.stderr), err=True, nl=False)
         if isinstance(error, (TierStoreError, OSError)):
-            message = str(error)
+            message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         elif isinstance(error, MemoryError):
             message = "out of memory"
         else:

@@ -18,6 +18,7 @@ KEYS = {
     "storage",
     "problems",
     "speeds",
+    "leftovers",
 }
 
 
@@ -61,3 +62,18 @@ def test_a_wrong_pair_prints_the_line_that_mends_it_and_fails(run, run_json, mon
     result = run("doctor", code=1)
     assert "pip uninstall -y cupy-cuda12x && pip install 'cupy-cuda13x[ctk]>=14'" in result.stderr
     assert run_json("doctor", code=1)["problems"][0] in result.stderr
+
+
+def test_what_killed_commands_left_is_listed(run, run_json, single, tmp_path):
+    beside = tmp_path / ".other.tier.0123abcd.partial"
+    (beside / "t").mkdir(parents=True)
+    (beside / "t" / "rows.npy").write_bytes(b"x" * 5000)
+    inside = single / ".out\x1b.npy.89abcdef.partial"
+    inside.write_bytes(b"y")
+    (tmp_path / "mine.partial").write_bytes(b"z")
+    found = run_json("doctor", single)["leftovers"]
+    assert [each["path"] for each in found] == [str(beside), str(inside)]
+    assert found[0]["disk_bytes"] >= 5000
+    text = run("doctor", single).stdout
+    assert f"{beside}, " in text and "remove it" in text and "\x1b" not in text
+    assert run_json("doctor", tmp_path / "nothing" / "here")["leftovers"] == []

@@ -14,7 +14,13 @@ from tierstore.disk import memmap, tuning, zarr
 from tierstore.disk.files import Files
 from tierstore.disk.paging import Place
 from tierstore.disk.ranged import record_files
-from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError, InvalidInputError
+from tierstore.errors import (
+    ROW_CURE,
+    CorruptRowError,
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+)
 from tierstore.spec import TableSpec
 
 __all__ = ["Base", "Records"]
@@ -219,6 +225,8 @@ class Base:
 
 
 def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
+    if not isinstance(block, np.ndarray):
+        raise InvalidTypeError(f"a block of records is a NumPy array, not {block!r}")
     if block.dtype != np.uint8 or block.shape[1:] != (base.record_bytes,):
         raise InvalidInputError(
             f"a block of records is uint8 of shape (n, {base.record_bytes}), "

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import io
+from tierstore.threads import Condition
 
 __all__ = ["Behind", "Piece"]
 
@@ -78,7 +79,7 @@ class Behind:
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._changed = Condition()
 
     def put(self, piece: Piece, *, now: bool = False) -> None:
         """Have a piece written soon; waits until there is room. Its arrays are copied.

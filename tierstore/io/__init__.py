@@ -13,7 +13,7 @@ from tierstore.io.file import File
 from tierstore.io.filesystems import TESTED, filesystem
 from tierstore.io.mapping import map_files
 from tierstore.io.objects import ObjectFile, Objects, locate, reach, read_ranges
-from tierstore.io.publishing import publish, withdraw
+from tierstore.io.publishing import leftovers, publish, withdraw
 from tierstore.io.system import explained
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "direct",
     "explained",
     "filesystem",
+    "leftovers",
     "locate",
     "map_files",
     "publish",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from tierstore.io import system
 from tierstore.io.directory import Directory
 from tierstore.io.system import explained
 
-__all__ = ["publish", "withdraw"]
+__all__ = ["leftovers", "publish", "withdraw"]
+
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
 
 
 @contextlib.contextmanager
@@ -53,6 +56,12 @@ def withdraw(path: str | Path) -> None:
     with explained("remove", str(path)), Directory.open(path.parent) as parent:
         parent.rename(path.name, temporary.name)
     _clean_up(temporary)
+
+
+def leftovers(place: str | Path) -> list[Path]:
+    """Return what `publish` left in a directory where it was killed, or is making now, by name."""
+    with explained("list", str(place)):
+        return sorted(each for each in Path(place).iterdir() if _PARTIAL.fullmatch(each.name))
 
 
 def _beside(path: Path) -> Path:

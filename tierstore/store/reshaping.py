@@ -7,6 +7,7 @@ to the old one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
-from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError
+from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.store.opened import Opened
+from tierstore.store.sweeping import remove_generation
 from tierstore.strictjson import json_values
 from tierstore.table import Table
 
@@ -52,12 +54,19 @@ def replace(
     old = store.tables.get(name)
     if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
         keys = old.keys[:]
-    with store.directory.directory(name) as table:
-        info = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
-        if keys is not None:
-            with table.directory(info.generation) as generation:
-                written = write_keys(generation, keys, spec.rows)
-            info = dataclasses.replace(info, keys=written)
+    info = None
+    try:
+        with store.directory.directory(name) as table:
+            info = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
+            if keys is not None:
+                with table.directory(info.generation) as generation:
+                    written = write_keys(generation, keys, spec.rows)
+                info = dataclasses.replace(info, keys=written)
+    except BaseException:
+        if info is not None:  # its space is wanted now, not when a writer opens the store
+            with contextlib.suppress(TierStoreError, OSError, MemoryError):
+                remove_generation(store.directory, f"{name}/{info.generation}")
+        raise
     store.directory.sync()
     info = dataclasses.replace(info, scalars=json_values(scalars))
     with store.unbroken():

@@ -27,6 +27,7 @@ from tierstore.errors import (
     StoreIOError,
     UnknownNameError,
 )
+from tierstore.guard import internal_errors
 from tierstore.info import StoreInfo, Version
 from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
@@ -189,6 +190,8 @@ class Store:
         """Check what is to be committed, and raise what went wrong before."""
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InvalidTypeError(f"step is an int, not {step!r}")
+        if payload is not None and not isinstance(payload, Mapping):
+            raise InvalidTypeError(f"a payload is a dict from name to value, not {payload!r}")
         for name in payload or ():
             check_name(name, "payload")
         self._raise_unseen()
@@ -317,17 +320,18 @@ class Store:
         if damaged not in ("raise", "skip"):
             raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
         self._guard.check()
-        where, skip = io.locate(path), damaged == "skip"
-        wanted = self.version if version is None else version
-        if not self._guard.writable and wanted == self.version:
-            return self._save(where, skip=skip, progress=progress)
-        with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
-            if source.uuid != self.uuid:
-                raise StoreIOError(
-                    f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
-                    "open it again"
-                )
-            return source._save(where, skip=skip, progress=progress)
+        with internal_errors():
+            where, skip = io.locate(path), damaged == "skip"
+            wanted = self.version if version is None else version
+            if not self._guard.writable and wanted == self.version:
+                return self._save(where, skip=skip, progress=progress)
+            with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
+                if source.uuid != self.uuid:
+                    raise StoreIOError(
+                        f"{self.path} is another store by now ({source.uuid}, {self.uuid} is "
+                        "open); open it again"
+                    )
+                return source._save(where, skip=skip, progress=progress)
 
     def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
         skipped = Skipped(tables=list(self.damaged)) if skip else None

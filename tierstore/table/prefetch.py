@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tierstore.errors import TierStoreError
 from tierstore.guard import Guard
-from tierstore.threads import Worker
+from tierstore.threads import Condition, Worker
 
 __all__ = ["Prefetcher"]
 
@@ -36,7 +36,7 @@ class Prefetcher:
         """Start nothing: there is a thread while there are requests, and a little longer."""
         self._guard = guard
         self._waiting: deque[Request] = deque()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._worker: Worker | None = None
         self._busy = False
         self._closed = False

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import ExistsError, FormatError, StoreIOError
-from tierstore.io import explained
+from tierstore.io.system import explained
 
 __all__ = ["Recording", "is_trace", "read_trace", "trace_rows"]
 
@@ -37,7 +37,8 @@ class Recording:
     """A trace that is being written; `Table.record` starts one. A context manager.
 
     Batches go through a buffer of 1 MiB. A recording that is not closed, because the process died,
-    can be read up to its last whole batch.
+    can be read up to its last whole batch. A full disk raises StoreFullError in the call that is
+    recorded, and ends the recording, with the batches that are in the file.
 
     Attributes:
         path: the file.
@@ -52,14 +53,19 @@ class Recording:
         self._rows = rows
         self._type = _id_type(rows)
         self._lock = threading.Lock()
+        self._whole = 0  # bytes of the file that are whole batches
+        self._waiting = bytearray(_HEAD.pack(MAGIC, rows))
         try:
-            self._file = open(path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
             raise ExistsError(f"{path} exists; choose another name") from None
         except OSError as error:
             raise StoreIOError(f"cannot create {path}: {error.strerror}") from error
-        with self._writing():
-            self._file.write(_HEAD.pack(MAGIC, rows))
+        try:
+            self._write()
+        except BaseException:
+            self.path.unlink(missing_ok=True)
+            raise
 
     @property
     def closed(self) -> bool:
@@ -67,40 +73,44 @@ class Recording:
         return self._file.closed
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Record a batch of ids, as they were asked for; those outside the table are left out.
-
-        Raises StoreFullError or StoreIOError, after which the recording is closed and its file is
-        removed: a part of a trace would pass for all of it.
-        """
+        """Record a batch of ids, as they were asked for; those outside the table are left out."""
         rows = rows[(rows >= 0) & (rows < self._rows)]
         with self._lock:
             if self._file.closed:
                 return
-            with self._writing():
-                self._file.write(_COUNT.pack(rows.size))
-                self._file.write(np.ascontiguousarray(rows, self._type).data)
+            self._waiting += _COUNT.pack(rows.size)
+            self._waiting += np.ascontiguousarray(rows, self._type).data
             self.batches += 1
             self.ids += rows.size
+            if len(self._waiting) >= _BUFFER_BYTES:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what waits; where that fails, end the file after a whole batch, and close it."""
+        try:
+            with explained("record to", str(self.path)):
+                left = memoryview(self._waiting)
+                while left:
+                    left = left[self._file.write(left) or 0 :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole)
+            self._file.close()
+            raise
+        self._whole += len(self._waiting)
+        self._waiting = bytearray()
 
     def close(self) -> None:
-        """Write what is buffered and close the file; harmless when repeated.
+        """Write what is buffered and close the file; harmless when repeated."""
+        with self._lock:
+            if not self._file.closed:
+                self._write()
+                self._file.close()
 
-        Raises as `add` does.
-        """
-        with self._lock, self._writing():
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            with explained("write", str(self.path)):
-                yield
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._file.close()  # which fails again over what is buffered, and closes
-            with contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)
-            raise
+    def __del__(self) -> None:
+        """Close what is dropped."""
+        with contextlib.suppress(Exception):
+            self.close()
 
     def __enter__(self) -> Self:
         """Return the recording itself."""
