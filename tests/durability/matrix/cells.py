@@ -71,7 +71,7 @@ class Trial:
                 return Outcome("lost", f"not one sentence: {text}", trial)
             return Outcome("refused" if may_refuse else "lost", text, trial)
         except Exception as error:
-            return Outcome("lost", str(error).strip().splitlines()[-1], trial)
+            return Outcome("lost", _sentence(error), trial)
         return Outcome("held", trial=trial)
 
     def step(self) -> int:
@@ -84,11 +84,14 @@ class Trial:
         return int(in_child(look))
 
     def check(self, trial: str, acknowledged: int, *, may_refuse: bool = False) -> Outcome:
-        """Judge the store, of which this step was acknowledged last."""
+        """Judge the store, of which this step was acknowledged last; a bad one is made anew."""
         path, how = self.disk.store, self.how
-        return self.judge(
+        outcome = self.judge(
             trial, lambda say: work.check(path, acknowledged, **how), may_refuse=may_refuse
         )
+        if outcome.kind != "held":
+            self.disk.renew()
+        return outcome
 
     def trainer(self, seed: int, **given: Any) -> Child:
         """Start a trainer on the store."""
@@ -124,8 +127,13 @@ def ended(trial: str, child: Child) -> Outcome:
     except TierStoreError:
         pass
     except Exception as error:
-        return Outcome("lost", str(error).strip().splitlines()[-1], trial)
+        return Outcome("lost", _sentence(error), trial)
     return Outcome("held", trial=trial)
+
+
+def _sentence(error: Exception) -> str:
+    """What a child failed of, without its traceback."""
+    return str(error).strip().splitlines()[-1].removeprefix(f"{Lost.__module__}.")
 
 
 # -- without accidents
@@ -232,14 +240,11 @@ def _cut(trial: Trial, number: int, child: Child) -> Outcome:
     image = trial.disk.copy()
     child.kill()
     trial.disk.restore(image)
-    outcome = trial.check(
+    return trial.check(
         f"cut {number} after step {acknowledged}",
         acknowledged,
         may_refuse=not trial.disk.system.journal,
     )
-    if outcome.kind != "held":
-        trial.disk.renew()
-    return outcome
 
 
 def cuts(trial: Trial) -> Iterator[Outcome]:
@@ -338,7 +343,7 @@ def thin(trial: Trial) -> Iterator[Outcome]:
                 if wrong or not store.verify().ok:
                     raise Lost(f"{wrong} of {len(rows)} committed rows after a fold")
 
-        yield trial.judge(f"folded {number}", whole, may_refuse=not disk.system.journal)
+        yield trial.judge(f"folded {number}", whole)
         shutil.rmtree(disk.data / wide.name)
 
 

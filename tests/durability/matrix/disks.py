@@ -243,18 +243,12 @@ class Disk:
 
     def fill(self, room: int) -> None:
         """Leave about `room` bytes free."""
-        with open(self.ballast, "wb") as file:
-            size, step = 0, 64 << 20
-            while step >= 4096:
-                try:
-                    os.posix_fallocate(file.fileno(), size, step)
-                    size += step
-                except OSError:
-                    step //= 2
-            with contextlib.suppress(OSError):
-                while True:
-                    os.write(file.fileno(), bytes(4096))
-            os.truncate(file.fileno(), max(0, size - room))
+        with open(self.ballast, "wb", buffering=0) as file:
+            for step in (1 << 20, 4096):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(step)):
+                        pass
+            file.truncate(max(0, file.tell() - room))
 
     def thin(self, room: int) -> None:
         """Let what lies below have only `room` bytes more than it needs for what is not zero."""
