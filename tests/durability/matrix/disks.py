@@ -34,7 +34,7 @@ class FileSystem:
     name: str
     image: str = ""
     make: tuple[str, ...] = ()
-    options: str = ""
+    options: tuple[str, ...] = ()
     fsck: tuple[str, ...] = ()
     """What a machine runs before it mounts the disk again after a power cut."""
     top: str = ""
@@ -116,6 +116,7 @@ class Disk:
         self.system, self._root, self._source = system, root, source
         self._backing, self._under, self._over = root / "backing", root / "under", root / "over"
         self._image = self._backing / "image"
+        self._queue = Path()
         self._mounted: list[Path] = []
 
     @property
@@ -183,15 +184,23 @@ class Disk:
         while self._mounted:
             unmount(self._mounted.pop())
 
-    def _mount_image(self) -> None:
+    def _mount_image(self, *, request_kib: int = 0) -> None:
+        """Mount the image; with `request_kib` the device takes no more than that at once."""
         system = self.system
-        if system.make:
-            options = ",".join(filter(None, ("loop", system.options)))
-            run("mount", "-t", system.image, "-o", options, self._image, self._under)
-        else:
+        if not system.make:
             size = f"size={_IMAGE_BYTES}"
             run("mount", "-t", system.image, "-o", size, system.image, self._under)
-        self._mounted.append(self._under)
+            self._mounted.append(self._under)
+            return
+        device = run("losetup", "--find", "--show", self._image).strip()
+        self._queue = Path("/sys/block") / Path(device).name
+        try:
+            if request_kib:
+                (self._queue / "queue" / "max_sectors_kb").write_text(str(request_kib))
+            run("mount", "-t", system.image, *system.options, device, self._under)
+            self._mounted.append(self._under)
+        finally:
+            run("losetup", "--detach", device)  # when it is unmounted
 
     def _mount_top(self) -> None:
         top, data = self.system.top, self.data
@@ -216,8 +225,7 @@ class Disk:
         The kernel may still write by itself, so what is copied while it does is copied again.
         """
         target = self._root / "cut"
-        device = run("losetup", "--noheadings", "--output", "NAME", "--associated", self._image)
-        counts = Path("/sys/block") / Path(device.strip()).name / "stat"
+        counts = self._queue / "stat"
         for _ in range(50):
             before = counts.read_text().split()
             run("cp", "--sparse=auto", self._image, target)
@@ -251,14 +259,18 @@ class Disk:
             file.truncate(max(0, file.tell() - room))
 
     def thin(self, room: int) -> None:
-        """Let what lies below have only `room` bytes more than it needs for what is not zero."""
+        """Let what lies below have only `room` bytes more than it needs for what is not zero.
+
+        A page is written or not: the loop device takes a write that was cut short for a whole one,
+        which would be another fault, a disk that lies.
+        """
         self.unmount()
         run("fallocate", "--dig-holes", self._image)
         state = os.statvfs(self._backing)
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
         run("mount", "-o", f"remount,size={used + room}", self._backing)
         try:
-            self._mount_image()
+            self._mount_image(request_kib=4)
             self._mount_top()
         except OSError:  # too thin even to be mounted
             self.unmount()
