@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["FILE_SYSTEMS", "Disk", "FileSystem", "run", "unmount"]
+__all__ = ["FILE_SYSTEMS", "NAMESPACES", "Disk", "FileSystem", "why_no_mounts"]
+
+NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""A command after this has mounts and processes of its own, which end with it."""
+
 
 _IMAGE_BYTES = 400 << 20  # XFS takes no less than 300 MiB
 _BACKING_BYTES = 1 << 30
@@ -46,10 +50,6 @@ class FileSystem:
 
     def why_not(self) -> str:
         """The reason why it cannot be made here, or an empty string."""
-        if os.geteuid() != 0:
-            return "needs root"
-        if not os.path.exists("/dev/loop-control"):
-            return "needs loop devices"
         tools = [*self.make[:1], *self.fsck[:1], *(("bindfs",) if self.top == "bindfs" else ())]
         tools += ["exportfs", "rpc.nfsd"] if self.top == "nfs" else []
         missing = [tool for tool in tools if shutil.which(tool) is None]
@@ -89,6 +89,19 @@ FILE_SYSTEMS = {
         FileSystem("NFS", "ext4", _EXT4, fsck=_E2FSCK, top="nfs", tested=False),
     )
 }
+
+
+def why_no_mounts() -> str:
+    """The reason why nothing can be mounted here, or an empty string."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [tool for tool in ("unshare", "losetup", "fallocate") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    if not os.path.exists("/dev/loop-control"):
+        return "needs loop devices"
+    tried = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True)
+    return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 def run(*command: str | Path) -> str:
