@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -177,7 +179,8 @@ class Disk:
             self._image.unlink(missing_ok=True)
             with open(self._image, "wb") as file:
                 file.truncate(_IMAGE_BYTES)
-            run(*self.system.make, self._image)
+            with self._device() as device:
+                run(*self.system.make, device)
         self._mount_image()
         for name in ("data", "upper", "work"):
             (self._under / name).mkdir()
@@ -205,15 +208,25 @@ class Disk:
             run("mount", "-t", system.image, "-o", size, system.image, self._under)
             self._mounted.append(self._under)
             return
-        device = run("losetup", "--find", "--show", self._image).strip()
-        self._queue = Path("/sys/block") / Path(device).name
-        try:
+        with self._device() as device:
             if request_kib:
                 (self._queue / "queue" / "max_sectors_kb").write_text(str(request_kib))
             run("mount", "-t", system.image, *system.options, device, self._under)
             self._mounted.append(self._under)
+
+    @contextlib.contextmanager
+    def _device(self) -> Iterator[str]:
+        """Attach the image to a loop device, which goes when it is neither needed nor mounted.
+
+        Its sectors are pages of the memory that the image lies in (see `thin`).
+        """
+        attach = ("losetup", "--find", "--show", "--sector-size", str(mmap.PAGESIZE))
+        device = run(*attach, self._image).strip()
+        self._queue = Path("/sys/block") / Path(device).name
+        try:
+            yield device
         finally:
-            run("losetup", "--detach", device)  # when it is unmounted
+            run("losetup", "--detach", device)
 
     def _mount_top(self) -> None:
         top, data = self.system.top, self.data
@@ -274,8 +287,8 @@ class Disk:
     def thin(self, room: int) -> None:
         """Let what lies below have only `room` bytes more than it needs for what is not zero.
 
-        A page is written or not: the loop device takes a write that was cut short for a whole one,
-        which would be another fault, a disk that lies.
+        Each write is of one page, which there is room for or not: the loop device takes a write
+        that was cut short for a whole one, which would be another fault, a disk that lies.
         """
         self.unmount()
         run("fallocate", "--dig-holes", self._image)
@@ -283,7 +296,7 @@ class Disk:
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
         run("mount", "-o", f"remount,size={used + room}", self._backing)
         try:
-            self._mount_image(request_kib=4)
+            self._mount_image(request_kib=mmap.PAGESIZE >> 10)
             self._mount_top()
         except OSError:  # too thin even to be mounted
             self.unmount()
