@@ -14,12 +14,21 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.durability.matrix import work
 from tests.durability.matrix.cells import CELLS, Outcome, Trial
 from tests.durability.matrix.children import in_child
-from tests.durability.matrix.disks import FILE_SYSTEMS, NAMESPACES, Disk, why_no_mounts
+from tests.durability.matrix.disks import (
+    FILE_SYSTEMS,
+    NAMESPACES,
+    Disk,
+    run,
+    unmount,
+    why_no_mounts,
+)
 from tests.durability.matrix.report import Result, table
 
 _INSIDE = "--inside"
@@ -70,18 +79,27 @@ def main(given: list[str]) -> int:
 def collect(systems: list[str], cells: list[str], rounds: int, seed: int) -> list[Result]:
     """Run each cell on each file system, and say how each ended."""
     results = []
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
-        source = Path(scratch) / "source"
+    with tempfile.TemporaryDirectory() as name, memory(Path(name)) as scratch:
+        source = scratch / "source"
         in_child(lambda say: work.make(source))
-        for name in systems:
+        for system in systems:
             for cell in (cell for cell in CELLS if cell.name in cells):
                 start = time.monotonic()
-                result = one(name, cell.name, rounds, seed, Path(scratch) / "disk", source)
+                result = one(system, cell.name, rounds, seed, scratch / "disk", source)
                 results.append(result)
                 took = time.monotonic() - start
-                print(f"{name}, {cell.name}: {result.summary} ({took:.0f} s)", flush=True)
+                print(f"{system}, {cell.name}: {result.summary} ({took:.0f} s)", flush=True)
     return results
+
+
+@contextmanager
+def memory(place: Path) -> Iterator[Path]:
+    """A file system in memory at a place, which ends with the namespace at the latest."""
+    run("mount", "-t", "tmpfs", "matrix", place)
+    try:
+        yield place
+    finally:
+        unmount(place)
 
 
 def one(name: str, cell_name: str, rounds: int, seed: int, root: Path, source: Path) -> Result:

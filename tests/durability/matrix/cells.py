@@ -590,11 +590,11 @@ def _base_files(table: Path) -> list[Path]:
 
 CELLS = [
     Cell("opened for writing", opening),
-    Cell("commits, `save`", commits),
+    Cell("commits and copies", commits),
     Cell("folds", folds),
     Cell("folds behind commits", folds_behind),
     Cell("readers beside a writer", readers),
-    Cell("`kill -9`", kills),
+    Cell("kill -9", kills),
     Cell("power cut at any moment", cuts, needs_image=True),
     Cell("power cut as a commit returns", cuts_at_commits, needs_image=True),
     Cell("full disk", full),

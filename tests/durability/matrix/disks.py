@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["FILE_SYSTEMS", "NAMESPACES", "Disk", "FileSystem", "why_no_mounts"]
+__all__ = ["FILE_SYSTEMS", "NAMESPACES", "Disk", "FileSystem", "run", "unmount", "why_no_mounts"]
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A command after this has mounts and processes of its own, which end with it."""
