@@ -312,7 +312,7 @@ class Disk:
 
     def remount(self, mode: str) -> None:
         """Remount what is on top "ro" or "rw"; the kernel refuses "ro" while a file is written."""
-        run("mount", "-o", f"remount,{mode}", self._mounted[-1])
+        run("mount", "-o", f"remount,bind,{mode}", self._mounted[-1])
 
     def fail(self) -> bool:
         """Let the file system meet an error that makes it read-only; whether it can be done."""
