@@ -1,6 +1,8 @@
 # make demo    train embeddings of real text through the tiers, look at the store, export it
 # make test    the tests;  make lint: ruff, mypy, the import contract;  make docs: regenerate docs/cli.md
-# make torture the long crash and fault runs;  make bench: the benchmarks;  make clean
+# make test-all the tests, then those that mount file systems (as root; skipped elsewhere)
+# make torture the long crash and fault runs, and the whole matrix of file systems (as root)
+# make bench   the benchmarks;  make clean
 #
 # Everything runs in .venv, which the first target that needs it builds. Another Python: make PYTHON=python3.12 …
 
@@ -12,7 +14,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
 
-.PHONY: demo test lint torture docs bench clean
+.PHONY: demo test test-all lint torture docs bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -31,8 +33,14 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q
 
+test-all: test
+	$(BIN)/python -m pytest -q --thorough -m thorough
+
+ROUNDS ?= 20
+SEED ?= 0
 torture: $(READY)
 	$(BIN)/python -m pytest -q -s --torture -m torture
+	$(BIN)/python -m tests.durability.matrix --rounds $(ROUNDS) --seed $(SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check .

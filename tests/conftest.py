@@ -10,6 +10,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torture", action="store_true", help="run the long crash and fault tests too"
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="run the tests that mount file systems too"
+    )
 
 
 def pytest_configure() -> None:
@@ -34,11 +37,12 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--torture"):
-        skip = pytest.mark.skip(reason="long: needs --torture (make torture)")
-        for item in items:
-            if "torture" in item.keywords:
-                item.add_marker(skip)
+    for name, command in (("torture", "make torture"), ("thorough", "make test-all")):
+        if not config.getoption(f"--{name}"):
+            skip = pytest.mark.skip(reason=f"needs --{name} ({command})")
+            for item in items:
+                if name in item.keywords:
+                    item.add_marker(skip)
 
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
