@@ -216,7 +216,7 @@ def test_a_tier_takes_the_memory_it_says():
         HostTier(below, slots=0)
 
 
-def test_whoever_copies_beside_is_awaited_before_rows_move():
+def test_the_tier_above_is_awaited_before_rows_move():
     """By every call that gives slots to other rows, or hands down or drops what changed."""
     for slots in (10, ROWS):
         for move in (

@@ -127,7 +127,7 @@ class DeviceAccess(DeviceArrays):
             rows = on_host(self.ids(ids).rows)
             rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
         else:
-            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the caller may go on to change his
+            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the ids are the caller's
         prefetcher.submit(self._fetch_through(rows, window))
 
     def _fetch_through(self, rows: npt.NDArray[np.int64], window: int) -> Callable[[], None]:
@@ -138,7 +138,7 @@ class DeviceAccess(DeviceArrays):
                 announce = None if epoch.ended else gpu.host.prefetch(rows)
             if announce is not None:  # without the lock: it waits for the disk
                 announce()
-                gpu.await_fetches()  # nor does the host tier wait for them within it
+            gpu.await_fetches()  # so that the host tier need not, within the lock
             with self.using():
                 if not epoch.ended:
                     gpu.host.fetch(rows, window)
