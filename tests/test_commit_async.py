@@ -21,7 +21,7 @@ from tierstore.errors import (
     StoreFullError,
 )
 from tierstore.store import committing
-from tierstore.store.history import History
+from tierstore.store.ledger import Ledger
 from tierstore.threads import Worker
 
 ROWS, DIM = 300, 6
@@ -44,14 +44,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.reached, self.open = threading.Event(), threading.Event()
-        publish = History.publish
+        publish = Ledger.publish
 
         def wait_and_publish(history, manifest, settle):
             self.reached.set()
             assert self.open.wait(60)
             publish(history, manifest, settle)
 
-        monkeypatch.setattr(History, "publish", wait_and_publish)
+        monkeypatch.setattr(Ledger, "publish", wait_and_publish)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def fail(monkeypatch, error):
     def publish(history, manifest, settle):
         raise error
 
-    monkeypatch.setattr(History, "publish", publish)
+    monkeypatch.setattr(Ledger, "publish", publish)
 
 
 def test_what_goes_wrong_is_told_by_the_result_and_nothing_is_lost(store, monkeypatch):

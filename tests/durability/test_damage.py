@@ -260,9 +260,9 @@ def test_without_that_care_older_versions_go(two: Two) -> None:
     hurt_footer(two)
     sweep = Opened.sweep
 
-    def careless(self: Opened, keep: int, *, unread: bool = False) -> None:
+    def careless(self: Opened, keep: int) -> None:
         damaged, self.damaged = self.damaged, {}
-        sweep(self, keep, unread=unread)
+        sweep(self, keep)
         self.damaged = damaged
 
     with mock.patch.object(Opened, "sweep", careless):
@@ -588,7 +588,7 @@ def test_repair_refuses(two: Two, tmp_path: Path) -> None:
     assert two.files().keys() == before.keys()
 
 
-@pytest.mark.parametrize("gone", ["STORE.json", "LOCK", "FOLD", "newest manifest", "table", "crc"])
+@pytest.mark.parametrize("gone", ["STORE.json", "LOCK", "newest manifest", "table", "crc"])
 def test_repair_needs_no_store_that_opens(two: Two, tmp_path: Path, gone: str) -> None:
     if gone == "newest manifest":
         max(two.path.glob("manifest-*.json")).write_bytes(b"\0" * 700)

@@ -37,8 +37,8 @@ class Event:
 class LateDevice(EmulatedDevice):
     """Runs what a stream was given when something waits for it, and not before.
 
-    A launch copies its arguments, an event stands for its last record, and memory is kept: who
-    forgets to wait finds what was there before, or what came there since, never an invalid address.
+    A launch copies its arguments, an event stands for its last record, and memory is kept: where a
+    wait is missing, what was there before shows, or what came since, never an invalid address.
 
     `late` are the streams that are so, all if None; others run at once. With `haste` above 0 a
     stream gets on by itself now and then, which shows what both extremes hide.

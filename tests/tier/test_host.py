@@ -190,7 +190,7 @@ def test_counters():
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 10**6))
 def test_a_budget_gives_the_most_slots_that_fit(rows, sixteenths, nbytes):
     width = 16 * sixteenths
-    if 0 < nbytes < HostTier.bytes_for(rows, width, 1):
+    if 0 < nbytes < min(HostTier.bytes_for(rows, width, slots) for slots in (1, rows)):
         with pytest.raises(
             CapacityError, match=f"{nbytes} bytes cannot hold the map of {rows} rows"
         ):
@@ -216,7 +216,7 @@ def test_a_tier_takes_the_memory_it_says():
         HostTier(below, slots=0)
 
 
-def test_whoever_copies_beside_is_awaited_before_rows_move():
+def test_the_tier_above_is_awaited_before_rows_move():
     """By every call that gives slots to other rows, or hands down or drops what changed."""
     for slots in (10, ROWS):
         for move in (

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import stat
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -222,7 +223,7 @@ class Directory(Descriptor):
         """Make the directory's names durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
 
-    @property
+    @cached_property
     def filesystem(self) -> str:
         """Name of the file system, such as "ext4"; "" if it cannot be told."""
         return filesystem_of(self.fd)

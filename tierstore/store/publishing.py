@@ -63,6 +63,9 @@ def publish(
             f"another writer published {name} in between; this store was open for writing twice, "
             "which the lock should prevent; open it again"
         )
+    if directory.filesystem not in io.TESTED:
+        with directory.open_file(name) as file:
+            file.sync()  # FUSE, for one, need not pass on the sync of a directory
     directory.sync()
 
 

@@ -126,7 +126,7 @@ class DeviceAccess(DeviceArrays):
             rows = on_host(self.ids(ids).rows)
             rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
         else:
-            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the caller may go on to change his
+            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the ids are the caller's
 
         gpu, epoch = self.gpu, self.gpu.epoch
 

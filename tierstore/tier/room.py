@@ -62,7 +62,7 @@ def slots_for(rows: int, record_bytes: int, nbytes: int, policy: Choice | None =
         fits = bytes_for(rows, record_bytes, middle, policy) <= nbytes
         low, high = (middle, high) if fits else (low, middle - 1)
     if low == 0:
-        least = bytes_for(rows, record_bytes, 1, policy)
+        least = min(bytes_for(rows, record_bytes, slots, policy) for slots in (1, rows))
         raise CapacityError(
             f"a host budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
             f"record: that takes {least}; give more, or 0 for no host tier"
