@@ -191,7 +191,7 @@ def test_decoded_chunks_go_where_a_fold_has_replaced_them(root, monkeypatch, pro
 
 @pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
 def test_no_fold_goes_past_a_reader(root, monkeypatch, protected):
-    """Beside one of an older version the base must stay; without its lock it would see newer rows."""
+    """A reader of an older version sees newer rows in the base where its lock does not hold."""
     if not protected:
         monkeypatch.setattr(WriterLock, "oldest_reader", lambda *given: None)
         monkeypatch.setattr(WriterLock, "without_readers_before", lambda *given: nullcontext(True))
