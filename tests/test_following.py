@@ -3,7 +3,7 @@
 Costs are counted: files opened, ids gone through, names in a manifest. Time is not looked at.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -14,8 +14,11 @@ import tierstore
 from tests.durability.crash import scratch
 from tierstore.budget import Budget
 from tierstore.disk.base import Base
+from tierstore.disk.compressed import CompressedRecords
 from tierstore.disk.delta import Delta
+from tierstore.errors import CorruptRowError
 from tierstore.store.folding import Folder
+from tierstore.store.locking import WriterLock
 
 ROWS, DIM, BATCH = 600, 8, 30
 NONE = Budget(host=0)
@@ -169,6 +172,39 @@ def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, k
     trainer.store.close()
 
 
+@pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
+def test_decoded_chunks_go_where_a_fold_has_replaced_them(root, monkeypatch, protected):
+    if not protected:
+        monkeypatch.setattr(CompressedRecords, "forget", lambda records: None)
+    trainer = Trainer(root / "s", rows=100, **BACKENDS["zstd"])
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        reader.refresh()
+        trainer.check(reader)
+        trainer.store.fold()
+        reader.refresh()
+        with nullcontext() if protected else pytest.raises(CorruptRowError):
+            trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
+def test_no_fold_goes_past_a_reader(root, monkeypatch, protected):
+    """A reader of an older version sees newer rows in the base where its lock does not hold."""
+    if not protected:
+        monkeypatch.setattr(WriterLock, "oldest_reader", lambda *given: None)
+        monkeypatch.setattr(WriterLock, "without_readers_before", lambda *given: nullcontext(True))
+    monkeypatch.setattr("tierstore.store.folding._MOST_DELTAS", 2)
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        for _ in range(30):
+            trainer.commit()
+        trainer.store.close()
+        with nullcontext() if protected else pytest.raises(AssertionError):
+            trainer.check(reader)
+
+
 def test_a_lease_does_not_outlive_a_refresh(root):
     trainer = Trainer(root / "s")
     with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
@@ -270,19 +306,19 @@ def test_a_reader_that_follows_lets_folds_go_on(root):
 
 @pytest.mark.parametrize("options", [{"confirm": False}, {}], ids=["unconfirmed", "kept"])
 def test_versions_that_wait_cost_no_more_each(root, options):
-    """Hundreds of versions that can all be opened: each of their manifests is small."""
+    """Seven hundred versions that can all be opened: each of their manifests is small."""
     trainer = Trainer(root / "s", rows=100, batch=1)
     if not options:
         trainer.store.close()
         trainer.store = tierstore.open(trainer.path, "r+", keep=5000, budget=NONE)
     sizes = []
-    for number in range(400):
+    for number in range(700):
         trainer.commit(**options)
         sizes.append(len(trainer.newest_manifest()))
         assert trainer.deltas() <= 4 * 64, number
-    assert max(sizes[200:]) <= 1.3 * max(sizes[:200])
-    assert len(trainer.store.versions()) == 401
-    for version in [*range(1, 401, 37), 400, 401]:
+    assert max(sizes[350:]) <= 1.3 * max(sizes[:350])
+    assert len(trainer.store.versions()) == 701
+    for version in [*range(1, 701, 37), 700, 701]:
         with tierstore.open(trainer.path, version=version, budget=NONE) as reader:
             trainer.check(reader)
     trainer.store.close()
