@@ -138,7 +138,7 @@ class Payload:
     def _check_holes(self, memory: Size) -> None:
         """Refuse a file that is nearly all holes and takes more than `memory` bytes.
 
-        What is on the disk was written by someone, but holes are free to whoever makes up a file.
+        Bytes on the disk had to be written, but holes cost nothing to make.
         """
         file = self._held or self._open()
         size = min(file.size, self._info.size)
