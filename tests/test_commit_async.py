@@ -30,7 +30,7 @@ SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.uniform(-1, 1, seed=3))
 
 @pytest.fixture(params=["no host tier", "some slots", "every row"])
 def store(request, tmp_path):
-    budget = {"no host tier": 0, "some slots": 1 << 14, "every row": 1 << 24}[request.param]
+    budget = {"no host tier": 0, "some slots": 24 << 10, "every row": 1 << 24}[request.param]
     store = tierstore.create(
         tmp_path / "s", {"t": SPEC, "u": SPEC}, budget=tierstore.Budget(host=budget), keep=50
     )

@@ -50,17 +50,17 @@ def filesystem_of(fd: int) -> str:
     return ""
 
 
-def _mount_of(fd: int) -> str:
+def _mount_of(fd: int) -> bytes:
     """Return the number of the mount that a descriptor was opened through."""
-    lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)["mnt_id"].strip()
+    lines = Path(f"/proc/self/fdinfo/{fd}").read_bytes().splitlines()
+    return dict(line.split(b":", 1) for line in lines if b":" in line)[b"mnt_id"].strip()
 
 
-def _mounted_as(mount: str) -> str:
+def _mounted_as(mount: bytes) -> str:
     """Return the type of the file system of a mount; raises LookupError."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+    with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
             fields = line.split()
             if fields[0] == mount:
-                return fields[fields.index("-") + 1]
+                return fields[fields.index(b"-") + 1].decode()
     raise LookupError(mount)
