@@ -20,7 +20,7 @@ from tierstore.errors import (
     ReadOnlyError,
     StoreFullError,
 )
-from tierstore.store.history import History
+from tierstore.store.ledger import Ledger
 
 ROWS, DIM = 300, 6
 SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.uniform(-1, 1, seed=3))
@@ -42,14 +42,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.reached, self.open = threading.Event(), threading.Event()
-        publish = History.publish
+        publish = Ledger.publish
 
-        def wait_and_publish(history, manifest, settle):
+        def wait_and_publish(ledger, manifest, settle):
             self.reached.set()
             assert self.open.wait(60)
-            publish(history, manifest, settle)
+            publish(ledger, manifest, settle)
 
-        monkeypatch.setattr(History, "publish", wait_and_publish)
+        monkeypatch.setattr(Ledger, "publish", wait_and_publish)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_a_close_waits_for_the_version(store, gate):
 
 
 def fail(monkeypatch, error):
-    def publish(history, manifest, settle):
+    def publish(ledger, manifest, settle):
         raise error
 
-    monkeypatch.setattr(History, "publish", publish)
+    monkeypatch.setattr(Ledger, "publish", publish)
 
 
 def test_what_goes_wrong_is_told_by_the_result_and_nothing_is_lost(store, monkeypatch):

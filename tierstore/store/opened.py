@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tierstore import io
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
@@ -56,6 +57,7 @@ class Opened(abc.ABC):
         self._doing = ""
         self.locks: list[WriterLock | ReaderLock] = []
         self._forget: Callable[[], object] | None = None
+        self._floor = 0  # versions up to it a fold may be merging into the base
         self.sync_checks = options.check_ids == "sync"
         self._options = options
         self.directory = open_directory(options.path)
@@ -96,6 +98,7 @@ class Opened(abc.ABC):
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
             if self.guard.writable or found.version in self.reader.held:
+                self._floor = self.history.floor()
                 return found
             self.reader.hold(found.version)
 
@@ -122,6 +125,7 @@ class Opened(abc.ABC):
         opened as it is now, or, for None, the newest.
         """
         while True:
+            seen = self.manifest.seq, self._floor
             opened = _Opening()
             try:
                 for name, info in self.manifest.tables.items():
@@ -138,10 +142,9 @@ class Opened(abc.ABC):
                     generation.close()
                 if self.guard.writable or not isinstance(error, CorruptStoreError):
                     raise
-                now = self._find(version)
-                if now.seq == self.manifest.seq:
+                self.manifest = self._find(version)
+                if (self.manifest.seq, self._floor) == seen:
                     raise
-                self.manifest = now
 
     def _hold_payload(self) -> None:
         """Open, for a reader, the payload of the manifest, which a writer may sweep away."""
@@ -192,6 +195,8 @@ class Opened(abc.ABC):
             ) from None
         total = sum(each.spec.nbytes for each in self.manifest.tables.values())
         try:
+            if not isinstance(self._options.path, io.Objects):
+                generation.check_base(self._floor)
             share = info.spec.nbytes / total
             return generation, place(
                 generation.tier,

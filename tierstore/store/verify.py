@@ -62,25 +62,24 @@ def verify_store(
     report = VerifyReport()
     tables = list(tables)
     total = sum(table.rows if sample is None else min(sample, table.rows) for table in tables)
-    floor = history.floor()
     for table in tables:
         bad: set[int] = set()
-        folding = table.disk.rows_upto(floor)
         for rows in _blocks(table, sample):
-            bad.update(_damaged_base(table.disk, rows, folding))
+            bad.update(table.disk.damaged(rows))
             report.rows_checked += rows.size
             if progress is not None:
                 progress(report.rows_checked, total)
+        bad = _not_folding(table.disk, bad, history)
         if sample is None:
             bad.update(row for delta in table.disk.deltas for row in delta.damaged())
         report.bad_rows[table.name] = sorted(bad)
-        report.bad_files += table.generation.damaged_files()
+        report.bad_files += _damaged_files(table.generation, history)
     report.bad_files += _damaged_payloads(manifest, payload, set())
     report.bad_files += history.damaged()
     if sample is None:
         seen = _files(manifest)
         for older in history.versions().values():
-            found = _damaged_in_version(older, directory, floor, seen)
+            found = _damaged_in_version(older, directory, history, seen)
             seen |= _files(older)
             if found and older.version in history.versions():  # else a writer swept it meanwhile
                 report.bad_files += found
@@ -105,13 +104,23 @@ def _all_rows(tier: DiskTier) -> Iterable[Rows]:
         yield np.arange(start, min(start + step, tier.rows), dtype=np.int64)
 
 
-def _damaged_base(tier: DiskTier, rows: Rows, folding: Rows) -> list[int]:
-    """Return the rows that are damaged in the base.
+def _not_folding(tier: DiskTier, bad: set[int], history: History) -> set[int]:
+    """Return those of rows that are damaged in the base that count.
 
-    Those in `folding`, which deltas up to the floor hold, do not count: a fold that was cut short
-    may have left them torn, and nobody reads them there.
+    A row that deltas up to the floor hold does not: a fold may be at work, or have been cut short,
+    and the row is not read there. The floor is that of now, after the row was looked at.
     """
-    return tier.damaged(rows[~np.isin(rows, folding)] if folding.size else rows)
+    return bad and bad - set(tier.rows_upto(history.floor()).tolist())
+
+
+def _damaged_files(generation: Generation, history: History) -> list[str]:
+    """Return what is damaged of a generation's files, by a floor that did not rise meanwhile."""
+    floor = history.floor()
+    while bad := generation.damaged_files(floor):
+        before, floor = floor, history.floor()
+        if floor == before:
+            break
+    return bad
 
 
 def _damaged_payloads(
@@ -137,7 +146,7 @@ def _files(manifest: Manifest) -> set[str]:
 
 
 def _damaged_in_version(
-    manifest: Manifest, directory: io.Directory, floor: int, seen: set[str]
+    manifest: Manifest, directory: io.Directory, history: History, seen: set[str]
 ) -> list[str]:
     """Return what is wrong with the files of a version that were not checked before."""
     payload = {name: Payload(directory, info) for name, info in manifest.payload.items()}
@@ -151,20 +160,19 @@ def _damaged_in_version(
             bad.append(f"{where}: {error}")
             continue
         try:
-            rows = _damaged_rows(generation.tier, info, floor, seen)
+            rows = _damaged_rows(generation.tier, info, history, seen)
             if rows:
                 bad.append(f"{where}: {len(rows)} rows, the first is row {min(rows)}")
             if info.generation not in seen:
-                bad += [f"{where}: {file}" for file in generation.damaged_files()]
+                bad += [f"{where}: {file}" for file in _damaged_files(generation, history)]
         finally:
             generation.close()
     return bad
 
 
-def _damaged_rows(tier: DiskTier, info: TableInfo, floor: int, seen: set[str]) -> set[int]:
+def _damaged_rows(tier: DiskTier, info: TableInfo, history: History, seen: set[str]) -> set[int]:
     bad = {row for delta in tier.deltas if delta.info.name not in seen for row in delta.damaged()}
     if info.generation not in seen:
-        folding = tier.rows_upto(floor)
-        for rows in _all_rows(tier):
-            bad.update(_damaged_base(tier, rows, folding))
+        base = {row for rows in _all_rows(tier) for row in tier.damaged(rows)}
+        bad |= _not_folding(tier, base, history)
     return bad
