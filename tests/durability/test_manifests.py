@@ -184,7 +184,7 @@ def test_a_newer_format_says_what_to_do(store: Sample, name: str) -> None:
     """Row 42."""
     path = store.path / name if name == "STORE.json" else newest_manifest(store.path)
     with (
-        damaged(path, replaced(b'"format":1', b'"format":2')),
+        damaged(path, replaced(b'"format":2', b'"format":3')),
         pytest.raises(FormatError, match="newer version; pip install --upgrade tierstore"),
     ):
         opens(store)
@@ -207,7 +207,7 @@ def test_a_writer_goes_on_from_an_older_version_beside_a_damaged_newest() -> Non
             assert writer.version == 4
             writer.commit(step=9)
         with tierstore.open(store.path) as reader:
-            assert (reader.version, reader.step) == (5, 9)
+            assert (reader.version, reader.step) == (6, 9)  # 5 was given before
             assert reader.verify().ok
 
 

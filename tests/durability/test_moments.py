@@ -148,7 +148,7 @@ def test_killed_before_each_operation(path: Path) -> None:
             assert np.array_equal(store["t"].read(EVERY), content(store.version)), number
             assert store.verify().ok
             assert store.version == 2 or not survived
-    assert number > 20
+    assert number > 15
 
 
 def _commit_or_die(path: Path, number: int) -> None:

@@ -29,9 +29,9 @@ NEEDED = [
     "records.RecordFiles.sync > File.sync",
     "zarr.create > Directory.sync",
     "zarr.create > Directory.write_file > File.sync",
-    "history.History.publish > Directory.sync",
-    "history.History.publish > File.sync",
-    "history.History.sweep > Directory.sync",
+    "publishing.publish > Directory.sync",
+    "publishing.publish > File.sync",
+    "ledger.Ledger.sweep > Directory.sync",
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
     "reshaping.replace > Directory.sync",
@@ -42,7 +42,7 @@ EITHER = [
     "creating.create_store > publish > _sync_tree > Directory.sync",
     "creating.create_store > publish > _sync_tree > File.sync",
     "files.Files.create > File.sync",
-    "history.write_skeleton > Directory.write_file > File.sync",
+    "publishing.write_skeleton > Directory.write_file > File.sync",
     "saving._new_directory > publish > _sync_tree > Directory.sync",
     "saving._new_directory > publish > _sync_tree > File.sync",
 ]
@@ -97,7 +97,7 @@ def is_caught(pattern: str, within: Callable[[], list[Recording]] = recordings) 
         ]
         near = {at - before + d for before, at in enumerate(dropped) for d in range(_NEAR)}
         judge = Judge(mutant.states)
-        for seed in range(3 if dropped else 0):
+        for seed in range(12 if dropped else 0):
             for number, image, progress in mutant.crashes(seed, 1, first=dropped[0]):
                 try:
                     if number in near:

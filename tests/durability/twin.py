@@ -103,7 +103,7 @@ class Twin:
 
     def _commit(self, work: Callable[[], Any], payload: dict[str, bytes] | None = None) -> None:
         """Do what makes the next version, between marks."""
-        version = self.states[-1]["version"] + 1 if self.states else 1
+        version = 1 + max((state["version"] for state in self.states), default=0)
         self.states.append(self._expect(payload or {}, version))
         self._mark("begin", self._name, len(self.states) - 1)
         work()

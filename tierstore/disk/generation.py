@@ -6,6 +6,7 @@ version names it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,14 @@ import numpy.typing as npt
 
 from tierstore import bfloat16, io
 from tierstore.disk import zarr
-from tierstore.disk.base import Base, Progress
+from tierstore.disk.base import CHECKSUMS, Base, Progress
+from tierstore.disk.binding import (
+    DIGEST_ROWS,
+    block_sums,
+    foreign_blocks,
+    read_digest,
+    write_digest,
+)
 from tierstore.disk.compacting import Compaction
 from tierstore.disk.delta import Delta
 from tierstore.disk.keys import Keys, open_keys
@@ -23,7 +31,15 @@ from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
-from tierstore.manifest import DELTA_NAME, DIGEST_NAME, KEYS_NAME, DeltaInfo, TableInfo, unique_name
+from tierstore.manifest import (
+    DELTA_NAME,
+    DIGEST_NAME,
+    KEYS_NAME,
+    DeltaInfo,
+    DigestInfo,
+    TableInfo,
+    unique_name,
+)
 from tierstore.spec import Field, TableSpec
 
 __all__ = [
@@ -40,6 +56,8 @@ Rows = npt.NDArray[np.int64]
 _BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
 _PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
 _ARRAY = "rows.zarr"
+_CHECKED_BYTES = 256 << 20
+"""Row checksums that are compared when a table is opened, at most."""
 _NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
 
 
@@ -86,12 +104,13 @@ def create(
     with table.make_directory(name) as directory:
         try:
             Base.create(directory, spec, blocks, progress).close()
+            digest = write_digest(directory, block_sums(directory, spec.rows), seq)
         except BaseException:
             remove_generation(table, name)
             raise
         directory.sync()
     table.sync()
-    return TableInfo(spec, name)
+    return TableInfo(spec, name, digest=digest)
 
 
 class Generation:
@@ -123,12 +142,19 @@ class Generation:
         self._held: dict[str, io.File] = {}
         self._coming: list[Delta] = []
         try:
+            self._digest = self._read_digest(info)
             self.tier = self._open_tier()
             if seq is None and info.keys is not None:
                 self._held = open_keys(self.directory, info.keys)
         except BaseException:
             self.directory.close()
             raise
+
+    def _read_digest(self, info: TableInfo) -> npt.NDArray[np.uint32] | None:
+        """Return the digest a manifest names; None if there is none, or it is damaged."""
+        if info.digest is None:
+            return None
+        return read_digest(self.directory, info.digest, info.spec.rows)
 
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._seq is not None
@@ -193,6 +219,10 @@ class Generation:
 
         Returns the rows whose committed image may be another; see `DiskTier.changed`.
         """
+        if info.digest != self.info.digest:
+            self._digest = None
+            with contextlib.suppress(CorruptStoreError):  # a writer may have removed it since
+                self._digest = self._read_digest(info)
         changed = self.tier.changed(deltas, folded)
         self.tier.follow(deltas)
         self.info = info
@@ -207,6 +237,8 @@ class Generation:
                     self.tier.settle(delta)
             if [delta.info for delta in self.tier.deltas] != list(info.deltas):
                 self.tier.follow(self.open_deltas(info))
+        if info.digest != self.info.digest:
+            self._digest = self._read_digest(info)
         self._coming = []
         self.info = info
         self._seq = seq
@@ -218,9 +250,66 @@ class Generation:
             return None
         return Keys(self._held or open_keys(self.directory, info), info, self.info.spec.rows)
 
-    def damaged_files(self) -> list[str]:
-        """Return names of files with damage outside any row; opening checked the rest."""
+    def bind(self, upto: int) -> DigestInfo:
+        """Write the digest of the base now that deltas up to a version are merged, durably."""
+        rows = self.info.spec.rows
+        if self._digest is None:
+            sums = block_sums(self.directory, rows)
+        else:
+            touched = self.tier.touched(upto, DIGEST_ROWS)
+            sums = self._digest.copy()
+            sums[touched] = block_sums(self.directory, rows, touched)
+        info = write_digest(self.directory, sums, self._seq or 0)
+        self.directory.sync()
+        return info
+
+    def is_bound(self, upto: int) -> bool:
+        """Whether the digest there is stays right when deltas up to a version are merged."""
+        return self._digest is not None and not self.tier.touched(upto, DIGEST_ROWS).size
+
+    def unbind(self, digest: DigestInfo) -> None:
+        """Remove a digest that no manifest names."""
+        with contextlib.suppress(TierStoreError, OSError):
+            self.directory.unlink(digest.name)
+
+    def check_base(self, floor: int) -> None:
+        """Raise CorruptStoreError if the base is of another moment than the manifest.
+
+        Of the row checksums of a large table only some blocks are compared, spread evenly. Those
+        that deltas up to the `floor` touch may hold anything: a fold may be under way.
+        """
+        most = _CHECKED_BYTES // (4 * DIGEST_ROWS)
+        foreign = self.foreign_blocks(floor, most)
+        if foreign:
+            first = foreign[0] * DIGEST_ROWS
+            last = min(first + DIGEST_ROWS, self.info.spec.rows) - 1
+            raise CorruptStoreError(
+                f"the base in {self.directory.path} is of another moment than the manifest: "
+                f"{len(foreign)} blocks of its checksums differ, the first is that of rows {first} "
+                f"to {last}; the files of a store belong together: restore all from one copy"
+            )
+
+    def foreign_blocks(self, floor: int, most: int | None = None) -> list[int]:
+        """Return the blocks of row checksums that are of another moment; see `check_base`."""
+        if self._digest is None:
+            return []
+        touched = self.tier.touched(floor, DIGEST_ROWS)
+        rows = self.info.spec.rows
+        return foreign_blocks(self.directory, self.tier, rows, self._digest, touched, most=most)
+
+    def damaged_files(self, floor: int) -> list[str]:
+        """Return names of files with damage outside any row; opening checked the rest.
+
+        Blocks of checksums that deltas up to the `floor` touch are left out.
+        """
         bad = self.tier.damaged_files()
+        bad += [
+            f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
+            for block in self.foreign_blocks(floor)
+        ]
+        digest = self.info.digest
+        if self._digest is None and digest is not None and self.directory.exists(digest.name):
+            bad.append(digest.name)
         try:
             self.keys()
         except TierStoreError:

@@ -7,6 +7,7 @@ that lie in it and not the process.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from tierstore import checksum, io
 from tierstore.disk.base import CHECKSUMS
+from tierstore.disk.binding import DIGEST_ROWS, foreign_blocks, read_digest
 from tierstore.disk.compressed import CompressedRecords
 from tierstore.disk.delta import FOOTER_BYTES, footer_checksum, make_footer
 from tierstore.disk.memmap import DATA_OFFSET, ROWS
@@ -88,6 +90,7 @@ class Images:
         dropped = [self._delta(delta, store) for delta in _dropped(name, info, kept)]
         self.unknown = sum(delta.unknown for delta in listed)
         base = _Base(self._directory, info.spec, _base_version(info, manifest))
+        base.bind(info, max(manifest.floor, *(each.floor for each in kept), 0), listed)
         self._sources: list[_Delta | _Base] = [*listed, base, *dropped]
         self._window = max(_WINDOW_ROWS, -(-info.spec.rows // _MOST_WINDOWS))
         self._at = -1
@@ -142,6 +145,7 @@ class Images:
             sums[at[first]] = stored[first]
             seen[at] = True
             same = first | ((stored == sums[at]) & (stored != 0))  # zeros may be a lost extent
+            same &= ~source.foreign(rows[at])
             take = good & (same | (found.state[at] == LOST))
             found.records[at[take]] = records[take]
             found.versions[at[take]] = source.version
@@ -249,6 +253,17 @@ class _Delta:
             unknown += int((~good).sum())
         return unknown
 
+    def blocks(self) -> Rows:
+        """Return the blocks of a digest that rows here lie in, as far as their ids can be read."""
+        found = [np.empty(0, np.int64)]
+        for start in range(0, self._count if self._used else 0, _WINDOW_ROWS):
+            ids = self._ids(start, min(_WINDOW_ROWS, self._count - start))
+            found.append(np.unique(ids // DIGEST_ROWS))
+        return np.unique(np.concatenate(found))
+
+    def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        return np.zeros(rows.size, np.bool_)
+
     def _ids(self, start: int, count: int) -> Rows:
         return self._file.read(8 * count, self._ids_at + 8 * start).view("<i8")
 
@@ -285,6 +300,9 @@ class _Base:
         self.version = version
         self._spec = spec
         self._width = spec.layout.record_bytes
+        self.record_bytes = self._width
+        self._directory = directory
+        self._foreign = np.empty(0, np.int64)
         self._sums = _File(directory, CHECKSUMS)
         self._array: io.Directory | None = None
         self._chunks: CompressedRecords | None = None
@@ -330,6 +348,32 @@ class _Base:
         self, rows: Rows, records: Records, sums: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
         return _good(rows, records, sums, sparse=self._spec.sparse)
+
+    def bind(self, info: TableInfo, floor: int, deltas: Sequence[_Delta]) -> None:
+        """Find the blocks of rows that are of another moment than a version: see `binding`.
+
+        Blocks that `deltas` up to the `floor` touch may hold anything.
+        """
+        if self._directory is None or info.digest is None:
+            return
+        touched = [each.blocks() for each in deltas if each.version <= floor]
+        blocks = np.unique(np.concatenate([np.empty(0, np.int64), *touched]))
+        with contextlib.suppress(TierStoreError, FileNotFoundError):
+            digest = read_digest(self._directory, info.digest, info.spec.rows)
+            if digest is not None:
+                found = foreign_blocks(self._directory, self, info.spec.rows, digest, blocks)
+                self._foreign = np.array(found, np.int64)
+
+    def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Return what the checksums of `rows` are by their records."""
+        records, stored = self.read(rows)
+        sums = checksum.row_checksums(rows, records)
+        if self._spec.sparse:
+            sums[(stored == 0) & ~records.any(axis=1)] = 0
+        return sums
+
+    def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        return np.isin(rows // DIGEST_ROWS, self._foreign)
 
     def close(self) -> None:
         for file in [*self._files, self._sums]:

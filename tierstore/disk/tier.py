@@ -450,6 +450,17 @@ class DiskTier:
         ids = [np.asarray(delta.ids) for delta in self._upto(version)]
         return unique(np.concatenate([np.empty(0, np.int64), *ids]))
 
+    def touched(self, version: int, rows: int) -> npt.NDArray[np.int64]:
+        """Return which blocks of so many rows are touched by deltas up to a version, ascending."""
+        blocks = np.zeros(-(-self.rows // rows), np.bool_)
+        for delta in self._upto(version):
+            blocks[np.asarray(delta.ids) // rows] = True
+        return np.flatnonzero(blocks)
+
+    def computed_checksums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """Return what the checksums of `rows` of the base are by their records."""
+        return self._base.computed_checksums(rows)
+
     def merge(self, version: int) -> Merge:
         """Return what writes the deltas of versions up to this one into the base.
 

@@ -90,6 +90,13 @@ class File(Descriptor):
             raise StoreIOError(f"{self.path} ends within bytes {offset} to {offset + out.nbytes}")
         out[:] = np.frombuffer(data, np.uint8)
 
+    def is_hole(self, offset: int, nbytes: int) -> bool:
+        """Whether a range is known to have no bytes on the disk, so that it reads zeros."""
+        try:
+            return bool(system.calls.lseek(self.fd, offset, os.SEEK_DATA) >= offset + nbytes)
+        except OSError as error:
+            return error.errno == errno.ENXIO
+
     def write(self, data: Buffer, offset: int) -> None:
         """Write all of `data` at `offset`, however often the system writes less."""
         view = memoryview(cast(Any, data)).cast("B")

@@ -154,6 +154,10 @@ class ObjectFile(File):
         nbytes = min(nbytes, self.size - offset)
         return read_ranges([(self, offset, offset + nbytes)])[0] if nbytes > 0 else b""
 
+    def is_hole(self, offset: int, nbytes: int) -> bool:
+        """Return False: an object has all its bytes."""
+        return False
+
     async def fetch(self, begin: int, end: int) -> bytes:
         """Return bytes `begin:end`; raises CorruptStoreError if the object is shorter by now."""
         from zarr.abc.store import RangeByteRequest

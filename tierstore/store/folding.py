@@ -35,7 +35,7 @@ from tierstore.disk.generation import Generation
 from tierstore.disk.pacing import at_leisure
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
-from tierstore.manifest import TableInfo
+from tierstore.manifest import DigestInfo, TableInfo
 from tierstore.store.opened import Opened
 from tierstore.threads import Worker
 
@@ -71,11 +71,15 @@ class _Fold:
         self._store = store
         self._upto = upto
         # Who holds this holds the store and its lock: no second writer may come beside it.
-        self._merges = [table.disk.merge(upto) for table in store.tables.values()]
+        self._merges = {name: table.disk.merge(upto) for name, table in store.tables.items()}
+        self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
-        for merge in self._merges:
+        for name, merge in self._merges.items():
             yield from merge.steps()
+            generation = self._store.tables[name].generation
+            if not generation.is_bound(self._upto):
+                self._digests[name] = generation.bind(self._upto)
 
     def publish(self) -> None:
         store = self._store
@@ -83,12 +87,18 @@ class _Fold:
         for name, table in store.tables.items():
             info = table.generation.info
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
-            infos[name] = dataclasses.replace(info, deltas=kept)
-        store.publish(tables=infos)
+            digest = self._digests.get(name, info.digest)
+            infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
+        try:
+            store.publish(tables=infos)
+        except (StoreIOError, StoreFullError, InvalidInputError):
+            self.drop()  # after other errors there may be a manifest that names them
+            raise
         store.sweep(1 if self._upto == store.manifest.version else store.keep)
 
     def drop(self) -> None:
-        pass
+        for name, digest in self._digests.items():
+            self._store.tables[name].generation.unbind(digest)
 
 
 class _Compacting:
@@ -181,8 +191,12 @@ class Folder:
         if not self._begin(upto):
             return False
         work = _Fold(self._store, upto)
-        for _ in work.steps():
-            pass
+        try:
+            for _ in work.steps():
+                pass
+        except BaseException:
+            work.drop()
+            raise
         work.publish()
         memory.give_back()
         return True

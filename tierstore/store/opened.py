@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tierstore import io
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
@@ -76,6 +77,7 @@ class Opened(abc.ABC):
         self._doing = ""
         self.locks: list[WriterLock | ReaderLock] = []
         self._forget: Callable[[], object] | None = None
+        self._floor = 0  # versions up to it a fold may be merging into the base
         self.sync_checks = options.check_ids == "sync"
         self._options = options
         self.directory = open_directory(options.path)
@@ -121,6 +123,7 @@ class Opened(abc.ABC):
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
             if self.guard.writable or found.version in self.reader.held:
+                self._floor = self.history.floor()
                 return found
             self.reader.hold(found.version)
 
@@ -193,9 +196,9 @@ class Opened(abc.ABC):
         """Whether a writer published meanwhile, so that what is missing may be no damage."""
         if self.guard.writable:
             return False
-        seq = self.manifest.seq
+        seen = self.manifest.seq, self._floor
         self.manifest = self._find(version)
-        return self.manifest.seq != seq
+        return (self.manifest.seq, self._floor) != seen
 
     def _explained(self, name: str, error: Exception) -> CorruptStoreError:
         """Return the error of a table that is damaged, with what helps."""
@@ -279,6 +282,8 @@ class Opened(abc.ABC):
             ) from None
         total = sum(each.spec.nbytes for each in self.manifest.tables.values())
         try:
+            if not isinstance(self._options.path, io.Objects):
+                generation.check_base(self._floor)
             share = info.spec.nbytes / total
             return generation, place(
                 generation.tier,

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import io, memory
-from tierstore.disk.base import Base, Progress
+from tierstore.disk.base import CHECKSUMS, Base, Progress
+from tierstore.disk.binding import DIGEST_ROWS, foreign_blocks, read_digest
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys, open_keys
@@ -139,6 +140,9 @@ class _Checked(Protocol):
     def damaged_files(self) -> list[str]:
         """Return names of files with damage outside any row."""
 
+    def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Return what the checksums of `rows` of the base are by their records."""
+
 
 class _Check:
     """Checks under way: each file once, whatever versions name it."""
@@ -264,12 +268,40 @@ class _Check:
             return None
         try:
             self.report.bad_files += [f"{where}: {file}" for file in base.damaged_files()]
+            self._check_binding(where, info, base, merging, opened, directory)
             bad = self._damaged_base(base, merging)
         finally:
             if directory is not None:
                 mapped.close()
         self._bases[info.generation] = bad
         return bad
+
+    def _check_binding(
+        self,
+        where: str,
+        info: TableInfo,
+        base: _Checked,
+        merging: list[Rows],
+        opened: Generation | None,
+        directory: io.Directory | None,
+    ) -> None:
+        """Compare the digest that the version names with the base's row checksums."""
+        place = opened.directory if directory is None and opened is not None else directory
+        if info.digest is None or place is None:
+            return
+        try:
+            digest = read_digest(place, info.digest, info.spec.rows)
+        except TierStoreError as error:
+            self.report.bad_files.append(f"{where}: {error}")
+            return
+        if digest is None:
+            self.report.bad_files.append(f"{where}: {info.digest.name}")
+            return
+        touched = np.unique(np.concatenate([_NOTHING, *merging]) // DIGEST_ROWS)
+        self.report.bad_files += [
+            f"{where}: {CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
+            for block in foreign_blocks(place, base, info.spec.rows, digest, touched)
+        ]
 
     def _damaged_base(self, base: _Checked, merging: list[Rows]) -> Rows:
         """Return the damaged rows of a base, reporting progress.
