@@ -979,10 +979,13 @@ extern "C" __global__ void tierstore_move(const Tier t, const Batch b) {
         const u64 m = base + lane();
         u64 source = 0, target = 0, refuge = 0;
         if (lane() < span && m < moves && b.place[m] >= 0) {
+            // Nothing takes these rows out of the host tier meanwhile: it waits. If something did, no
+            // copy may go astray.
+            const i64 from = host_slot(t, b.missed[m]);
+            const i64 home = b.leaving[m] >= 0 ? host_slot(t, b.leaving[m]) : -1;
             target = slot_address(t, b.place[m]);
-            source = host_address(t, host_slot(t, b.missed[m]));
-            if (b.leaving[m] >= 0) {
-                const i64 home = host_slot(t, b.leaving[m]);
+            if (from >= 0) source = host_address(t, from);
+            if (home >= 0) {
                 refuge = host_address(t, home);
                 mark_host(t, home);
             }
