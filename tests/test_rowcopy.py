@@ -1,3 +1,6 @@
+import _thread
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -70,3 +73,26 @@ def test_a_negative_slot_is_no_record(lo, hi, kind):
     with pytest.raises(IndexError, match="slot -1"):
         rowcopy.scatter(source, slots, np.zeros((2, hi - lo), np.uint8), lo)
     assert np.array_equal(source, before)
+
+
+@pytest.mark.parametrize("some", [0, 1])
+def test_without_threads_it_copies_by_itself(some, monkeypatch):
+    start, started = _thread.start_new_thread, []
+
+    def few(*given):
+        if len(started) >= some:
+            raise RuntimeError("can't start new thread")
+        started.append(given)
+        return start(*given)
+
+    rowcopy._threads.cache_clear()
+    monkeypatch.setattr(rowcopy, "_most", lambda: 4)
+    monkeypatch.setattr(rowcopy, "_BYTES_PER_THREAD", 64)
+    monkeypatch.setattr(threading, "_start_new_thread", few)
+    records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
+    slots = np.random.default_rng(2).permutation(100)
+    out = np.empty_like(records)
+    rowcopy.gather(records, slots, out)
+    assert np.array_equal(out, records[slots])
+    assert len(started) == some
+    rowcopy._threads.cache_clear()

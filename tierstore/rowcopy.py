@@ -6,8 +6,10 @@ lets go of the interpreter lock while it does, so large batches are split among 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,17 +30,38 @@ _MOST_THREADS = 16
 
 
 @cache
-def _threads(pid: int) -> tuple[ThreadPoolExecutor, int]:
-    """The copying threads of this process and their number; a forked child makes its own."""
-    count = min(len(os.sched_getaffinity(pid)), _MOST_THREADS)
-    return ThreadPoolExecutor(count, thread_name_prefix="tierstore-copy"), count
+def _most() -> int:
+    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+
+
+@cache
+def _threads(pid: int) -> ThreadPoolExecutor:
+    """The copying threads of this process; a forked child makes its own.
+
+    All are started before any gets work: a pool that cannot start a thread keeps the work, and
+    would do it when the arrays are another's. Raises RuntimeError where not all can be had.
+    """
+    pool = ThreadPoolExecutor(_most(), thread_name_prefix="tierstore-copy")
+    begun = threading.Event()
+    try:
+        for _ in range(_most()):
+            pool.submit(begun.wait)
+    except RuntimeError:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    finally:
+        begun.set()
+    return pool
 
 
 def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
-    """Call `work` on parts of the rows, in threads where that pays."""
-    pool, count = _threads(os.getpid())
-    parts = min(count, nbytes // _BYTES_PER_THREAD)
-    if parts < 2:
+    """Call `work` on parts of the rows, in threads where that pays and they can be had."""
+    parts = min(_most(), nbytes // _BYTES_PER_THREAD)
+    pool: ThreadPoolExecutor | None = None
+    if parts >= 2:
+        with contextlib.suppress(RuntimeError):
+            pool = _threads(os.getpid())
+    if pool is None:
         work(slice(0, rows))
         return
     edges = [rows * part // parts for part in range(parts + 1)]

@@ -1,7 +1,7 @@
-"""A process in which the k-th allocation of a call fails, for every k: what the call leaves.
+"""A process in which the k-th allocation of a call fails, or its k-th line: what the call leaves.
 
-`python -m tests.durability.little_memory ACT FIRST STEP` prints what is wrong, a line each, and the
-number of allocations that failed last.
+`python -m tests.durability.little_memory ACT FIRST STEP [lines]` prints what is wrong, a line each,
+and the number that failed last.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import numpy as np
@@ -32,11 +34,19 @@ SPECS = {
     "u": tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=2), backend="zarr"),
 }
 BUDGET = Budget(host_rows=FEW)
+PACKAGE = str(Path(tierstore.__file__).parent)
+SPARED = {"__del__", "__exit__", "_judge", "_leave", "close", "release", "settle"}
+"""Functions that end something, in which an error from elsewhere has no one left to help."""
 PATIENCE = 60
 """Seconds after which a call hangs."""
 
-ALLOWED = (TierStoreError, MemoryError, TypeError, ValueError, LookupError)
-"""What a call may raise; the last three are Python's own errors of arguments."""
+
+class Odd(Exception):
+    """What is raised at a line: as from a signal handler of the caller's."""
+
+
+ALLOWED = (TierStoreError, MemoryError, TypeError, ValueError, LookupError, Odd)
+"""What a call may raise; TypeError to LookupError are Python's own errors of arguments."""
 
 IDS = np.array([3, 60, 17, 31, 5, 9, 40, 41, 42, 43, 44])
 NEW = np.random.default_rng(5).standard_normal((IDS.size, DIM)).astype(np.float32)
@@ -165,7 +175,35 @@ class Judge:
         return all(np.array_equal(found[name], rows[name]) for name in SPECS)
 
 
-def strike(act: str, number: int, image: Path, place: Path, judge: Judge, *, many: int) -> bool:
+@contextmanager
+def failing(number: int, many: int, *, lines: bool) -> Iterator[None]:
+    """Let so many allocations of the body fail, or raise Odd at a line of the library's."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if PACKAGE not in frame.f_code.co_filename or frame.f_code.co_name in SPARED:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise Odd(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return trace
+
+    if lines:
+        sys.settrace(trace)
+    else:
+        _testcapi.set_nomemory(number, number + many)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        _testcapi.remove_mem_hooks()
+
+
+def strike(
+    act: str, number: int, image: Path, place: Path, judge: Judge, *, many: int, lines: bool
+) -> bool:
     """Let so many allocations of an act fail, in a child; return whether the act raised.
 
     For ever would not do: where there is no memory to say at which instruction, the interpreter
@@ -177,7 +215,7 @@ def strike(act: str, number: int, image: Path, place: Path, judge: Judge, *, man
     if not child:
         with open(told, "w") as out:
             faulthandler.dump_traceback_later(PATIENCE, exit=True, file=out)
-            _strike_here(act, number, place, judge, many, out)
+            _strike_here(act, number, place, judge, many, lines, out)
             out.flush()
             os._exit(0)
     status = os.waitpid(child, 0)[1]
@@ -207,20 +245,20 @@ def strike(act: str, number: int, image: Path, place: Path, judge: Judge, *, man
     return raised or os.WIFSIGNALED(status)
 
 
-def _strike_here(act: str, number: int, place: Path, judge: Judge, many: int, out: IO[str]) -> None:
+def _strike_here(
+    act: str, number: int, place: Path, judge: Judge, many: int, lines: bool, out: IO[str]
+) -> None:
     """Let an act fail in this process; tell what is wrong with what it leaves in memory."""
     store = tierstore.open(place / "s", "r+", budget=BUDGET)
     for name in SPECS:
         store[name].write(WRITTEN, np.full((WRITTEN.size, DIM), 5, np.float32))
     raised: BaseException | None = None
     work = ACTS[act]
-    _testcapi.set_nomemory(number, number + many)
     try:
-        work(store, place)
+        with failing(number, many, lines=lines):
+            work(store, place)
     except BaseException as error:
         raised = error
-    finally:
-        _testcapi.remove_mem_hooks()
     where = f"{act} {number}+{many}: {raised!r}"
     if raised is not None:
         print("raised", raised, file=out)
@@ -239,8 +277,8 @@ def _strike_here(act: str, number: int, place: Path, judge: Judge, many: int, ou
     store.close()
 
 
-def main(act: str, first: int, step: int) -> None:
-    """Let every `step`-th allocation from `first` on fail, and say what is wrong."""
+def main(act: str, first: int, step: int, *, lines: bool = False) -> None:
+    """Let every `step`-th allocation, or line, from `first` on fail, and say what is wrong."""
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -255,7 +293,8 @@ def main(act: str, first: int, step: int) -> None:
         ACTS[act](store, root / "once")
     number, quiet = first, 0
     while quiet < 6:  # an allocation may fail without anything being raised
-        raised = strike(act, number, image, root / "place", judge, many=(1, 1, 2)[number % 3])
+        many = (1, 1, 2)[number % 3]
+        raised = strike(act, number, image, root / "place", judge, many=many, lines=lines)
         quiet = 0 if raised else quiet + 1
         number += step
     shutil.rmtree(root)
@@ -264,4 +303,4 @@ def main(act: str, first: int, step: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), lines=sys.argv[4:] == ["lines"])

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
+
+import tierstore
+from tests.durability.crash import scratch
+from tierstore import guard
+from tierstore.budget import Budget
+from tierstore.errors import ClosedError, InternalError
 
 pytest.importorskip("_testcapi")
 
@@ -20,8 +28,9 @@ ACTS = {
 """Every how many-th allocation fails, so that each takes a few seconds."""
 
 
-def strike(act: str, first: int, step: int) -> None:
+def strike(act: str, first: int, step: int, *how: str) -> None:
     command = [sys.executable, "-m", "tests.durability.little_memory", act, str(first), str(step)]
+    command += how
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *wrong, struck = done.stdout.strip().splitlines()
@@ -35,7 +44,47 @@ def test_a_failed_allocation_leaves_the_store_right_or_closed(act: str) -> None:
     strike(act, 3, ACTS[act])
 
 
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.fault(33)
+def test_an_error_at_any_line_leaves_the_store_right_or_closed(act: str) -> None:
+    """Such as what a signal handler raises."""
+    strike(act, 3, max(3, ACTS[act] // 6), "lines")
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_without_closing_half_a_write_would_be_seen(
+    protected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: NumPy fails in the middle of a write with what is no MemoryError."""
+
+    def fail(*_: object) -> None:
+        raise SystemError("error return without exception set")
+
+    ids, rows = np.arange(20), np.random.default_rng(2).standard_normal((20, 4), np.float32)
+    with scratch() as root, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec = tierstore.TableSpec(50, 4)
+        with tierstore.create(root / "s", {"t": spec}, budget=Budget(host_rows=8)) as store:
+            store["t"].read(ids[:5])
+            with monkeypatch.context() as patch, pytest.raises((InternalError, SystemError)):
+                patch.setattr(store["t"].host.map, "bind", fail)
+                if not protected:
+                    patch.setattr(guard, "_HARMLESS", (Exception,))
+                store["t"].write(ids, rows)
+            assert store.closed == protected
+            if protected:
+                with pytest.raises(ClosedError, match="open it again"):
+                    store.commit()
+            else:
+                found = store["t"].read(ids)
+                assert not np.array_equal(found, rows) and found.any()
+                assert store.commit() == 2
+        with tierstore.open(root / "s") as reader:
+            assert reader["t"].read(ids).any() != protected
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("act", ACTS)
 def test_every_failed_allocation_leaves_the_store_right_or_closed(act: str) -> None:
     strike(act, 1, 1)
+    strike(act, 1, 1, "lines")

@@ -145,6 +145,15 @@ class PendingCommit(Future[int]):
             draft = Draft(session, step, payload, confirm=confirm)
         self.set_running_or_notify_cancel()
         try:
+            self._hand_over(draft)
+        finally:
+            self._ready.set()  # again: an interrupt may have come right before it was done
+        if not self._handed:
+            self.result()
+
+    def _hand_over(self, draft: Draft) -> None:
+        """Start the thread, and hand rows down when it has the store."""
+        try:
             self._worker = Worker(lambda: self._work(draft), "commit")
             if not self._worker.wait(self._held):
                 raise InternalError(_ENDED)
@@ -161,8 +170,6 @@ class PendingCommit(Future[int]):
                 raise
         finally:
             self._ready.set()
-        if not self._handed:
-            self.result()
 
     def _work(self, draft: Draft) -> None:
         """Have the store from before rows are handed down until they are a version."""

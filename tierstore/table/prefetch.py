@@ -65,8 +65,8 @@ class Prefetcher:
 
         What closes files calls this first. It needs nothing that the thread could be waiting for.
         """
-        with self._advising:
-            pass
+        self._advising.acquire()
+        self._advising.release()
 
     def wait(self) -> None:
         """Return when every request so far is done; not from within a use of the store."""
