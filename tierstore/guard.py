@@ -19,6 +19,7 @@ from tierstore.errors import (
     ConcurrentWriterError,
     DeviceLostError,
     ForkedStoreError,
+    NotAStoreError,
     ReadOnlyError,
     TierStoreError,
 )
@@ -177,7 +178,9 @@ class Use(interrupts_deferred):
 
     def _judge(self, error: BaseException) -> None:
         """Close the store after an error that its memory may not be whole after."""
-        if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError):
+        if isinstance(error, CommitFailedError | ConcurrentWriterError | DeviceLostError) or (
+            isinstance(error, NotAStoreError) and self._guard.writable
+        ):
             self._guard.close(str(error))
         elif (
             isinstance(error, KeyboardInterrupt | MemoryError)

@@ -16,12 +16,14 @@ from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
+    ConcurrentWriterError,
     CorruptStoreError,
     InvalidInputError,
+    StoreIOError,
     TierStoreError,
 )
 from tierstore.guard import Guard, interrupts_deferred
-from tierstore.manifest import Manifest, TableInfo, new_mark
+from tierstore.manifest import FORMAT, Manifest, TableInfo, new_mark
 from tierstore.policy import choose
 from tierstore.store import lifetime
 from tierstore.store.history import History, open_directory, read_identity
@@ -60,7 +62,8 @@ class Opened(abc.ABC):
         self._floor = 0  # versions up to it a fold may be merging into the base
         self.sync_checks = options.check_ids == "sync"
         self._options = options
-        self.directory = open_directory(options.path)
+        within = options.within
+        self.directory = open_directory(options.path) if within is None else within.again()
         try:
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
@@ -85,9 +88,13 @@ class Opened(abc.ABC):
                 self._go_back(self.manifest)
             self.sweep(self.keep)
             self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+        if self._options.mark not in (None, self.manifest.mark):
+            raise StoreIOError(
+                f"version {self.manifest.version} of {self._options.path} is not the one that was "
+                "meant: another copy of the store lies there by now; open it again"
+            )
         self._attach(self._open_all(version).new)
-        if not self.guard.writable:
-            self.reader.hold_only(self.manifest.version)
+        self._hold_only_what_is_open()
 
     def _find(self, version: int | None) -> Manifest:
         """Return the manifest of a version, or of the newest.
@@ -100,7 +107,12 @@ class Opened(abc.ABC):
             if self.guard.writable or found.version in self.reader.held:
                 self._floor = self.history.floor()
                 return found
-            self.reader.hold(found.version)
+            self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+
+    def _hold_only_what_is_open(self) -> None:
+        if not self.guard.writable:
+            is_old = self.manifest.format == 1
+            self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version anew, so that those after it are no more."""
@@ -220,6 +232,7 @@ class Opened(abc.ABC):
             seq=self.ledger.seq + 1,
             keep=self.keep,
             last_version=self.ledger.last_version,
+            format=FORMAT,
             **changes,
         )
 
@@ -256,6 +269,22 @@ class Opened(abc.ABC):
             yield
         finally:
             self._doing = ""
+
+    @contextlib.contextmanager
+    def unless_published(self, remove: Callable[[], object]) -> Iterator[None]:
+        """Call `remove` where the body fails and surely has published nothing.
+
+        For files that no version names then.
+        """
+        before = self.ledger.seq
+        try:
+            yield
+        except BaseException as error:
+            is_unknown = isinstance(error, CommitFailedError | ConcurrentWriterError)
+            if self.ledger.seq == before and not is_unknown and not self.guard.closed:
+                with contextlib.suppress(TierStoreError, OSError):
+                    remove()
+            raise
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -331,7 +360,7 @@ class Opened(abc.ABC):
             opened = self._open_all(None)
         except BaseException:
             self.manifest = before
-            self.reader.hold_only(before.version)
+            self._hold_only_what_is_open()
             raise
         with interrupts_deferred():
             try:
@@ -339,7 +368,7 @@ class Opened(abc.ABC):
             except BaseException as error:
                 self.guard.close(f"a refresh broke off in the middle ({error}); open it again")
                 raise
-        self.reader.hold_only(self.manifest.version)
+        self._hold_only_what_is_open()
         return True
 
     def _follow(self, opened: _Opening) -> None:

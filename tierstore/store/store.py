@@ -23,7 +23,6 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     LockedError,
-    StoreIOError,
     UnknownNameError,
 )
 from tierstore.info import StoreInfo, Version
@@ -289,12 +288,13 @@ class Store:
         if not self._guard.writable and wanted == self.version:
             save_store(self.tables, self.payload, self._session.manifest, where, progress)
             return
-        with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
-            if source.uuid != self.uuid:
-                raise StoreIOError(
-                    f"{self.path} is another store by now ({source.uuid}, {self.uuid} is open); "
-                    "open it again"
-                )
+        options = Options(
+            path=self._options.path,
+            within=self._session.directory,
+            version=wanted,
+            budget=_NOTHING,
+        )
+        with Store(options) as source:
             save_store(source.tables, source.payload, source._session.manifest, where, progress)
 
     def verify(
@@ -387,4 +387,8 @@ class Store:
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"
             )
-        return Store, (dataclasses.replace(self._options, version=self.version, device=None),)
+        manifest = self._session.manifest
+        options = dataclasses.replace(
+            self._options, version=manifest.version, mark=manifest.mark, within=None, device=None
+        )
+        return Store, (options,)
