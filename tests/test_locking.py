@@ -95,12 +95,12 @@ def test_a_reader_of_a_version_that_is_folded_while_it_is_opened_looks_again(pat
     with opened(path, "r+") as store:
         hold = ReaderLock.hold
 
-        def late(self, version):
+        def late(self, version, **options):
             monkeypatch.setattr(ReaderLock, "hold", hold)
             change(store, 1)
             store.commit()
             store.fold()
-            hold(self, version)
+            hold(self, version, **options)
 
         monkeypatch.setattr(ReaderLock, "hold", late)
         with opened(path) as reader:

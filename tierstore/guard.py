@@ -21,6 +21,7 @@ from tierstore.errors import (
     DeviceLostError,
     ForkedStoreError,
     InternalError,
+    NotAStoreError,
     ReadOnlyError,
     TierStoreError,
 )
@@ -240,7 +241,7 @@ class Use(interrupts_deferred):
         MemoryError, an interrupt, or an exception of the caller's.
         """
         guard = self._guard
-        if isinstance(error, _FINAL):
+        if isinstance(error, _FINAL) or (isinstance(error, NotAStoreError) and guard.writable):
             guard.close(error.args[0] if error.args else _BROKEN_OFF)
         elif error is self._harmless:
             if _is_internal(error):

@@ -135,7 +135,8 @@ class Manifest:
 
     No number is given twice: `last_version` is the highest there ever was, which may be above
     `version` where a writer went back. `previous` is the version this one was made from, and `mark`
-    a random text that tells it from a version of the same number in a copy of the store.
+    a random text that tells it from a version of the same number in a copy of the store. `format`
+    is that of the file it was read from; a manifest is always written in the present one.
     """
 
     uuid: str
@@ -150,6 +151,7 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
+    format: int = FORMAT
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations, and of all files but those of bases."""
@@ -185,10 +187,10 @@ class Manifest:
         """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
         body = unseal(data, name, FORMAT)
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
-        is_first = body.integer("format") == 1
+        version, number = _version(body, "version"), body.integer("format")
+        is_first = number == 1
         names |= set() if is_first else {"last_version", "previous", "mark"}
         body.only(names | {"format", "payload", "tables"})
-        version = _version(body, "version")
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -208,6 +210,7 @@ class Manifest:
             last_version=version if is_first else _version(body, "last_version"),
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
+            format=number,
         )
 
 

@@ -5,7 +5,6 @@ Rows 22 and 72 of the list of faults.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 import tierstore
 from tierstore.budget import Budget
-from tierstore.errors import StoreIOError
 
 NONE = Budget(host=0)
 WORDS = [f"word {row}" for row in range(40)]
@@ -94,16 +92,19 @@ def test_a_reader_copies_its_version(path: Path, tmp_path: Path) -> None:
         assert copy.payload["model"].read() == b"first"
 
 
-def test_saving_notices_another_store_under_the_path(path: Path, tmp_path: Path) -> None:
+def test_saving_copies_the_store_that_is_open_whatever_lies_at_the_path(
+    path: Path, tmp_path: Path
+) -> None:
     with tierstore.open(path, "r+", budget=NONE) as writer:
         path.rename(tmp_path / "moved")
-        shutil.copytree(tmp_path / "moved", path)
-        writer.save(tmp_path / "same")  # a copy by other means is the same store
-        shutil.rmtree(path)
+        writer.save(tmp_path / "of nothing")
         tierstore.create(path, {"t": tierstore.TableSpec(3, 4)}).close()
-        with pytest.raises(StoreIOError, match="is another store by now"):
-            writer.save(tmp_path / "copy", version=1)
-    assert not (tmp_path / "copy").exists()
+        writer.save(tmp_path / "of another")
+        uuid = writer.uuid
+    for name in ("of nothing", "of another"):
+        with tierstore.open(tmp_path / name) as copy:
+            assert copy.parent == (uuid, copy.version)
+            assert np.array_equal(copy["t"].read(np.arange(40)), values(1))
 
 
 @pytest.mark.fault(67, 72)

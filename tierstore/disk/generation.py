@@ -29,7 +29,7 @@ from tierstore.disk.delta import Delta
 from tierstore.disk.keys import Keys, open_keys
 from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
-from tierstore.errors import CorruptStoreError, TierStoreError
+from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
 from tierstore.laws import BLOCK_ROWS, zeros
 from tierstore.manifest import (
     DELTA_NAME,
@@ -180,7 +180,13 @@ class Generation:
         self._coming, live = [], self.tier.live
         if live is None or not live.count:
             return None
-        self._coming = [self._open_delta(live.seal(store=self._store, version=version))]
+        info = live.seal(store=self._store, version=version)
+        if live.nameless:
+            raise ConcurrentWriterError(
+                f"{self.directory.join(info.name)} was removed before it was committed: another "
+                "writer takes the store for its own, which the lock should prevent; open it again"
+            )
+        self._coming = [self._open_delta(info)]
         return self._coming[0].info
 
     def sync(self) -> None:

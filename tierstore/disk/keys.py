@@ -25,7 +25,7 @@ from tierstore.errors import (
 )
 from tierstore.manifest import KeysInfo
 
-__all__ = ["Keys", "open_keys", "write_keys"]
+__all__ = ["Keys", "open_keys", "remove_keys", "write_keys"]
 
 _HEADER = 128
 _BLOCK = 1 << 20
@@ -197,6 +197,12 @@ def write_keys(directory: io.Directory, keys: Sequence[Any], rows: int) -> KeysI
         directory.write_file(name, data)
     directory.sync()
     return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
+
+
+def remove_keys(directory: io.Directory, info: KeysInfo) -> None:
+    """Remove the files of keys that no version names."""
+    for name in info.files:
+        directory.unlink(name)
 
 
 def _check_distinct(keys: list[Any]) -> None:

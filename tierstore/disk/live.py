@@ -219,6 +219,11 @@ class LiveDelta:
         self._file.start_writing(body, size - body)
         return DeltaInfo(self.name, size, self.count, version, footer_checksum(footer))
 
+    @property
+    def nameless(self) -> bool:
+        """Whether the file was removed by another program."""
+        return self._file.nameless
+
     def sync(self) -> None:
         """Make the file durable; its name is not, until the directory is synced."""
         self._file.sync()

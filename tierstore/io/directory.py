@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from tierstore.errors import FormatError, StoreIOError
+from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 from tierstore.io import system
 from tierstore.io.descriptor import Descriptor
 from tierstore.io.file import Buffer, File
@@ -41,6 +41,12 @@ class Directory(Descriptor):
         """Path of an entry, for messages."""
         return os.path.join(self.path, name)
 
+    def again(self) -> Directory:
+        """Open the same directory once more, wherever it has been moved to."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with explained("open", self.path):
+            return Directory(system.calls.open(".", flags, dir_fd=self.fd), self.path)
+
     def directory(self, name: str) -> Directory:
         """Open a directory within this one; raises FormatError for anything else."""
         flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
@@ -69,12 +75,22 @@ class Directory(Descriptor):
         return self.directory(name)
 
     def create(self, name: str) -> File:
-        """Create a file that did not exist, open for reading and writing."""
+        """Create a file that did not exist, open for reading and writing.
+
+        Raises NotAStoreError where the directory itself has been removed.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
-        with explained("create", self.join(name)):
-            return File(
-                system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), self.join(name)
-            )
+        path = self.join(name)
+        try:
+            with explained("create", path):
+                return File(system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), path)
+        except StoreIOError as error:
+            if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
+                raise NotAStoreError(
+                    f"{self.path} was removed while the store was open, with what it held; "
+                    "restore it from a copy and open it again"
+                ) from error
+            raise
 
     def open_file(self, name: str, *, write: bool = False) -> File:
         """Open a regular file; raises FormatError for links, FIFOs, devices and directories."""

@@ -272,6 +272,10 @@ class ObjectDirectory(Directory):
     def _do(self, action: str, name: str, function: Callable[..., Awaitable[T]], *given: Any) -> T:
         return _wait(function(*given), action, self.join(name))
 
+    def again(self) -> Directory:
+        """Refer to the same objects once more."""
+        return ObjectDirectory(self._store, self._prefix, self.path)
+
     def directory(self, name: str) -> Directory:
         """Return the objects under a name; there need not be any."""
         return ObjectDirectory(self._store, self._key(name), self.join(name))

@@ -5,14 +5,14 @@ one offset above all versions; a reader of version v shares offset v; and a fold
 takes offsets 0 to u for the moment in which it begins, which it can while no reader is older.
 
 A program that knows none of this locks the files LOCK and FOLD instead. So the writer holds LOCK
-too, and a fold begins only if it could have FOLD.
+too, a fold begins only if it could have FOLD, and a reader of what such a program wrote shares it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from tierstore import io
@@ -181,31 +181,52 @@ class ReaderLock:
 
     def __init__(self, directory: io.Directory) -> None:
         """Hold no version yet."""
-        self._path = directory.path
+        self._directory = directory
         self._store = directory.open_file(STORE)
+        self._fold: io.File | None = None
         self.held: set[int] = set()
 
-    def hold(self, version: int) -> None:
+    def hold(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
         """Keep folds from a version, beside those that are held.
 
         A fold may have begun before, so look afterwards whether the version can still be opened.
-        Waits for one that is beginning; raises LockedError if that takes longer than a minute.
+        `keeps_old_programs_away` is for a store that a program may be writing which knows no
+        versions: FOLD is shared too, which keeps every fold away.
+
+        Waits for a fold that is beginning; raises LockedError if that takes longer than a minute.
         """
-        patience = time.monotonic() + _PATIENCE_SECONDS
-        while not self._store.lock_range(version, 1, exclusive=False):
-            if time.monotonic() > patience:
-                raise LockedError(f"{self._path} has been folding for a minute; try again later")
-            time.sleep(_POLL_SECONDS)
+        if keeps_old_programs_away and self._fold is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fold = self._directory.open_file(FOLD)
+                fold = self._fold
+                self._wait_for(lambda: fold.lock(exclusive=False))
+        self._wait_for(lambda: self._store.lock_range(version, 1, exclusive=False))
         self.held.add(version)
 
-    def hold_only(self, version: int) -> None:
+    def _wait_for(self, lock: Callable[[], bool]) -> None:
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        while not lock():
+            if time.monotonic() > patience:
+                path = self._directory.path
+                raise LockedError(f"{path} has been folding for a minute; try again later")
+            time.sleep(_POLL_SECONDS)
+
+    def hold_only(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
         """Let go of all versions but this one."""
         for other in self.held - {version}:
             self._store.unlock_range(other, 1)
         self.held &= {version}
+        if not keeps_old_programs_away:
+            self._close_fold()
+
+    def _close_fold(self) -> None:
+        if self._fold is not None:
+            self._fold.close()
+        self._fold = None
 
     def close(self) -> None:
         """Let go of every version; harmless when done twice."""
+        self._close_fold()
         self._store.close()
 
 

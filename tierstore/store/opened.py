@@ -16,13 +16,15 @@ from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.errors import (
     CommitFailedError,
+    ConcurrentWriterError,
     CorruptStoreError,
     FormatError,
     InvalidInputError,
+    StoreIOError,
     TierStoreError,
 )
 from tierstore.guard import Guard, interrupts_deferred
-from tierstore.manifest import Manifest, TableInfo, new_mark
+from tierstore.manifest import FORMAT, Manifest, TableInfo, new_mark
 from tierstore.policy import choose
 from tierstore.spec import TableSpec
 from tierstore.store import lifetime
@@ -80,7 +82,8 @@ class Opened(abc.ABC):
         self._floor = 0  # versions up to it a fold may be merging into the base
         self.sync_checks = options.check_ids == "sync"
         self._options = options
-        self.directory = open_directory(options.path)
+        within = options.within
+        self.directory = open_directory(options.path) if within is None else within.again()
         try:
             self.identity = read_identity(self.directory)
             self.history = History(self.directory, self.identity.uuid)
@@ -110,9 +113,14 @@ class Opened(abc.ABC):
             self.sweep(self.keep)
             if not self.damaged:
                 self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+        if self._options.mark not in (None, self.manifest.mark):
+            opened.close()
+            raise StoreIOError(
+                f"version {self.manifest.version} of {self._options.path} is not the one that was "
+                "meant: another copy of the store lies there by now; open it again"
+            )
         self._attach(opened.new)
-        if not self.guard.writable:
-            self.reader.hold_only(self.manifest.version)
+        self._hold_only_what_is_open()
 
     def _find(self, version: int | None) -> Manifest:
         """Return the manifest of a version, or of the newest.
@@ -125,7 +133,12 @@ class Opened(abc.ABC):
             if self.guard.writable or found.version in self.reader.held:
                 self._floor = self.history.floor()
                 return found
-            self.reader.hold(found.version)
+            self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+
+    def _hold_only_what_is_open(self) -> None:
+        if not self.guard.writable:
+            is_old = self.manifest.format == 1
+            self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
     def _check_whole(self, version: int) -> None:
         """Raise if a table is damaged, before newer versions go for one that is not better."""
@@ -318,6 +331,7 @@ class Opened(abc.ABC):
             seq=self.ledger.seq + 1,
             keep=self.keep,
             last_version=self.ledger.last_version,
+            format=FORMAT,
             **changes,
         )
 
@@ -354,6 +368,22 @@ class Opened(abc.ABC):
             yield
         finally:
             self._doing = ""
+
+    @contextlib.contextmanager
+    def unless_published(self, remove: Callable[[], object]) -> Iterator[None]:
+        """Call `remove` where the body fails and surely has published nothing.
+
+        For files that no version names then.
+        """
+        before = self.ledger.seq
+        try:
+            yield
+        except BaseException as error:
+            is_unknown = isinstance(error, CommitFailedError | ConcurrentWriterError)
+            if self.ledger.seq == before and not is_unknown and not self.guard.closed:
+                with contextlib.suppress(TierStoreError, OSError):
+                    remove()
+            raise
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -432,7 +462,7 @@ class Opened(abc.ABC):
                 raise opened.damaged[name]
         except BaseException:
             self.manifest, self._held = before, held
-            self.reader.hold_only(before.version)
+            self._hold_only_what_is_open()
             raise
         with interrupts_deferred():
             try:
@@ -440,7 +470,7 @@ class Opened(abc.ABC):
             except BaseException as error:
                 self.guard.close(f"a refresh broke off in the middle ({error}); open it again")
                 raise
-        self.reader.hold_only(self.manifest.version)
+        self._hold_only_what_is_open()
         return True
 
     def _follow(self, opened: _Opening) -> None:

@@ -18,6 +18,10 @@ __all__ = ["Options"]
 class Options:
     """The arguments of `tierstore.open`, checked, with the device found; None is the CPU.
 
+    `mark` is the one that the version must have: it tells it from the version of the same number in
+    a copy of the store. `within` is a directory that is open already, to be read whatever lies at
+    the path by now.
+
     Raises InvalidTypeError, and InvalidInputError for what contradicts itself.
     """
 
@@ -31,6 +35,8 @@ class Options:
     allow_untested: bool = False
     device: Device | None = None
     check_ids: str = "async"
+    mark: str | None = None
+    within: io.Directory | None = None
 
     def __post_init__(self) -> None:
         """Check each, and that they go together."""

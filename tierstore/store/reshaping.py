@@ -7,7 +7,6 @@ to the old one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +16,11 @@ import numpy.typing as npt
 
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
-from tierstore.disk.keys import write_keys
-from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.disk.keys import remove_keys, write_keys
+from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError
 from tierstore.laws import Law
 from tierstore.spec import Field, TableSpec
 from tierstore.store.opened import Opened
-from tierstore.store.sweeping import remove_generation
 from tierstore.strictjson import json_values
 from tierstore.table import Table
 
@@ -54,24 +52,21 @@ def replace(
     old = store.tables.get(name)
     if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
         keys = old.keys[:]
-    info = None
-    try:
-        with store.directory.directory(name) as table:
-            info = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
+    scalars = json_values(scalars)
+    with store.directory.directory(name) as table:
+        created = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
+        with store.unless_published(
+            lambda: generations.remove_generation(table, created.generation)
+        ):
+            written = None
             if keys is not None:
-                with table.directory(info.generation) as generation:
+                with table.directory(created.generation) as generation:
                     written = write_keys(generation, keys, spec.rows)
-                info = dataclasses.replace(info, keys=written)
-    except BaseException:
-        if info is not None:  # its space is wanted now, not when a writer opens the store
-            with contextlib.suppress(TierStoreError, OSError, MemoryError):
-                remove_generation(store.directory, f"{name}/{info.generation}")
-        raise
-    store.directory.sync()
-    info = dataclasses.replace(info, scalars=json_values(scalars))
-    with store.unbroken():
-        store.commit_tables({name: info})
-        store.reopen(name, info)
+            info = dataclasses.replace(created, keys=written, scalars=scalars)
+            store.directory.sync()
+            with store.unbroken():
+                store.commit_tables({name: info})
+                store.reopen(name, info)
 
 
 def add_fields(
@@ -115,7 +110,8 @@ def set_keys(store: Opened, name: str, keys: Sequence[Any]) -> None:
     table = store.tables[name]
     generation = table.generation
     written = write_keys(generation.directory, keys, table.rows)
-    store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+    with store.unless_published(lambda: remove_keys(generation.directory, written)):
+        store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
     table.forget_keys()
 
 

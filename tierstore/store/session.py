@@ -27,6 +27,8 @@ from tierstore.table.tiers import Tiers
 
 __all__ = ["Session"]
 
+_MANY_UNCONFIRMED = 100
+
 
 class Session(Opened):
     """What a Store is made of, and what its tables ask for."""
@@ -34,6 +36,7 @@ class Session(Opened):
     def __init__(self, options: Options) -> None:
         """Open a store."""
         self.folder = Folder(self)
+        self._has_warned = False
         super().__init__(options)
 
     def new_table(self, name: str, generation: Generation, tiers: Tiers) -> Table:
@@ -45,6 +48,15 @@ class Session(Opened):
         with self._put_off():
             self.sweep(self.keep)
             self.folder.tend()
+        if not self._has_warned and self.ledger.unconfirmed() > _MANY_UNCONFIRMED:
+            self._has_warned = True
+            warnings.warn(
+                f"more than {_MANY_UNCONFIRMED} versions of {self.directory.path} wait to be "
+                "confirmed: all of them stay on the disk, and nothing can be folded; call "
+                "store.confirm(version) when the model of that version is saved",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     @contextlib.contextmanager
     def _put_off(self) -> Iterator[None]:

@@ -24,7 +24,6 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
     LockedError,
-    StoreIOError,
     UnknownNameError,
 )
 from tierstore.guard import internal_errors
@@ -325,12 +324,13 @@ class Store:
             wanted = self.version if version is None else version
             if not self._guard.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
-            with Store(Options(path=self.path, version=wanted, budget=_NOTHING)) as source:
-                if source.uuid != self.uuid:
-                    raise StoreIOError(
-                        f"{self.path} is another store by now ({source.uuid}, {self.uuid} is "
-                        "open); open it again"
-                    )
+            options = Options(
+                path=self._options.path,
+                within=self._session.directory,
+                version=wanted,
+                budget=_NOTHING,
+            )
+            with Store(options) as source:
                 return source._save(where, skip=skip, progress=progress)
 
     def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
@@ -464,7 +464,11 @@ class Store:
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"
             )
-        return Store, (dataclasses.replace(self._options, version=self.version, device=None),)
+        manifest = self._session.manifest
+        options = dataclasses.replace(
+            self._options, version=manifest.version, mark=manifest.mark, within=None, device=None
+        )
+        return Store, (options,)
 
 
 class _Tables(Mapping[str, Table]):
