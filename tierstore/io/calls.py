@@ -67,6 +67,7 @@ class Calls:
     link = staticmethod(os.link)
     unlink = staticmethod(os.unlink)
     rename = staticmethod(os.rename)
+    lseek = staticmethod(os.lseek)
     pread = staticmethod(os.pread)
     preadv = staticmethod(os.preadv)
     pwrite = staticmethod(os.pwrite)
