@@ -16,7 +16,7 @@ from tierstore.budget import Budget
 from tierstore.disk.base import Base
 from tierstore.disk.compressed import CompressedRecords
 from tierstore.disk.delta import Delta
-from tierstore.errors import CorruptRowError
+from tierstore.errors import CorruptRowError, StoreIOError
 from tierstore.store.folding import Folder
 from tierstore.store.locking import WriterLock
 
@@ -224,8 +224,8 @@ def test_a_refresh_that_fails_leaves_what_was_open(root):
         trainer.check(reader)
         trainer.commit()
         with (
-            mock.patch.object(Delta, "_check_size", side_effect=OSError("no more")),
-            pytest.raises(OSError, match="no more"),
+            mock.patch.object(Delta, "_check_size", side_effect=StoreIOError("no more")),
+            pytest.raises(StoreIOError, match="no more"),
         ):
             reader.refresh()
         trainer.check(reader)

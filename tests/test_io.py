@@ -21,6 +21,7 @@ from tierstore.errors import (
     TierStoreError,
 )
 from tierstore.io.calls import Calls
+from tierstore.io.filesystems import filesystem_of
 
 
 @pytest.fixture
@@ -361,10 +362,10 @@ def test_the_file_system_has_a_name(tmp_path):
 def test_where_mounts_cannot_be_read_the_type_has_a_number(directory, monkeypatch):
     calls = Calls()
     monkeypatch.setattr(io.system, "calls", calls)
-    monkeypatch.setattr(io.filesystems, "_mount_of", lambda fd: "none")
+    monkeypatch.setattr(io.filesystems, "_mount_of", lambda fd: b"none")
     for magic, name in ((0x9123683E, "btrfs"), (0x65735546, "fuse"), (0x1234, "")):
         calls.file_system_magic = lambda fd, magic=magic: magic
-        assert directory.filesystem == name
+        assert filesystem_of(directory.fd) == name
     monkeypatch.undo()
     assert Calls.file_system_magic(directory.fd) > 0
 

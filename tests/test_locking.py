@@ -46,7 +46,7 @@ def opened(path, mode="r", **options):
 
 
 def test_the_oldest_reader_is_known_by_its_version(directory):
-    writer = WriterLock(directory, allow_network=False)
+    writer = WriterLock(directory, allow_untested=False)
     assert writer.oldest_reader(100) is None
     readers = [ReaderLock(directory) for _ in range(3)]
     for reader, version in zip(readers, (9, 4, 5), strict=True):
@@ -71,10 +71,10 @@ def test_the_oldest_reader_is_known_by_its_version(directory):
         monkey.hold(7)
     monkey.hold(6)
     with pytest.raises(LockedError):
-        WriterLock(directory, allow_network=False)
+        WriterLock(directory, allow_untested=False)
     for lock in (*readers, monkey, writer):
         lock.close()
-    WriterLock(directory, allow_network=False).close()
+    WriterLock(directory, allow_untested=False).close()
 
 
 def test_readers_that_follow_do_not_stop_folds(path):

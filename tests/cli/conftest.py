@@ -107,6 +107,10 @@ def files() -> Callable[[Path], dict[str, bytes]]:
 
     def files(path: Path) -> dict[str, bytes]:
         found = (file for file in sorted(path.rglob("*")) if file.is_file())
-        return {str(file.relative_to(path)): file.read_bytes() for file in found}
+        return {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in found
+            if file.name != "LOCK"  # holds a note of who wrote last
+        }
 
     return files

@@ -11,10 +11,17 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tierstore.errors import CommitFailedError, ExistsError, InvalidInputError, TierStoreError
+from tierstore.errors import (
+    CommitFailedError,
+    ExistsError,
+    InvalidInputError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
 from tierstore.io import system
 from tierstore.io.directory import Directory
-from tierstore.io.system import explained
+from tierstore.io.system import FULL, explained
 
 __all__ = ["leftovers", "publish", "withdraw"]
 
@@ -89,8 +96,11 @@ def _writing(temporary: Path, target: Path) -> Iterator[None]:
         foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
         if foreign or not about.startswith(str(temporary)):
             raise
-        with explained("write", str(target)):
-            raise
+        kind: type[OSError] = StoreFullError if error.errno in FULL else StoreIOError
+        reason = error.strerror or str(error)
+        failure = kind(f"cannot write {target}: {reason}; nothing was left behind")
+        failure.errno = error.errno
+        raise failure from error
 
 
 def _sync_tree(parent: Directory, name: str) -> None:

@@ -20,7 +20,7 @@ __all__ = ["calls", "explained", "send_range", "sync_descriptor", "wait_for_rang
 
 calls: Any = Calls()
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOOKUPS = frozenset({"open", "examine"})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ESPIPE, errno.EPERM})
 _SYNC_FILE_RANGE_WRITE = 2
@@ -49,7 +49,7 @@ def explained(action: str, path: str) -> Iterator[None]:
 
 
 def _explanation(action: str, path: str, error: OSError) -> OSError:
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return StoreFullError(
             f"no space to {action} {path} ({error.strerror}); the last commit is intact, "
             "free some space and try again"

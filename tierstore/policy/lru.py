@@ -26,6 +26,11 @@ _Batches = npt.NDArray[np.uint32] | int
 """The number of the batch of each slot of an entry, ascending, or of all."""
 
 
+def _packed(slots: int) -> int:
+    """Return how many slots of small touches share an entry in a tier of so many."""
+    return min(_PACKED, slots)
+
+
 class LRU:
     """Least recently used, exactly; among the slots that a large batch touched chance decides.
 
@@ -42,11 +47,12 @@ class LRU:
     def __init__(self, slots: int) -> None:
         """Start with no slot in use."""
         self._stamp = np.zeros(slots, np.uint32)
+        self._packed = _packed(slots)
         self._log: deque[tuple[Slots, _Batches]] = deque()
         self._log_bytes = 0
         self._most_bytes = self._log_bytes_for(slots)
-        self._open_slots = np.empty(_PACKED, np.int32)
-        self._open_batches = np.empty(_PACKED, np.uint32)
+        self._open_slots = np.empty(self._packed, np.int32)
+        self._open_batches = np.empty(self._packed, np.uint32)
         self._filled = 0
         self._now = 1
         self._chance = Random(0)
@@ -54,17 +60,17 @@ class LRU:
     @staticmethod
     def _log_bytes_for(slots: int) -> int:
         """Bytes that the log may take: an entry for every slot takes at most 10 a slot."""
-        return 12 * slots + 4096
+        return 12 * slots + min(4096, 512 + 16 * slots)
 
     @classmethod
     def bytes_for(cls, slots: int) -> int:
         """Most bytes for a number of slots: stamps, the log, and the entry that is being filled."""
-        return 4 * slots + cls._log_bytes_for(slots) + 8 * _PACKED
+        return 4 * slots + cls._log_bytes_for(slots) + 8 * _packed(slots)
 
     @property
     def nbytes(self) -> int:
         """Bytes taken now."""
-        return int(self._stamp.nbytes + self._log_bytes + 8 * _PACKED)
+        return int(self._stamp.nbytes + self._log_bytes + 8 * self._packed)
 
     def use(self, rows: Rows) -> None:
         """Do nothing: only rows that have a slot count."""
@@ -124,11 +130,11 @@ class LRU:
 
     def _append(self, slots: Slots, batches: _Batches) -> None:
         """Append to the log, to the entry that is being filled if these are few slots."""
-        if slots.size >= _PACKED:
+        if slots.size >= self._packed:
             self._close()
             self._push(slots.astype(np.int32), batches)
             return
-        if self._filled + slots.size > _PACKED:
+        if self._filled + slots.size > self._packed:
             self._close()
         place = slice(self._filled, self._filled + slots.size)
         self._open_slots[place] = slots
