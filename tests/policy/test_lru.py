@@ -122,7 +122,7 @@ def test_the_log_takes_what_it_may(monkeypatch, slots, sizes):
         lru.next_batch()
         assert lru.nbytes <= LRU.bytes_for(slots)
     entries = sum(module._bytes_of(*entry) for entry in lru._log)
-    assert lru.nbytes == lru._stamp.nbytes + entries + 8 * module._PACKED
+    assert lru.nbytes == lru._stamp.nbytes + entries + 8 * module._packed(slots)
     used = np.count_nonzero(lru._stamp)
     assert lru.victims(np.arange(slots)).size == used
 

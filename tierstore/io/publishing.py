@@ -96,9 +96,13 @@ def _writing(temporary: Path, target: Path) -> Iterator[None]:
         foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
         if foreign or not about.startswith(str(temporary)):
             raise
-        kind: type[OSError] = StoreFullError if error.errno in FULL else StoreIOError
         reason = error.strerror or str(error)
-        failure = kind(f"cannot write {target}: {reason}; nothing was left behind")
+        failure: OSError = StoreIOError(f"cannot write {target}: {reason}; nothing was left behind")
+        if error.errno in FULL:
+            failure = StoreFullError(
+                f"no space to write {target} ({reason}); nothing was left behind, free some space "
+                "and try again"
+            )
         failure.errno = error.errno
         raise failure from error
 
