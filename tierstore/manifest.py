@@ -148,7 +148,7 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
-    format: int = FORMAT
+    format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations, and of all files but those of bases."""
@@ -188,6 +188,9 @@ class Manifest:
         is_first = number == 1
         names |= set() if is_first else {"last_version", "previous", "mark"}
         body.only(names | {"format", "payload", "tables"})
+        last_version = version if is_first else _version(body, "last_version")
+        if last_version < version:
+            raise FormatError(f"{name}: version {version} is above the last one, {last_version}")
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -204,7 +207,7 @@ class Manifest:
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={key: _table(tables.section(key), is_first) for key in tables},
-            last_version=version if is_first else _version(body, "last_version"),
+            last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
             format=number,
