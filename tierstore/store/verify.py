@@ -79,10 +79,8 @@ def verify_store(
     if sample is None:
         seen = _files(manifest)
         for older in history.versions().values():
-            found = _damaged_in_version(older, directory, history, seen)
+            report.bad_files += _damaged_in_kept(older, directory, history, seen)
             seen |= _files(older)
-            if found and older.version in history.versions():  # else a writer swept it meanwhile
-                report.bad_files += found
     return report
 
 
@@ -143,6 +141,20 @@ def _files(manifest: Manifest) -> set[str]:
         names |= {info.generation, *(delta.name for delta in info.deltas)}
         names |= set(info.keys.files) if info.keys else set()
     return names
+
+
+def _damaged_in_kept(
+    manifest: Manifest, directory: io.Directory, history: History, seen: set[str]
+) -> list[str]:
+    """Return what is wrong with a version, unless a writer removed it or its files meanwhile."""
+    while True:
+        found = _damaged_in_version(manifest, directory, history, seen)
+        now = history.versions().get(manifest.version) if found else None
+        if now is None:
+            return []
+        if now.seq == manifest.seq:
+            return found
+        manifest = now  # its files are others than before
 
 
 def _damaged_in_version(
