@@ -189,8 +189,12 @@ class Manifest:
         names |= set() if is_first else {"last_version", "previous", "mark"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
-        if last_version < version:
-            raise FormatError(f"{name}: version {version} is above the last one, {last_version}")
+        floor, confirmed = body.natural("floor"), body.natural("confirmed")
+        if not max(floor, confirmed) <= version <= last_version:
+            raise FormatError(
+                f"{name}: version {version} is not between the floor {floor}, the confirmed "
+                f"version {confirmed} and the last version {last_version}"
+            )
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -202,8 +206,8 @@ class Manifest:
             seq=body.natural("seq"),
             version=version,
             step=step,
-            floor=body.natural("floor"),
-            confirmed=body.natural("confirmed"),
+            floor=floor,
+            confirmed=confirmed,
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={key: _table(tables.section(key), is_first) for key in tables},

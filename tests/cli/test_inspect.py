@@ -30,7 +30,7 @@ def test_json_is_what_the_contract_says(run_json, pair):
     data = run_json("inspect", pair)
     assert list(data) == STORE_KEYS
     assert data["store"] == str(pair) and data["version"] == 3 and data["step"] == 7
-    assert data["format"] == 1 and data["folded"] is False
+    assert data["format"] == 2 and data["folded"] is False
     assert re.fullmatch("[0-9a-f]{32}", data["uuid"])
     item, user = data["tables"]
     assert list(item) == list(user) == TABLE_KEYS

@@ -26,7 +26,6 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.info import StoreInfo, Version
-from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.store.committing import Draft, PendingCommit
 from tierstore.store.options import Options
@@ -345,7 +344,7 @@ class Store:
             tables = tuple(table.information() for table in self._session.tables.values())
         return StoreInfo(
             store=str(self.path),
-            format=FORMAT,
+            format=self._session.manifest.format,
             uuid=self.uuid,
             version=self.version,
             step=self.step,
