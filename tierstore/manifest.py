@@ -151,7 +151,7 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
-    format: int = FORMAT
+    format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations, and of all files but those of bases."""
@@ -191,6 +191,13 @@ class Manifest:
         is_first = number == 1
         names |= set() if is_first else {"last_version", "previous", "mark"}
         body.only(names | {"format", "payload", "tables"})
+        last_version = version if is_first else _version(body, "last_version")
+        floor, confirmed = body.natural("floor"), body.natural("confirmed")
+        if not max(floor, confirmed) <= version <= last_version:
+            raise FormatError(
+                f"{name}: version {version} is not between the floor {floor}, the confirmed "
+                f"version {confirmed} and the last version {last_version}"
+            )
         step = None if body.value("step") is None else body.integer("step")
         payload = body.section("payload")
         tables = body.section("tables")
@@ -202,12 +209,12 @@ class Manifest:
             seq=body.natural("seq"),
             version=version,
             step=step,
-            floor=body.natural("floor"),
-            confirmed=body.natural("confirmed"),
+            floor=floor,
+            confirmed=confirmed,
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={key: _table(tables.section(key), is_first) for key in tables},
-            last_version=version if is_first else _version(body, "last_version"),
+            last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
             format=number,

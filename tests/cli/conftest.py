@@ -103,14 +103,11 @@ def single(tmp_path) -> Path:
 
 @pytest.fixture
 def files() -> Callable[[Path], dict[str, bytes]]:
-    """Read every file under a path: what must not change when a command refuses."""
+    """Read every file under a path but the writer's note: what must not change by a refusal."""
 
     def files(path: Path) -> dict[str, bytes]:
-        found = (file for file in sorted(path.rglob("*")) if file.is_file())
-        return {
-            str(file.relative_to(path)): file.read_bytes()
-            for file in found
-            if file.name != "LOCK"  # holds a note of who wrote last
-        }
+        every = (file for file in sorted(path.rglob("*")) if file.is_file())
+        found = (file for file in every if file.name != "LOCK")
+        return {str(file.relative_to(path)): file.read_bytes() for file in found}
 
     return files

@@ -207,7 +207,7 @@ def test_fold(run, run_json, pair):
     assert "version 3" in run("fold", pair).stdout
 
 
-def test_fold_needs_the_store_for_itself(run, pair):
+def test_fold_waits_for_a_writer_and_for_readers_of_older_versions(run, pair):
     with tierstore.open(pair, "r+"):
         assert "Error" in run("fold", pair, code=5).stderr
     with tierstore.open(pair, version=2):

@@ -19,9 +19,11 @@ from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
     "creating.create_store > publish > _give_name > Directory.sync",
+    "binding.write_digest > Directory.write_file > File.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Directory.sync",
     "live.LiveDelta.sync > File.sync",
+    "generation.Generation.bind > Directory.sync",
     "generation.Generation.sync > Directory.sync",
     "generation.create > Directory.sync",
     "keys.write_keys > Directory.sync",

@@ -46,5 +46,5 @@ def describe(note: bytes) -> str:
 def _boot() -> str:
     """Return what the kernel calls the time since it started; "unknown" if it does not say."""
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip().decode()
     return "unknown"

@@ -78,12 +78,16 @@ class Ledger:
     def publish(self, manifest: Manifest, settle: Callable[[], object]) -> None:
         """Publish a manifest; see `publishing.publish`."""
         publish(self._directory, manifest, settle)
-        if self._directory.exists(manifest_name(manifest.seq + 1)):
-            raise ConcurrentWriterError(
-                f"another writer has published {manifest_name(manifest.seq + 1)} in "
-                f"{self._directory.path}: version {manifest.version} may be lost; open it again"
-            )
         self._enter(manifest)
+
+    def check_newest(self) -> None:
+        """Raise ConcurrentWriterError if another writer has published after this one."""
+        name = manifest_name(self.seq + 1)
+        if self._directory.exists(name):
+            raise ConcurrentWriterError(
+                f"another writer has published {name} in {self._directory.path}: what was "
+                "published before it here may be lost; open it again"
+            )
 
     def forget_damaged(self, after: int) -> None:
         """Let manifests that cannot be read go, of numbers above one."""

@@ -341,8 +341,21 @@ class Opened(abc.ABC):
 
         with self.unbroken():
             self.ledger.publish(manifest, complete)
-            self.writer.check()
+            self._check_alone()
             self._settle(manifest)
+
+    def _check_alone(self) -> None:
+        """Raise ConcurrentWriterError if what was just published may be another writer's loss.
+
+        It is published, so no other error may make it look as if it were not.
+        """
+        try:
+            self.writer.check()
+            self.ledger.check_newest()
+        except ConcurrentWriterError:
+            raise
+        except (TierStoreError, OSError):
+            pass
 
     def publish_version(self, settle: Callable[[], object] = lambda: None, **changes: Any) -> None:
         """Publish a new version, of a number that none has had before; see `publish`."""

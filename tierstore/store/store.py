@@ -28,7 +28,6 @@ from tierstore.errors import (
 )
 from tierstore.guard import internal_errors
 from tierstore.info import StoreInfo, Version
-from tierstore.manifest import FORMAT
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.store.committing import Draft, PendingCommit
 from tierstore.store.mending import mend_rows
@@ -419,7 +418,7 @@ class Store:
             tables = tuple(table.information() for table in self._session.tables.values())
         return StoreInfo(
             store=str(self.path),
-            format=FORMAT,
+            format=self._session.manifest.format,
             uuid=self.uuid,
             version=self.version,
             step=self.step,
