@@ -265,7 +265,8 @@ def test_a_damaged_digest_is_found_and_written_anew(path: Path) -> None:
     data[5] ^= 1
     file.write_bytes(data)
     with opened(path, "r+") as store:
-        assert store.verify().bad_files == [file.name]
+        (bad,) = store.verify().bad_files
+        assert bad.endswith(file.name)
         rows = write(store, 2, [7])
         store.commit()
         store.fold()

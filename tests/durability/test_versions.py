@@ -25,6 +25,7 @@ from tierstore.errors import (
     StoreFullError,
     StoreIOError,
 )
+from tierstore.io.calls import Calls
 from tierstore.store.history import History
 from tierstore.store.locking import WriterLock
 
@@ -59,13 +60,6 @@ def rows_of(store: tierstore.Store) -> Rows:
     return found
 
 
-class Calls:
-    """Does what `os` does."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-
 class Lagging(Calls):
     """Lists each directory as it was when it was listed last."""
 
@@ -95,9 +89,10 @@ class Counting(Calls):
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
 
-    def __getattr__(self, name: str) -> Any:
-        self.count[name] += 1
-        return super().__getattr__(name)
+    def __getattribute__(self, name: str) -> Any:
+        if hasattr(Calls, name) and not name.startswith("_"):
+            self.count[name] += 1
+        return super().__getattribute__(name)
 
 
 # -- listings

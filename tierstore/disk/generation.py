@@ -303,23 +303,18 @@ class Generation:
         rows = self.info.spec.rows
         return foreign_blocks(self.directory, self.tier, rows, self._digest, touched, most=most)
 
-    def damaged_files(self, floor: int) -> list[str]:
-        """Return names of files with damage outside any row; opening checked the rest.
+    def damaged_binding(self, floor: int) -> list[str]:
+        """Return what is wrong with the digest, or with the base by it, however large it is.
 
         Blocks of checksums that deltas up to the `floor` touch are left out.
         """
-        bad = self.tier.damaged_files()
-        bad += [
+        bad = [
             f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
             for block in self.foreign_blocks(floor)
         ]
         digest = self.info.digest
         if self._digest is None and digest is not None and self.directory.exists(digest.name):
             bad.append(digest.name)
-        try:
-            self.keys()
-        except TierStoreError:
-            bad += sorted(self.info.keys.files if self.info.keys else ())
         return bad
 
     @property

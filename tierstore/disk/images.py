@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import checksum, io
+from tierstore.disk import binding
 from tierstore.disk.base import CHECKSUMS
-from tierstore.disk.binding import DIGEST_ROWS, foreign_blocks, read_digest
 from tierstore.disk.compressed import CompressedRecords
 from tierstore.disk.delta import FOOTER_BYTES, footer_checksum, make_footer
 from tierstore.disk.memmap import DATA_OFFSET, ROWS
@@ -76,10 +76,13 @@ class Images:
         name: str,
         manifest: Manifest,
         kept: Sequence[Manifest] = (),
+        *,
+        floor: int = 0,
     ) -> None:
         """Look into the directory of the table, if there is one.
 
         `kept` are other manifests, no newer: deltas they name may hold images that the base lost.
+        Deltas up to the `floor` may have been merged into the base in part.
         """
         info = manifest.tables[name]
         self.info = info
@@ -90,7 +93,7 @@ class Images:
         dropped = [self._delta(delta, store) for delta in _dropped(name, info, kept)]
         self.unknown = sum(delta.unknown for delta in listed)
         base = _Base(self._directory, info.spec, _base_version(info, manifest))
-        base.bind(info, max(manifest.floor, *(each.floor for each in kept), 0), listed)
+        base.bind(info, max(floor, manifest.floor, *(each.floor for each in kept)), listed)
         self._sources: list[_Delta | _Base] = [*listed, base, *dropped]
         self._window = max(_WINDOW_ROWS, -(-info.spec.rows // _MOST_WINDOWS))
         self._at = -1
@@ -258,7 +261,7 @@ class _Delta:
         found = [np.empty(0, np.int64)]
         for start in range(0, self._count if self._used else 0, _WINDOW_ROWS):
             ids = self._ids(start, min(_WINDOW_ROWS, self._count - start))
-            found.append(np.unique(ids // DIGEST_ROWS))
+            found.append(np.unique(ids // binding.DIGEST_ROWS))
         return np.unique(np.concatenate(found))
 
     def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
@@ -359,9 +362,10 @@ class _Base:
         touched = [each.blocks() for each in deltas if each.version <= floor]
         blocks = np.unique(np.concatenate([np.empty(0, np.int64), *touched]))
         with contextlib.suppress(TierStoreError, FileNotFoundError):
-            digest = read_digest(self._directory, info.digest, info.spec.rows)
+            digest = binding.read_digest(self._directory, info.digest, info.spec.rows)
             if digest is not None:
-                found = foreign_blocks(self._directory, self, info.spec.rows, digest, blocks)
+                rows = info.spec.rows
+                found = binding.foreign_blocks(self._directory, self, rows, digest, blocks)
                 self._foreign = np.array(found, np.int64)
 
     def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
@@ -373,7 +377,7 @@ class _Base:
         return sums
 
     def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        return np.isin(rows // DIGEST_ROWS, self._foreign)
+        return np.isin(rows // binding.DIGEST_ROWS, self._foreign)
 
     def close(self) -> None:
         for file in [*self._files, self._sums]:

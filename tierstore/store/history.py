@@ -127,11 +127,14 @@ class History:
         return self._read()[0]
 
     def floor(self) -> int:
-        """Return the newest version a fold has begun to merge into the base."""
+        """Return the newest version a fold has begun to merge into the base, at most.
+
+        A newest manifest that cannot be read may say that it was any that is left.
+        """
         try:
             return self.newest().floor
         except FormatError:
-            return max((manifest.floor for manifest in self.manifests()), default=0)
+            return max((manifest.version for manifest in self.manifests()), default=0)
 
     def damaged(self) -> list[str]:
         """Return the names of manifests that cannot be read."""

@@ -165,6 +165,7 @@ class _Repair:
     ) -> None:
         self._directory = directory
         self._found = found
+        self._floor = found.history.floor()
         self._manifest = manifest
         known = sorted(found.history.manifests(), key=lambda each: each.seq, reverse=True)
         self._older = [
@@ -230,7 +231,7 @@ class _Repair:
     ) -> TableInfo:
         outcome = report.tables[name] = TableRepair(info.spec.rows)
         with (
-            _Sources(self._directory, name, self._manifest, self._older) as sources,
+            _Sources(self._directory, name, self._manifest, self._older, self._floor) as sources,
             directory.make_directory(name) as target,
         ):
             outcome.unknown = sources.unknown
@@ -275,12 +276,17 @@ class _Sources:
     """The images of a table in all its generations; a context manager."""
 
     def __init__(
-        self, store: io.Directory, name: str, manifest: Manifest, older: Sequence[Manifest]
+        self,
+        store: io.Directory,
+        name: str,
+        manifest: Manifest,
+        older: Sequence[Manifest],
+        floor: int,
     ) -> None:
         self.table: io.Directory | None = None
         with contextlib.suppress(FileNotFoundError, TierStoreError):
             self.table = store.directory(name)
-        self._newest = Images(self.table, name, manifest, older)
+        self._newest = Images(self.table, name, manifest, older, floor=floor)
         self.unknown = self._newest.unknown
         self._before: list[Images] = []
         layout, seen = manifest.tables[name].spec.layout, {manifest.tables[name].generation}
@@ -288,7 +294,7 @@ class _Sources:
             info = each.tables.get(name)
             if info is not None and info.generation not in seen and info.spec.layout == layout:
                 seen.add(info.generation)
-                self._before.append(Images(self.table, name, each))
+                self._before.append(Images(self.table, name, each, floor=floor))
 
     def blocks(self) -> Iterator[Found]:
         """Yield all rows in order, in blocks, from where each is whole."""

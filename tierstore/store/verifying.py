@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import io, memory
+from tierstore.disk import binding
 from tierstore.disk.base import CHECKSUMS, Base, Progress
-from tierstore.disk.binding import DIGEST_ROWS, foreign_blocks, read_digest
 from tierstore.disk.delta import Delta
 from tierstore.disk.generation import Generation
 from tierstore.disk.keys import Keys, open_keys
@@ -286,22 +286,20 @@ class _Check:
         directory: io.Directory | None,
     ) -> None:
         """Compare the digest that the version names with the base's row checksums."""
-        place = opened.directory if directory is None and opened is not None else directory
-        if info.digest is None or place is None:
-            return
-        try:
-            digest = read_digest(place, info.digest, info.spec.rows)
-        except TierStoreError as error:
-            self.report.bad_files.append(f"{where}: {error}")
-            return
-        if digest is None:
-            self.report.bad_files.append(f"{where}: {info.digest.name}")
-            return
-        touched = np.unique(np.concatenate([_NOTHING, *merging]) // DIGEST_ROWS)
-        self.report.bad_files += [
-            f"{where}: {CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
-            for block in foreign_blocks(place, base, info.spec.rows, digest, touched)
-        ]
+        if directory is None:
+            found = [] if opened is None else self._damaged_binding(opened)
+        else:
+            found = _damaged_binding(info, base, merging, directory)
+        self.report.bad_files += [f"{where}: {each}" for each in found]
+
+    def _damaged_binding(self, opened: Generation) -> list[str]:
+        """Return what is wrong by a floor that did not rise while that was looked at."""
+        floor = self._found.history.floor()
+        while bad := opened.damaged_binding(floor):
+            before, floor = floor, self._found.history.floor()
+            if floor == before:
+                break
+        return bad
 
     def _damaged_base(self, base: _Checked, merging: list[Rows]) -> Rows:
         """Return the damaged rows of a base, reporting progress.
@@ -381,6 +379,25 @@ class _Check:
                 self._files[name] = False
                 self.report.bad_files.append(f"{where}: keys: {error}")
         return self._files[name]
+
+
+def _damaged_binding(
+    info: TableInfo, base: _Checked, merging: list[Rows], directory: io.Directory
+) -> list[str]:
+    """Return what is wrong with the digest of a version, or with a base by it."""
+    if info.digest is None:
+        return []
+    try:
+        digest = binding.read_digest(directory, info.digest, info.spec.rows)
+    except TierStoreError as error:
+        return [str(error)]
+    if digest is None:
+        return [info.digest.name]
+    touched = np.unique(np.concatenate([_NOTHING, *merging]) // binding.DIGEST_ROWS)
+    return [
+        f"{CHECKSUMS}: rows from {block * binding.DIGEST_ROWS} on are of another moment"
+        for block in binding.foreign_blocks(directory, base, info.spec.rows, digest, touched)
+    ]
 
 
 def _shown(base: Rows, deltas: list[tuple[Delta, Rows]]) -> bool:
