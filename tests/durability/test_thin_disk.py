@@ -211,8 +211,9 @@ def _fold_on_thin_disk(path: Path, *, protected: bool) -> bool:
     if not protected:
         unprotected.enter_context(without_waiting_apart())
         unprotected.enter_context(without_proof())
-        bound = mock.patch.object(Generation, "is_bound", lambda self, upto: True)
-        unprotected.enter_context(bound)  # else writing a digest fails on the full disk
+        for name, answer in (("is_bound", True), ("_read_digest", None)):
+            unbound = mock.patch.object(Generation, name, lambda *_, answer=answer: answer)
+            unprotected.enter_context(unbound)  # a digest would see it too
     folded = False
     with unprotected, warnings.catch_warnings():
         warnings.simplefilter("ignore")
