@@ -97,23 +97,32 @@ class Recording:
 
     @classmethod
     def of(
-        cls, seed: int, steps: Iterable[str], *, backend: str | None = None, folds: bool = False
+        cls,
+        seed: int,
+        steps: Iterable[str],
+        *,
+        backend: str | None = None,
+        folds: bool = False,
+        read: bool = False,
     ) -> Recording:
         """Record a workload that begins with `create`; the same seed gives the same log.
 
-        With `folds`, they begin soon and go on a little between any two steps.
+        With `folds`, they begin soon and go on a little between any two steps. Where the first
+        version is `read` all the while, compactions do.
         """
-        conducted = folds_in_steps(seed) if folds else nullcontext()
+        conducted = folds_in_steps(seed) if folds or read else nullcontext()
         behind = seed % 2 == 1
         with scratch() as root, seeded(seed), small_deltas(behind=behind), conducted as conductor:
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
             with mock.patch.object(io.system, "calls", recorder):
-                for step in ["create", *steps]:
-                    twin.run([step])
-                    if conductor is not None:
-                        conductor.advance()
-                twin.close()
+                twin.run(["create"])
+                with tierstore.open(twin.path) if read else nullcontext():
+                    for step in steps:
+                        twin.run([step])
+                        if conductor is not None:
+                            conductor.advance()
+                    twin.close()
             overlaps = 0 if conductor is None else conductor.overlaps
             return cls(recorder.log, twin.states, overlaps=overlaps)
 

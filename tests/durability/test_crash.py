@@ -92,6 +92,21 @@ def test_a_power_cut_while_a_fold_goes_on_behind(
     assert survive(recording, seed, 1) > 150
 
 
+COMPACTING = [
+    (21, ("write commit " * 4 + "commit " * 5) * 3, "memmap"),
+    (22, f"{'write commit ' * 6} confirm rollback {'write commit ' * 5} set_keys write", "zstd"),
+]
+
+
+@pytest.mark.parametrize(("seed", "steps", "backend"), COMPACTING)
+@pytest.mark.fault(30)
+def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: str) -> None:
+    recording = Recording.of(seed, steps.split(), backend=backend, read=True)
+    assert any("compacting" in site for site in recording.sites())
+    assert recording.overlaps > 4
+    assert survive(recording, seed, 1) > 150
+
+
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS[:1] + WORKLOADS[3:4])
 @pytest.mark.fault(30)
 def test_a_power_cut_in_a_recovery_leaves_a_committed_state(

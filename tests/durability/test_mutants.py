@@ -15,7 +15,7 @@ import pytest
 from tests.durability.crash import Recording
 from tests.durability.disk import Enter, Sync
 from tests.durability.judge import Failure, Judge
-from tests.durability.test_crash import COMMITS, FOLDS, SHAPES
+from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
     "creating.create_store > publish > Directory.sync",
@@ -78,6 +78,13 @@ def behind() -> list[Recording]:
             for seed, backend in ((11, "memmap"), (13, "zstd"))]  # fmt: skip
 
 
+@cache
+def beside_a_reader() -> list[Recording]:
+    """A workload in which deltas are compacted, since the first version is being read."""
+    seed, steps, backend = COMPACTING[0]
+    return [Recording.of(seed, steps.split(), backend=backend, read=True)]
+
+
 def is_caught(pattern: str, within: Callable[[], list[Recording]] = recordings) -> bool:
     """Whether a state that must not be is found once the matching syncs do nothing."""
     for recording in within():
@@ -112,6 +119,11 @@ def test_no_sync_can_be_left_out(site: str) -> None:
 @pytest.mark.parametrize("site", [site for site in NEEDED if re.match("records|compressed", site)])
 def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$", behind)
+
+
+@pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
+def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
+    assert is_caught(f"^{re.escape(f'compacting.Compaction.steps > {site}')}$", beside_a_reader)
 
 
 def test_a_new_store_is_synced_one_way_or_the_other() -> None:

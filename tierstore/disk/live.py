@@ -4,9 +4,9 @@ Records are put at positions as they are evicted; rows that are evicted again ov
 where those lie close together, and elsewhere supersede them. Sealing makes it a delta. No manifest
 names a live delta, so a crash leaves a file that the next writer removes.
 
-Space in the file is taken, and ids are noted, by whoever puts records: a full disk is his error.
+Putting records takes space in the file and notes their ids: a full disk raises in the caller.
 Writing the bytes and computing their checksums may be left to a thread (`behind`); `_sums`, `_torn`
-and what is mapped are changed by whoever writes.
+and what is mapped are changed where the bytes are written.
 """
 
 from __future__ import annotations

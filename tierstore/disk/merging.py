@@ -1,7 +1,7 @@
 """Merging: the newest image of each row that some deltas hold, and writing that over the base.
 
-Nothing else is written, and whoever reads the table finds these rows in the deltas, so nobody has
-to wait for a merge. Each record it writes is a whole image that stays in its delta until the base
+Nothing else is written, and readers of the table find these rows in the deltas, so none has to wait
+for a merge. Each record it writes is a whole image that stays in its delta until the base
 is synced: a merge that is cut short is simply done again.
 """
 
@@ -111,7 +111,7 @@ class Merge:
     def steps(self) -> Iterator[None]:
         """Write the images, some at each step, and with the last step make the base durable.
 
-        Whoever stops in between has done no harm.
+        Stopping in between does no harm.
         """
         if not self._deltas:
             return

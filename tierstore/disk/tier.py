@@ -162,8 +162,10 @@ class DiskTier:
         for delta, start in zip(coming, starts.tolist(), strict=False):
             ids = np.asarray(delta.ids)
             places = np.arange(start + 1, start + 1 + ids.size, dtype=np.int32)
-            older = self._index[ids] <= last
-            self._point(ids[older], places[older])
+            if not is_last:
+                older = self._index[ids] <= last
+                ids, places = ids[older], places[older]
+            self._point(ids, places)
         self._starts = np.concatenate(
             [self._starts[:begin], starts[:-1], [last], self._starts[end + 1 :]]
         )
@@ -344,7 +346,7 @@ class DiskTier:
         """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
 
         The rest of each record stays. A thread may do it behind the caller, but for little that is
-        `kept` above: somebody waits for that. On a full disk: StoreFullError, nothing changed.
+        `kept` above, which a caller waits for. On a full disk: StoreFullError, nothing changed.
         """
         if not rows.size:
             return

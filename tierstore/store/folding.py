@@ -3,7 +3,7 @@
 A fold has three parts.
 
 1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
-   cannot be opened from then on. That takes a moment in which nobody reads an older one.
+   cannot be opened from then on. That takes a moment in which no older one is read.
 2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
    needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
    Commits go on meanwhile; their deltas stay.
@@ -11,7 +11,7 @@ A fold has three parts.
    them.
 
 Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
-stopped or is cut off is simply done again, and nobody ever sees its traces.
+stopped or is cut off is simply done again, and no reader ever sees its traces.
 
 Deltas of versions that no fold can take, because an older one is kept or read, are compacted among
 themselves where many have gathered. That has the last two parts alone: it writes files that no

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tierstore import io
+from tierstore import io, memory
 from tierstore.disk import generation as generations
 from tierstore.disk.base import Progress
 from tierstore.disk.keys import write_keys
@@ -69,6 +69,7 @@ def save_store(
             mark=manifest.mark,
         )
         write_skeleton(directory, identity, copied)
+    memory.give_back()
 
 
 @contextlib.contextmanager

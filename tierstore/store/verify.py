@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import io
+from tierstore import io, memory
 from tierstore.disk.base import Progress
 from tierstore.disk.generation import Generation
 from tierstore.disk.tier import DiskTier
@@ -81,6 +81,7 @@ def verify_store(
         for older in history.versions().values():
             report.bad_files += _damaged_in_kept(older, directory, history, seen)
             seen |= _files(older)
+    memory.give_back()
     return report
 
 

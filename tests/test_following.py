@@ -1,0 +1,370 @@
+"""Readers that follow a writer, and readers that stay: what a refresh, commit and manifest cost.
+
+Costs are counted: files opened, ids gone through, names in a manifest. Time is not looked at.
+"""
+
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.durability.crash import scratch
+from tierstore.budget import Budget
+from tierstore.disk.base import Base
+from tierstore.disk.compressed import CompressedRecords
+from tierstore.disk.delta import Delta
+from tierstore.errors import CorruptRowError
+from tierstore.store.folding import Folder
+from tierstore.store.locking import WriterLock
+
+ROWS, DIM, BATCH = 600, 8, 30
+NONE = Budget(host=0)
+EVERY = np.arange(ROWS)
+BACKENDS = {
+    "memmap": {},
+    "zarr": {"backend": "zarr"},
+    "zstd": {"backend": "zarr", "compression": "zstd", "chunk_rows": 16},
+}
+
+
+@pytest.fixture
+def root():
+    with scratch() as path:
+        yield path
+
+
+class Trainer:
+    """A store of equal tables, what they hold, and what they held at each version."""
+
+    def __init__(self, path, tables=1, *, rows=ROWS, batch=BATCH, **spec):
+        self.path, self.rows, self.batch = Path(path), rows, batch
+        self.rng = np.random.default_rng(11)
+        self.truth = self.rng.standard_normal((tables, rows, DIM)).astype(np.float32)
+        self.names = [f"t{number}" for number in range(tables)]
+        specs = {
+            name: tierstore.TableSpec(rows, DIM, init=tierstore.from_array(truth), **spec)
+            for name, truth in zip(self.names, self.truth, strict=True)
+        }
+        self.store = tierstore.create(path, specs, budget=NONE)
+        self.truths = {1: self.truth.copy()}
+
+    def commit(self, tables=None, **options):
+        for number in range(len(self.names)) if tables is None else tables:
+            ids = self.rng.permutation(self.rows)[: self.batch]
+            self.truth[number, ids] = self.rng.standard_normal((ids.size, DIM))
+            self.store[self.names[number]].write(ids, self.truth[number, ids])
+        version = self.store.commit(**options)
+        self.truths[version] = self.truth.copy()
+        return version
+
+    def check(self, store):
+        """Compare every row that a store shows with what its version held."""
+        for name, truth in zip(self.names, self.truths[store.version], strict=True):
+            assert np.array_equal(store[name].read(np.arange(self.rows)), truth), store.version
+
+    def forget_versions(self, keep):
+        self.truths = {version: self.truths[version] for version in keep}
+
+    def deltas(self, name="t0"):
+        return len(self.store[name].disk.deltas)
+
+    def files(self):
+        return len(list(self.path.rglob("delta-*")))
+
+    def disk_bytes(self):
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def floor(self):
+        return self.store._session.manifest.floor
+
+    def newest_manifest(self):
+        return max(self.path.glob("manifest-*")).read_text()
+
+
+@contextmanager
+def counted(owner, name):
+    """Count the calls of a method, by what comes first."""
+    calls, method = [], getattr(owner, name)
+
+    def counting(self, *given, **options):
+        calls.append(given)
+        return method(self, *given, **options)
+
+    with mock.patch.object(owner, name, counting):
+        yield calls
+
+
+@contextmanager
+def deltas_opened():
+    """Collect the deltas that are opened, with the rows they hold."""
+    opened, init = [], Delta.__init__
+
+    def noting(self, directory, info, **options):
+        opened.append(info)
+        init(self, directory, info, **options)
+
+    with mock.patch.object(Delta, "__init__", noting):
+        yield opened
+
+
+# Refresh
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("host_rows", [0, 50, ROWS])
+def test_a_refresh_costs_what_changed(root, kind, host_rows):
+    """Nothing that is open is opened again, whatever has gathered."""
+    trainer = Trainer(root / "s", 2, **BACKENDS[kind])
+    with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
+        for number in range(150):
+            trainer.commit(tables=[number % 2])
+            named = {each.info.name for t in reader.tables.values() for each in t.disk.deltas}
+            with (
+                deltas_opened() as opened,
+                mock.patch.object(Base, "open", side_effect=AssertionError("opened again")),
+            ):
+                assert reader.refresh()
+            assert not named & {each.name for each in opened}
+            assert len(opened) <= 3, number
+            trainer.check(reader)
+        assert reader.verify().ok
+    trainer.store.close()
+
+
+def test_rows_that_did_not_change_stay_in_memory(root):
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=Budget(host_rows=ROWS)) as reader:
+        trainer.check(reader)
+        for _ in range(100):
+            trainer.commit()
+            reader.refresh()
+            below = reader["t0"].disk.stats.requested
+            trainer.check(reader)
+            assert reader["t0"].disk.stats.requested - below <= BATCH
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, kind):
+    trainer = Trainer(root / "s", **BACKENDS[kind])
+    rng = np.random.default_rng(3)
+    with (
+        mock.patch("tierstore.store.folding._MOST_DELTAS", 3),
+        tierstore.open(trainer.path, budget=Budget(host_rows=100)) as reader,
+    ):
+        for _ in range(120):
+            trainer.commit()
+            if rng.random() < 0.3:
+                reader.refresh()
+            trainer.check(reader)
+            if rng.random() < 0.05:
+                back = min(each.version for each in trainer.store.versions())
+                trainer.store.close()
+                trainer.store = tierstore.open(
+                    trainer.path, "r+", version=back, discard_newer=True, budget=NONE
+                )
+                trainer.truth = trainer.truths[back].copy()
+                reader.refresh()
+                trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
+def test_decoded_chunks_go_where_a_fold_has_replaced_them(root, monkeypatch, protected):
+    if not protected:
+        monkeypatch.setattr(CompressedRecords, "forget", lambda records: None)
+    trainer = Trainer(root / "s", rows=100, **BACKENDS["zstd"])
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        reader.refresh()
+        trainer.check(reader)
+        trainer.store.fold()
+        reader.refresh()
+        with nullcontext() if protected else pytest.raises(CorruptRowError):
+            trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["", "negative control"])
+def test_no_fold_goes_past_a_reader(root, monkeypatch, protected):
+    """A reader of an older version sees newer rows in the base where its lock does not hold."""
+    if not protected:
+        monkeypatch.setattr(WriterLock, "oldest_reader", lambda *given: None)
+        monkeypatch.setattr(WriterLock, "without_readers_before", lambda *given: nullcontext(True))
+    monkeypatch.setattr("tierstore.store.folding._MOST_DELTAS", 2)
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        for _ in range(30):
+            trainer.commit()
+        trainer.store.close()
+        with nullcontext() if protected else pytest.raises(AssertionError):
+            trainer.check(reader)
+
+
+def test_a_lease_does_not_outlive_a_refresh(root):
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
+        lease = reader["t0"].lease(np.arange(9))
+        trainer.commit()
+        reader.refresh()
+        with pytest.raises(tierstore.errors.ClosedError):
+            lease.read("weight")
+        lease.release()
+        trainer.check(reader)
+    trainer.store.close()
+
+
+def test_a_refresh_that_fails_leaves_what_was_open(root):
+    trainer = Trainer(root / "s", 2)
+    with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
+        trainer.check(reader)
+        trainer.commit()
+        with (
+            mock.patch.object(Delta, "_check_size", side_effect=OSError("no more")),
+            pytest.raises(OSError, match="no more"),
+        ):
+            reader.refresh()
+        trainer.check(reader)
+        trainer.commit()
+        reader.refresh()
+        trainer.check(reader)
+        assert reader.version == trainer.store.version
+    trainer.store.close()
+
+
+def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
+    trainer = Trainer(root / "s", 2)
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        trainer.commit()
+        with (
+            mock.patch("tierstore.disk.tier.DiskTier._point", side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            reader.refresh()
+        assert reader.closed
+    trainer.store.close()
+
+
+# Readers that stay, and versions that are kept
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_beside_a_reader_that_stays_deltas_stay_few(root, kind):
+    trainer = Trainer(root / "s", **BACKENDS[kind])
+    with tierstore.open(trainer.path, budget=NONE) as stays:
+        for number in range(600):
+            trainer.commit()
+            assert trainer.deltas() <= 4 * 64, number
+            if number % 100 == 99:
+                trainer.check(stays)
+                for version in trainer.store.versions():
+                    with tierstore.open(trainer.path, version=version.version, budget=NONE) as one:
+                        trainer.check(one)
+        trainer.store.close()
+        trainer.store = tierstore.open(trainer.path, "r+", budget=NONE)
+        assert trainer.deltas() <= 64
+        trainer.check(trainer.store)
+        assert trainer.store.verify().ok
+        trainer.check(stays)
+    trainer.store.fold()
+    assert trainer.files() == 0
+    trainer.check(trainer.store)
+    trainer.store.close()
+
+
+def test_without_compaction_they_pile_up(root, monkeypatch):
+    """The negative control of the test before."""
+    monkeypatch.setattr(Folder, "_groups", lambda *given: {})
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=NONE):
+        for _ in range(600):
+            trainer.commit()
+        assert trainer.deltas() == 600
+    trainer.store.close()
+
+
+def test_a_reader_that_follows_lets_folds_go_on(root):
+    trainer = Trainer(root / "s")
+    with tierstore.open(trainer.path, budget=NONE) as reader:
+        floors = set()
+        for _ in range(400):
+            trainer.commit()
+            reader.refresh()
+            floors.add(trainer.floor())
+        trainer.check(reader)
+        assert len(floors) >= 3
+        with counted(Folder, "_groups") as compactions:
+            trainer.store.fold()
+        assert trainer.files() == 0 and not compactions
+        trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("options", [{"confirm": False}, {}], ids=["unconfirmed", "kept"])
+def test_versions_that_wait_cost_no_more_each(root, options):
+    """Seven hundred versions that can all be opened: each of their manifests is small."""
+    trainer = Trainer(root / "s", rows=100, batch=1)
+    if not options:
+        trainer.store.close()
+        trainer.store = tierstore.open(trainer.path, "r+", keep=5000, budget=NONE)
+    sizes = []
+    for number in range(700):
+        trainer.commit(**options)
+        sizes.append(len(trainer.newest_manifest()))
+        assert trainer.deltas() <= 4 * 64, number
+    assert max(sizes[350:]) <= 1.3 * max(sizes[:350])
+    assert len(trainer.store.versions()) == 701
+    for version in [*range(1, 701, 37), 700, 701]:
+        with tierstore.open(trainer.path, version=version, budget=NONE) as reader:
+            trainer.check(reader)
+    trainer.store.close()
+
+
+@pytest.mark.parametrize("tables", [4, 400])
+def test_four_tables_and_four_hundred(root, tables):
+    """Mappings are what runs out first: 65,530 of them are all that Linux gives a process."""
+    commits = 24 if tables == 400 else 300
+    trainer = Trainer(root / "s", tables, rows=20, batch=2)
+    with tierstore.open(trainer.path, budget=NONE) as stays:
+        opened, most = mappings(), 0
+        for _ in range(commits):
+            trainer.commit()
+            trainer.forget_versions([1, trainer.store.version])
+            most = max(most, mappings())
+        assert most - opened <= min(8192, 64 * tables) * 4
+        trainer.check(stays)
+    trainer.check(trainer.store)
+    trainer.store.close()
+
+
+def mappings():
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_commit_goes_through_no_deltas_where_nothing_is_due(root):
+    """Whether to fold or compact is told from counts that each table keeps."""
+    trainer = Trainer(root / "s", 30, rows=20, batch=2)
+    for _ in range(30):
+        trainer.commit()
+    with mock.patch("tierstore.store.folding._between", side_effect=AssertionError("looked")):
+        for number in range(20):
+            trainer.commit(tables=[number])
+    trainer.store.close()
+
+
+def test_a_table_that_is_written_whole_again_and_again(root):
+    """Deltas that hold every row several times over become one, long before there are 64."""
+    with mock.patch("tierstore.store.folding._MOST_BYTES", 1 << 10):
+        trainer = Trainer(root / "s", batch=ROWS)
+        base = trainer.disk_bytes()
+        with tierstore.open(trainer.path, budget=NONE) as stays:
+            for number in range(120):
+                trainer.commit()
+                assert trainer.disk_bytes() <= 24 * base, number
+            trainer.check(stays)
+        trainer.check(trainer.store)
+        trainer.store.close()
