@@ -117,9 +117,15 @@ class Directory(Descriptor):
             file.sync()
 
     def names(self) -> list[str]:
-        """Names of all entries, sorted."""
+        """Names of all entries, sorted.
+
+        They are listed through a description that is opened for it: btrfs ends a listing where the
+        directory ended when its description was opened, or rewound.
+        """
         with explained("list", self.path):
-            return sorted(system.calls.listdir(self.fd))
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with Descriptor(system.calls.open(".", flags, dir_fd=self.fd), self.path) as fresh:
+                return sorted(system.calls.listdir(fresh.fd))
 
     def size(self, name: str) -> int:
         """Bytes of an entry."""
