@@ -192,10 +192,15 @@ class _Check:
         for name, info in manifest.tables.items():
             whole &= self._table(manifest, name, info, opened.get(name), newest=newest)
         found = len(self.report.bad_files) > before
-        if found and not newest and manifest.version not in self._found.history.versions():
-            del self.report.bad_files[before:]  # a writer swept it meanwhile
+        if found and not newest and not self._is_kept(manifest):
+            del self.report.bad_files[before:]  # a writer swept it, or what it named, meanwhile
             return False
         return whole
+
+    def _is_kept(self, manifest: Manifest) -> bool:
+        """Whether the version is kept, by this manifest still."""
+        now = self._found.history.versions().get(manifest.version)
+        return now is not None and now.seq == manifest.seq
 
     def _payload(self, manifest: Manifest, payload: Mapping[str, Payload]) -> bool:
         for name, info in manifest.payload.items():
