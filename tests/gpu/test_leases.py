@@ -41,7 +41,7 @@ def make(tmp_path: Path, place: Place) -> Iterator[Callable[..., tierstore.Store
     made = []
 
     def make(tiers: str) -> tierstore.Store:
-        device = place.device if tiers in ON_GPU else None
+        device = place.device if tiers in ON_GPU else "cpu"
         store = tierstore.create(
             tmp_path / f"{len(made)}.tier", {"t": SPEC}, budget=BUDGETS[tiers], device=device
         )
@@ -53,6 +53,18 @@ def make(tmp_path: Path, place: Place) -> Iterator[Callable[..., tierstore.Store
         if not store.closed:
             store.rollback()
             store.close()
+
+
+def both(look: Callable[[], Any], fetch: Callable[[], object]) -> Callable[[], None]:
+    """What the prefetcher's thread does with a request."""
+
+    def run() -> None:
+        advice = look()
+        if advice is not None:
+            advice()
+        fetch()
+
+    return run
 
 
 def uses(lease: Any) -> list[Callable[[], object]]:
@@ -100,7 +112,7 @@ def test_every_use_of_a_lease_that_has_ended_raises(make: Any, tiers: str, end: 
 @pytest.mark.parametrize("tiers", BUDGETS)
 def test_a_refresh_ends_the_leases_of_a_reader(make: Any, place: Place, tiers: str) -> None:
     writer = make(tiers)
-    device = place.device if tiers in ON_GPU else None
+    device = place.device if tiers in ON_GPU else "cpu"
     with tierstore.open(writer.path, budget=BUDGETS[tiers], device=device) as reader:
         lease = reader["t"].lease([1, 2])
         writer["t"].write([1], values(1))
@@ -160,7 +172,9 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
 ) -> None:
     store = make(tiers)
     table, requests = store["t"], []
-    monkeypatch.setattr(store._session.prefetcher, "submit", requests.append)
+    monkeypatch.setattr(
+        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+    )
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
     ENDS[end](store)
@@ -180,7 +194,9 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
 ) -> None:
     store = make("host cache")
     table, requests = store["t"], []
-    monkeypatch.setattr(store._session.prefetcher, "submit", requests.append)
+    monkeypatch.setattr(
+        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+    )
     ids = np.arange(3, 9)
     table.prefetch(ids)
     ids += 50
