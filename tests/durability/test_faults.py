@@ -27,6 +27,7 @@ from tests.durability.recorder import lay
 from tests.durability.twin import State, Twin, observe
 from tierstore import io
 from tierstore.budget import Budget
+from tierstore.disk import paging
 from tierstore.errors import StoreIOError, TierStoreError
 
 Act = Callable[[tierstore.Store], None]
@@ -248,6 +249,7 @@ def sweep(kind: str, name: str, fault: Fault, host: int, share: float) -> int:
     """Let each operation of an act fail in turn, or a random share of them; return how many did."""
     rng = random.Random(f"{kind} {name} {fault.name} {host}")
     strike(kind, name, fault, 1 << 30, host)
+    paging.method()  # opens a descriptor that lives as long as the process
     open_before = descriptors()
     count = 0
     for number in range(1, 1000):
