@@ -196,7 +196,7 @@ def test_a_fold_onto_a_full_thin_disk_loses_nothing(tmp_path: Path, *, protected
         Path("/proc/sys/vm/drop_caches").write_text("3")
         assert folded != protected
         if not protected:  # what the fold lost is seen at the next opening, too late to mend
-            with pytest.raises(tierstore.CorruptStoreError, match="of another moment"):
+            with pytest.raises(tierstore.errors.CorruptStoreError, match="of another moment"):
                 tierstore.open(path, budget=NONE)
             return
         with tierstore.open(path, budget=NONE) as reader:
