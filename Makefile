@@ -30,8 +30,9 @@ demo: $(READY)
 	$(BIN)/tierstore inspect $(DEMO)/words.tier --stats
 	$(BIN)/tierstore export $(DEMO)/words.tier $(DEMO)/words.npy --table input --force
 
+# One process a core.
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 test-all: test
 	$(BIN)/python -m pytest -q --thorough -m thorough
