@@ -142,6 +142,8 @@ class Generation:
         self._held: dict[str, io.File] = {}
         self._coming: list[Delta] = []
         try:
+            if seq is not None:
+                self.directory.copy_up()
             self._digest = self._read_digest(info)
             self.tier = self._open_tier()
             if seq is None and info.keys is not None:
@@ -217,7 +219,12 @@ class Generation:
         ]
 
     def is_of(self, info: TableInfo) -> bool:
-        """Whether a later manifest has the same base and keys, so that only deltas may differ."""
+        """Whether a later manifest has the same base and keys, so that only deltas may differ.
+
+        On overlayfs a writer may have copied the base since, which what is mapped does not show.
+        """
+        if self.directory.filesystem == "overlay":
+            return False
         return info.generation == self.info.generation and info.keys == self.info.keys
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:

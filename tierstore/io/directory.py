@@ -112,6 +112,21 @@ class Directory(Descriptor):
             raise
         return file
 
+    def copy_up(self) -> None:
+        """On overlayfs, have what lies here copied from lower layers, before it is mapped.
+
+        There a mapping of a file stays with the lower layer when the file is written to later
+        (Linux: Documentation/filesystems/overlayfs.rst, "Non-standard behavior").
+        """
+        if self.filesystem != "overlay":
+            return
+        for name in self.names():
+            try:
+                self.open_file(name, write=True).close()
+            except FormatError:  # a directory, or nothing of ours
+                with contextlib.suppress(FormatError), self.directory(name) as inner:
+                    inner.copy_up()
+
     def read_file(self, name: str, limit: int) -> bytes:
         """Return a whole file; raises FormatError if it is larger than `limit` bytes."""
         with self.open_file(name) as file:
