@@ -36,8 +36,12 @@ class Condition(threading.Condition):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Release the lock."""
-        self.release()
+        """Release the lock, unless a wait that broke off could not take it again."""
+        try:
+            self.release()
+        except RuntimeError:
+            if error is None:
+                raise
 
 
 class _Life:
