@@ -23,7 +23,7 @@ from tierstore.budget import Budget
 from tierstore.disk.pacing import paced
 from tierstore.errors import ClosedError, InternalError, StoreIOError
 from tierstore.store import committing
-from tierstore.threads import Worker
+from tierstore.threads import Condition, Worker
 
 DIM, ROWS = 4, 300
 SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=1))
@@ -321,3 +321,17 @@ def _rows() -> np.ndarray:
 
 
 SPEC_ROWS = _rows()
+
+
+def test_a_wait_that_cannot_take_its_lock_again_ends_with_its_own_error() -> None:
+    """Memory may run out just then; what is raised must not be about the lock."""
+    condition = Condition()
+
+    def fail(state: object) -> None:
+        raise MemoryError
+
+    condition._acquire_restore = fail
+    with pytest.raises(MemoryError), condition:
+        condition.wait(0.001)
+    with pytest.raises(RuntimeError, match="un-acquired"), condition:
+        condition.release()

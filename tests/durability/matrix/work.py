@@ -7,8 +7,11 @@ and each third commit has a payload.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -103,10 +106,24 @@ def train(
 
     With `behind_it`, folds go on behind most of the time, and rows wait for their thread.
     """
-    if behind_it:
-        folding._MOST_DELTAS = 3
-        behind._WORTH_A_THREAD, room._QUEUE_SHARE = 1, 1
-    rng = np.random.default_rng(seed)
+    with _busy_behind() if behind_it else contextlib.nullcontext():
+        _train(path, say, np.random.default_rng(seed), steps, behind_it, how)
+
+
+@contextlib.contextmanager
+def _busy_behind() -> Iterator[None]:
+    """Have folds go on behind most of the time, and as many rows wait as there are slots."""
+    with (
+        mock.patch.object(folding, "_MOST_DELTAS", 3),
+        mock.patch.object(behind, "_WORTH_A_THREAD", 1),
+        mock.patch.object(room, "_QUEUE_SHARE", 1),
+    ):
+        yield
+
+
+def _train(
+    path: Path, say: Say, rng: np.random.Generator, steps: int, behind_it: bool, how: Any
+) -> None:
     budget, keep = Budget(host_rows=int(rng.integers(0, 100))), int(rng.integers(1, 4))
     with tierstore.open(path, "r+", budget=budget, keep=keep, **how) as store:
         first = (store.step or 0) + 1
