@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from common import Answer, arguments, in_turn, medians
 
-from tierstore import rowcopy
+from tierstore import _rowcopy
+from tierstore._counters import TierStats
+from tierstore._tiers.host import HostTier
 from tierstore.policy import lru
-from tierstore.stats import TierStats
-from tierstore.tier.host import HostTier
 
 QUESTION = "Bookkeeping of a batch of distinct ids in a full tier, evictions included"
 RECORD_BYTES = 16
@@ -109,8 +109,8 @@ def measure(slots: int, options: argparse.Namespace) -> tuple[dict[str, float], 
     def copy_alone() -> None:
         """Move the records that a batch moves: all of them out, and those that were missed in."""
         for at in places:
-            rowcopy.gather(tier.records, at, out)
-            rowcopy.scatter(tier.records, at[: options.batch // 4], out[: options.batch // 4])
+            _rowcopy.gather(tier.records, at, out)
+            _rowcopy.scatter(tier.records, at[: options.batch // 4], out[: options.batch // 4])
 
     seconds = in_turn(
         {

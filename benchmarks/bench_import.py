@@ -15,7 +15,7 @@ PROGRAMS = {
     "import numpy": "import numpy",
     "import tierstore": "import tierstore",
     "tierstore --help": HELP,
-    "import tierstore.store": "import tierstore.store",
+    "import tierstore._store": "import tierstore._store",
 }
 LOADED = """
 import atexit, sys

@@ -15,7 +15,7 @@ from peers import have
 
 import tierstore.speedtorch as facade
 from tierstore import Budget
-from tierstore.speedtorch.held import Held
+from tierstore.speedtorch.base import Held
 
 QUESTION = "Memory of the host and of the GPU for holding a table of random rows"
 PUBLISHED = {

@@ -25,9 +25,9 @@ from peers import have
 import tierstore
 import tierstore.speedtorch as facade
 from tierstore import Budget, Field, TableSpec
+from tierstore._memory_table import Scratch
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
-from tierstore.scratch import Scratch
 
 QUESTION = "A training step at the size of Lit2Vec2 and Research2Vec2, with 2 GB of GPU memory"
 BLOCK = 1 << 18

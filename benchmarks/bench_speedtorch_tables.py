@@ -20,7 +20,7 @@ from peers import have
 
 import tierstore.speedtorch as facade
 from tierstore import Budget
-from tierstore.speedtorch.held import Held
+from tierstore.speedtorch.base import Held
 
 QUESTION = "Random rows of a table to and from a variable on the GPU, at 1, 2, 4 and all cores"
 PUBLISHED = {

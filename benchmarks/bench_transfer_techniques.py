@@ -20,7 +20,7 @@ from common import Answer, arguments
 from peers import have, speedtorch
 
 from tierstore import Budget, TableSpec
-from tierstore.scratch import Scratch
+from tierstore._memory_table import Scratch
 
 QUESTION = "Bringing batches of rows of a host table to the GPU, alone and beside work there"
 BLOCK = 1 << 18

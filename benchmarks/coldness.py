@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tierstore.disk import inflight
+from tierstore.machine import speeds
 
 BLOCK = 4096
 
@@ -62,8 +62,8 @@ def random_reads(file: Path, count: int) -> float:
     fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
     try:
         begin = time.perf_counter()
-        if inflight.available():
-            inflight.read(fd, offsets, BLOCK)
+        if speeds.available():
+            speeds.read(fd, offsets, BLOCK)
         else:
             _by_threads(fd, np.array_split(offsets, 64))
         return count / (time.perf_counter() - begin)

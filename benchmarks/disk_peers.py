@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import tierstore
-from tierstore.export import export_table
+from tierstore.exporting import export_table
 
 Rows = np.ndarray
 THREADS = 32

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tierstore import Budget, Field, TableSpec
+from tierstore._memory_table import Scratch
+from tierstore._tiers.gpu.device import CudaDevice
 from tierstore.errors import DeviceError, MissingExtraError
-from tierstore.scratch import Scratch
-from tierstore.transfer import CudaDevice
 
 # Threads of a contestant on the CPU sleep when it is done, and do not disturb the next.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

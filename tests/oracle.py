@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import bfloat16
+from tierstore import _bfloat16
 
 READS_AS = {
     "float16": np.dtype("f2"),
@@ -22,7 +22,7 @@ def values(rng: np.random.Generator, shape: Any, dtype: str = "float32") -> npt.
     """Return random values of many magnitudes that the element type holds exactly."""
     drawn = rng.standard_normal(shape) * 2.0 ** rng.integers(-8, 8, shape)
     if dtype == "bfloat16":
-        return bfloat16.to_float32(bfloat16.from_float32(drawn))
+        return _bfloat16.to_float32(_bfloat16.from_float32(drawn))
     return drawn.astype(READS_AS[dtype])
 
 

@@ -13,8 +13,8 @@ import pytest
 import tierstore
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, TierStoreError
-from tierstore.export import export_table
-from tierstore.load import load_table
+from tierstore.exporting import export_table
+from tierstore.importing import load_table
 
 ROWS, DIM, FEW = 40, 4, Budget(host_rows=5)
 OWN = np.random.default_rng(3).standard_normal((ROWS, DIM)).astype(np.float32)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.oracle import records
-from tierstore import checksum
+from tierstore import _checksum
 
 
 def crc32c_bit_by_bit(data: bytes) -> int:
@@ -16,9 +16,9 @@ def crc32c_bit_by_bit(data: bytes) -> int:
 
 
 def test_the_known_answer():
-    assert checksum.crc32c(b"123456789") == 0xE3069283 == crc32c_bit_by_bit(b"123456789")
-    assert checksum.crc32c(b"") == 0
-    assert checksum.crc32c(b"456789", checksum.crc32c(b"123")) == 0xE3069283
+    assert _checksum.crc32c(b"123456789") == 0xE3069283 == crc32c_bit_by_bit(b"123456789")
+    assert _checksum.crc32c(b"") == 0
+    assert _checksum.crc32c(b"456789", _checksum.crc32c(b"123")) == 0xE3069283
 
 
 @pytest.mark.parametrize("width", [16, 48, 1040])
@@ -30,26 +30,26 @@ def test_rows_are_checked_with_their_ids(width):
         crc32c_bit_by_bit(int(row).to_bytes(8, "little") + record.tobytes())
         for row, record in zip(rows, data, strict=True)
     ]
-    assert checksum.row_checksums(rows, data).tolist() == expected
-    assert checksum.row_checksums(rows, data).dtype == np.uint32
+    assert _checksum.row_checksums(rows, data).tolist() == expected
+    assert _checksum.row_checksums(rows, data).dtype == np.uint32
     strided = np.repeat(data, 2, axis=0)[::2]
-    assert checksum.row_checksums(rows, strided).tolist() == expected
+    assert _checksum.row_checksums(rows, strided).tolist() == expected
 
 
 def test_any_change_is_found():
     rng = np.random.default_rng(1)
     rows = rng.permutation(1000)[:200]
     data = records(rng, 200, 32)
-    sums = checksum.row_checksums(rows, data)
-    assert checksum.mismatches(rows, data, sums).size == 0
+    sums = _checksum.row_checksums(rows, data)
+    assert _checksum.mismatches(rows, data, sums).size == 0
     for bit in rng.integers(0, 200 * 32 * 8, 50).tolist():
         damaged = data.copy()
         damaged.ravel()[bit // 8] ^= 1 << bit % 8
-        assert checksum.mismatches(rows, damaged, sums).tolist() == [bit // 8 // 32]
+        assert _checksum.mismatches(rows, damaged, sums).tolist() == [bit // 8 // 32]
     swapped = data.copy()
     swapped[[3, 7]] = data[[7, 3]]
-    assert checksum.mismatches(rows, swapped, sums).tolist() == [3, 7]
-    assert checksum.mismatches(rows + 1, data, sums).size == 200
+    assert _checksum.mismatches(rows, swapped, sums).tolist() == [3, 7]
+    assert _checksum.mismatches(rows + 1, data, sums).size == 200
 
 
 def test_rows_that_were_never_written_are_zero_with_a_sum_of_zero():
@@ -57,11 +57,11 @@ def test_rows_that_were_never_written_are_zero_with_a_sum_of_zero():
     data = np.zeros((4, 16), np.uint8)
     sums = np.zeros(4, np.uint32)
     data[2, 5], sums[3] = 1, 7
-    assert checksum.mismatches(rows, data, sums, sparse=True).tolist() == [2, 3]
-    assert checksum.mismatches(rows, data, sums).tolist() == [0, 1, 2, 3]
+    assert _checksum.mismatches(rows, data, sums, sparse=True).tolist() == [2, 3]
+    assert _checksum.mismatches(rows, data, sums).tolist() == [0, 1, 2, 3]
 
 
 def test_no_rows_have_no_sums():
     none = np.empty(0, np.int64)
-    assert checksum.row_checksums(none, np.empty((0, 16), np.uint8)).size == 0
-    assert checksum.mismatches(none, np.empty((0, 16), np.uint8), np.empty(0, np.uint32)).size == 0
+    assert _checksum.row_checksums(none, np.empty((0, 16), np.uint8)).size == 0
+    assert _checksum.mismatches(none, np.empty((0, 16), np.uint8), np.empty(0, np.uint32)).size == 0

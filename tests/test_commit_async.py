@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import io
+from tierstore import _io
+from tierstore._store import commit
+from tierstore._store.ledger import Ledger
+from tierstore._threads import Worker
 from tierstore.errors import (
     ClosedError,
     CommitFailedError,
@@ -20,9 +23,6 @@ from tierstore.errors import (
     ReadOnlyError,
     StoreFullError,
 )
-from tierstore.store import committing
-from tierstore.store.ledger import Ledger
-from tierstore.threads import Worker
 
 ROWS, DIM = 300, 6
 SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.uniform(-1, 1, seed=3))
@@ -177,7 +177,7 @@ def test_after_a_failed_sync_the_store_is_closed(store, monkeypatch):
     def fsync(fd):
         raise OSError(errno.EIO, "the disk is gone")
 
-    monkeypatch.setattr(io.system.calls, "fsync", fsync)
+    monkeypatch.setattr(_io.system.calls, "fsync", fsync)
     pending = store.commit_async()
     with pytest.raises(CommitFailedError, match="the disk is gone"):
         pending.result()
@@ -232,7 +232,7 @@ def test_a_payload_survives_the_commit_of_another_thread_in_between(store, monke
         store.commit(step=1)
         return Worker(work, purpose)
 
-    monkeypatch.setattr(committing, "Worker", start_late)
+    monkeypatch.setattr(commit, "Worker", start_late)
     store["t"].write([1], np.full((1, DIM), 8, np.float32))
     assert store.commit_async(step=2, payload={"model": b"m" * 1000}).result() == 3
     store.close()

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import io
+from tierstore import _io
+from tierstore._store import opening
+from tierstore._store.store import Store
 from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
@@ -23,7 +25,6 @@ from tierstore.errors import (
     StoreIOError,
 )
 from tierstore.policy import lookahead, static
-from tierstore.store import Store, opening
 
 SPEC = tierstore.TableSpec(5000, 16, init=tierstore.normal(seed=3))
 
@@ -147,7 +148,7 @@ def test_one_that_cannot_be_removed_is_told_of(
         raise StoreIOError("the disk is gone")
 
     monkeypatch.setattr(opening, "Store", fail)
-    monkeypatch.setattr(io, "withdraw", fail)
+    monkeypatch.setattr(_io, "withdraw", fail)
     with pytest.raises(StoreIOError) as caught:
         tierstore.create(tmp_path / "s", {"t": SPEC})
     assert "the disk is gone" in caught.value.__notes__[0]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tierstore import io
+from tierstore import _io
+from tierstore._io import direct, system
+from tierstore._io.syscalls import Calls as System
 from tierstore.errors import StoreFullError, StoreIOError
-from tierstore.io import direct, system
-from tierstore.io.calls import Calls as System
 
 SIZE = 5 * mmap.PAGESIZE + 1000
 random_ranges = given(
@@ -78,11 +78,11 @@ def less_than_a_block(fd, data, offset):
 
 @pytest.fixture
 def directory(tmp_path):
-    with io.Directory.open(tmp_path) as directory:
+    with _io.Directory.open(tmp_path) as directory:
         yield directory
 
 
-def make(directory: io.Directory, rng: np.random.Generator) -> tuple[io.File, np.ndarray]:
+def make(directory: _io.Directory, rng: np.random.Generator) -> tuple[_io.File, np.ndarray]:
     content = rng.integers(0, 256, SIZE, np.uint8)
     directory.unlink("x")
     file = directory.create("x")
@@ -112,7 +112,7 @@ def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
     rng = np.random.default_rng(seed)
     file, content = make(directory, rng)
     with file:
-        mapped = io.map_files([file], SIZE, advice=mmap.MADV_RANDOM)
+        mapped = _io.map_files([file], SIZE, advice=mmap.MADV_RANDOM)
         for offset, nbytes in ranges:
             nbytes = min(nbytes, SIZE - offset)
             data = memory(nbytes, offset, aligned=aligned)

@@ -9,7 +9,9 @@ import pytest
 
 import tierstore
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
-from tierstore import bfloat16
+from tierstore import _bfloat16
+from tierstore._formats import SINK_SUFFIXES
+from tierstore._formats.base import convert
 from tierstore.errors import (
     ExistsError,
     InvalidInputError,
@@ -17,9 +19,7 @@ from tierstore.errors import (
     StoreFullError,
     UnknownNameError,
 )
-from tierstore.export import export_table
-from tierstore.formats import SINK_SUFFIXES
-from tierstore.formats.dtypes import convert
+from tierstore.exporting import export_table
 from tierstore.spec import Field, TableSpec
 
 ROWS, DIM = 700, 5
@@ -35,7 +35,7 @@ def store(tmp_path):
 
 
 def values() -> dict[str, np.ndarray]:
-    moment = bfloat16.to_float32(random_matrix(ROWS, 3, "bfloat16"))
+    moment = _bfloat16.to_float32(random_matrix(ROWS, 3, "bfloat16"))
     return {
         "weight": random_matrix(ROWS, DIM),
         "moment": moment,
@@ -90,14 +90,14 @@ def test_fields_and_conversions(store, tmp_path, field, dtype, recwarn):
     stored = {"weight": "float32", "moment": "bfloat16", "wide": "float64"}[field]
     expected = values()[field]
     if field == "moment":
-        expected = bfloat16.from_float32(expected)
+        expected = _bfloat16.from_float32(expected)
     wanted = dtype or stored
     result = export_table(store["item"], tmp_path / "out.zarr", field=field, dtype=dtype)
     assert result.dtype == wanted
     assert read_file(tmp_path / "out.zarr").tobytes() == convert(expected, stored, wanted).tobytes()
 
     def infinities(matrix, dtype):
-        return np.isinf(bfloat16.to_float32(matrix) if dtype == "bfloat16" else matrix).sum()
+        return np.isinf(_bfloat16.to_float32(matrix) if dtype == "bfloat16" else matrix).sum()
 
     more = infinities(convert(expected, stored, wanted), wanted) - infinities(expected, stored)
     assert result.overflowed == more
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_nothing(store, tmp_path, suffix):
 MEASURE = """
 import resource, sys
 import numpy as np
-from tierstore.formats import open_sink, open_source
+from tierstore._formats import open_sink, open_source
 
 first, second, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
 block = np.random.default_rng(0).standard_normal((4096, 64), np.float32)

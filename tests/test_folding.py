@@ -12,11 +12,11 @@ import pytest
 
 import tierstore
 from tests.durability.stepwise import Stepwise, folds_in_steps
+from tierstore._disk.fold import Merge
+from tierstore._disk.generation import Generation
+from tierstore._store import compaction
 from tierstore.budget import Budget
-from tierstore.disk.generation import Generation
-from tierstore.disk.merging import Merge
 from tierstore.errors import LockedError, StoreFullError
-from tierstore.store import folding
 
 ROWS, DIM = 200, 8
 EVERY = np.arange(ROWS)
@@ -117,7 +117,7 @@ def test_a_reader_puts_folds_off_while_it_is_older(trainer, steps):
 def test_an_error_is_a_warning_and_the_next_commit_begins_anew(trainer, steps):
     fold = begun(trainer)
     error = StoreFullError("no space")
-    with mock.patch("tierstore.disk.base.Base.write", side_effect=error):
+    with mock.patch("tierstore._disk.base.Base.write", side_effect=error):
         fold.step()
     with pytest.warns(RuntimeWarning, match="put off: no space"):
         trainer.commit()
@@ -163,7 +163,7 @@ def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
 @pytest.mark.parametrize("commits", [0, 2])
 def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monkeypatch, commits):
     """A session that begins one and ends leaves it to the next; none lets deltas pile up."""
-    monkeypatch.setattr(folding, "_QUICK_BYTES", 0)
+    monkeypatch.setattr(compaction, "_QUICK_BYTES", 0)
     fold = begun(trainer)
     fold.step()
     trainer.commit(commits)
@@ -217,8 +217,8 @@ def test_a_reader_finds_a_version_that_is_published_again(trainer, steps):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(folding, "_MOST_DELTAS", 1)
-    monkeypatch.setattr("tierstore.disk.merging._STEP_BYTES", 512)
+    monkeypatch.setattr(compaction, "_MOST_DELTAS", 1)
+    monkeypatch.setattr("tierstore._disk.fold._STEP_BYTES", 512)
 
 
 @pytest.mark.filterwarnings("error")

@@ -12,13 +12,13 @@ import pytest
 
 import tierstore
 from tests.durability.crash import scratch
+from tierstore._disk.base import Base
+from tierstore._disk.compressed import CompressedRecords
+from tierstore._disk.delta import Delta
+from tierstore._store.compaction import Folder
+from tierstore._store.locking import WriterLock
 from tierstore.budget import Budget
-from tierstore.disk.base import Base
-from tierstore.disk.compressed import CompressedRecords
-from tierstore.disk.delta import Delta
 from tierstore.errors import CorruptRowError, StoreIOError
-from tierstore.store.folding import Folder
-from tierstore.store.locking import WriterLock
 
 ROWS, DIM, BATCH = 600, 8, 30
 NONE = Budget(host=0)
@@ -152,7 +152,7 @@ def test_a_refresh_now_and_then_beside_folds_and_a_writer_that_goes_back(root, k
     trainer = Trainer(root / "s", **BACKENDS[kind])
     rng = np.random.default_rng(3)
     with (
-        mock.patch("tierstore.store.folding._MOST_DELTAS", 3),
+        mock.patch("tierstore._store.compaction._MOST_DELTAS", 3),
         tierstore.open(trainer.path, budget=Budget(host_rows=100)) as reader,
     ):
         for _ in range(120):
@@ -195,7 +195,7 @@ def test_no_fold_goes_past_a_reader(root, monkeypatch, protected):
     if not protected:
         monkeypatch.setattr(WriterLock, "oldest_reader", lambda *given: None)
         monkeypatch.setattr(WriterLock, "without_readers_before", lambda *given: nullcontext(True))
-    monkeypatch.setattr("tierstore.store.folding._MOST_DELTAS", 2)
+    monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 2)
     trainer = Trainer(root / "s")
     with tierstore.open(trainer.path, budget=NONE) as reader:
         for _ in range(30):
@@ -241,7 +241,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
     with tierstore.open(trainer.path, budget=NONE) as reader:
         trainer.commit()
         with (
-            mock.patch("tierstore.disk.tier.DiskTier._point", side_effect=MemoryError),
+            mock.patch("tierstore._disk.tier.DiskTier._point", side_effect=MemoryError),
             pytest.raises(MemoryError),
         ):
             reader.refresh()
@@ -350,7 +350,7 @@ def test_a_commit_goes_through_no_deltas_where_nothing_is_due(root):
     trainer = Trainer(root / "s", 30, rows=20, batch=2)
     for _ in range(30):
         trainer.commit()
-    with mock.patch("tierstore.store.folding._between", side_effect=AssertionError("looked")):
+    with mock.patch("tierstore._store.compaction._between", side_effect=AssertionError("looked")):
         for number in range(20):
             trainer.commit(tables=[number])
     trainer.store.close()
@@ -358,7 +358,7 @@ def test_a_commit_goes_through_no_deltas_where_nothing_is_due(root):
 
 def test_a_table_that_is_written_whole_again_and_again(root):
     """Deltas that hold every row several times over become one, long before there are 64."""
-    with mock.patch("tierstore.store.folding._MOST_BYTES", 1 << 10):
+    with mock.patch("tierstore._store.compaction._MOST_BYTES", 1 << 10):
         trainer = Trainer(root / "s", batch=ROWS)
         base = trainer.disk_bytes()
         with tierstore.open(trainer.path, budget=NONE) as stays:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tierstore import guard as module
+from tierstore import _door as module
+from tierstore._door import Guard, interrupts_deferred
 from tierstore.errors import ClosedError, InternalError, InvalidInputError
-from tierstore.guard import Guard, interrupts_deferred
 
 
 class CallersError(Exception):

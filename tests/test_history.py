@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import prometheus
+from tierstore._counters import Occupancy
 from tierstore.errors import InvalidInputError, StoreIOError
-from tierstore.history import History
-from tierstore.stats import Occupancy
+from tierstore.stats import prometheus
+from tierstore.stats.history import History
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierstore._table.address import check_range, host_ids, last_of_each
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
-from tierstore.table.ids import check_range, host_ids, last_of_each
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u8"]
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tierstore import io
+from tierstore import _io
+from tierstore._io.filesystems import filesystem_of
+from tierstore._io.syscalls import Calls
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
@@ -20,13 +22,11 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.io.calls import Calls
-from tierstore.io.filesystems import filesystem_of
 
 
 @pytest.fixture
 def directory(tmp_path):
-    with io.Directory.open(tmp_path) as opened:
+    with _io.Directory.open(tmp_path) as opened:
         yield opened
 
 
@@ -48,14 +48,14 @@ class Failing:
 
 
 def failing(monkeypatch, *failures) -> None:
-    monkeypatch.setattr(io.system, "calls", Failing(*failures))
+    monkeypatch.setattr(_io.system, "calls", Failing(*failures))
 
 
 # Files
 
 
 def test_reads_and_writes_are_complete_and_positioned(directory, monkeypatch):
-    monkeypatch.setattr(io.file, "_MAX_IO", 1000)
+    monkeypatch.setattr(_io.file, "_MAX_IO", 1000)
     content = np.random.default_rng(1).bytes(12_345)
     with directory.create("file") as file:
         file.write(content, 5)
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_examined_is_explained_and_closed(directory, monke
 
 
 def test_what_was_never_initialized_is_dropped_quietly(recwarn):
-    for kind in (io.File, io.Directory):
+    for kind in (_io.File, _io.Directory):
         kind.__new__(kind).__del__()
     assert not recwarn.list
 
@@ -205,7 +205,7 @@ def test_no_wait_uses_the_description_that_is_synced(directory, monkeypatch):
         file.write(b"content", 0)
         calls = Calls()
         calls.sync_file_range = lambda fd, offset, nbytes, flags: waited.append((fd, flags))
-        monkeypatch.setattr(io.system, "calls", calls)
+        monkeypatch.setattr(_io.system, "calls", calls)
         file.start_writing(0, 7)
         file.write_out(0, 7)
         (begun, waiting) = waited
@@ -344,25 +344,25 @@ class Lagging(Calls):
 
 
 def test_a_listing_does_not_lag(tmp_path, monkeypatch):
-    monkeypatch.setattr(io.system, "calls", Lagging())
-    with io.Directory.open(tmp_path) as directory:
+    monkeypatch.setattr(_io.system, "calls", Lagging())
+    with _io.Directory.open(tmp_path) as directory:
         for number in range(3):
             directory.create(f"{number}").close()
             assert directory.names() == [f"{each}" for each in range(number + 1)]
-        assert Lagging.listdir(io.system.calls, directory.fd) == []  # negative control
+        assert Lagging.listdir(_io.system.calls, directory.fd) == []  # negative control
 
 
 def test_the_file_system_has_a_name(tmp_path):
-    assert isinstance(io.filesystem(tmp_path), str)
-    assert io.filesystem("/proc") == "proc"
-    with io.Directory.open("/proc") as directory:
+    assert isinstance(_io.filesystem(tmp_path), str)
+    assert _io.filesystem("/proc") == "proc"
+    with _io.Directory.open("/proc") as directory:
         assert directory.filesystem == "proc"
 
 
 def test_where_mounts_cannot_be_read_the_type_has_a_number(directory, monkeypatch):
     calls = Calls()
-    monkeypatch.setattr(io.system, "calls", calls)
-    monkeypatch.setattr(io.filesystems, "_mount_of", lambda fd: b"none")
+    monkeypatch.setattr(_io.system, "calls", calls)
+    monkeypatch.setattr(_io.filesystems, "_mount_of", lambda fd: b"none")
     for magic, name in ((0x9123683E, "btrfs"), (0x65735546, "fuse"), (0x1234, "")):
         calls.file_system_magic = lambda fd, magic=magic: magic
         assert filesystem_of(directory.fd) == name
@@ -381,7 +381,7 @@ def test_files_are_mapped_one_after_another(directory):
         directory.write_file(f"file{number}", content)
         files.append(directory.open_file(f"file{number}"))
     before = len(os.listdir("/proc/self/fd"))
-    mapped = io.map_files(files, 2 * page, count=3, advice=mmap.MADV_RANDOM)
+    mapped = _io.map_files(files, 2 * page, count=3, advice=mmap.MADV_RANDOM)
     assert len(os.listdir("/proc/self/fd")) == before
     for file in files:
         file.close()
@@ -392,7 +392,7 @@ def test_files_are_mapped_one_after_another(directory):
 def test_a_mapping_follows_what_is_written(directory):
     with directory.create("file") as file:
         file.truncate(5000)
-        mapped = io.map_files([file], 5000, advice=mmap.MADV_RANDOM)
+        mapped = _io.map_files([file], 5000, advice=mmap.MADV_RANDOM)
         file.write(b"later", 4990)
         assert mapped[4990:4995].tobytes() == b"later"
 
@@ -401,9 +401,9 @@ def test_short_files_are_not_mapped(directory):
     directory.write_file("file", b"short")
     with directory.open_file("file") as file:
         with pytest.raises(CorruptStoreError, match="5 bytes, at least 6"):
-            io.map_files([file], 6, advice=mmap.MADV_RANDOM)
-        assert io.map_files([file], 0, advice=mmap.MADV_RANDOM).size == 0
-        assert io.map_files([], 10, advice=mmap.MADV_RANDOM).size == 0
+            _io.map_files([file], 6, advice=mmap.MADV_RANDOM)
+        assert _io.map_files([file], 0, advice=mmap.MADV_RANDOM).size == 0
+        assert _io.map_files([], 10, advice=mmap.MADV_RANDOM).size == 0
 
 
 def test_a_file_system_that_cannot_map_says_so(directory, monkeypatch):
@@ -413,7 +413,7 @@ def test_a_file_system_that_cannot_map_says_so(directory, monkeypatch):
         directory.open_file("file") as file,
         pytest.raises(StoreIOError, match="cannot map files; keep the store on another disk"),
     ):
-        io.map_files([file], 7, advice=mmap.MADV_RANDOM)
+        _io.map_files([file], 7, advice=mmap.MADV_RANDOM)
 
 
 @pytest.mark.parametrize("call", ["map_file", "reserve"])
@@ -428,7 +428,7 @@ def test_too_many_mappings_are_told(directory, monkeypatch, call, limit, words):
     )
     failing(monkeypatch, call, errno.ENOMEM)
     with directory.open_file("file") as file, pytest.raises(StoreIOError, match=words):
-        io.map_files([file], 7, advice=mmap.MADV_RANDOM)
+        _io.map_files([file], 7, advice=mmap.MADV_RANDOM)
 
 
 # Publishing
@@ -455,13 +455,13 @@ def test_an_error_behind_the_move_leaves_nothing(tmp_path, monkeypatch, kind, ca
     calls = Late()
     setattr(calls, call, calls.late)
     with contextlib.suppress(StoreIOError, CommitFailedError):
-        monkeypatch.setattr(io.system, "calls", calls)
-        with io.publish(tmp_path / "target") as temporary:
+        monkeypatch.setattr(_io.system, "calls", calls)
+        with _io.publish(tmp_path / "target") as temporary:
             MAKERS[kind](temporary)
     assert list(tmp_path.iterdir()) == [] if calls.struck else [tmp_path / "target"]
     monkeypatch.undo()
     if calls.struck:
-        with io.publish(tmp_path / "target") as temporary:  # it may be done again
+        with _io.publish(tmp_path / "target") as temporary:  # it may be done again
             MAKERS[kind](temporary)
 
 
@@ -475,10 +475,10 @@ def test_a_file_that_was_replaced_is_told(tmp_path, monkeypatch):
     def failing_sync():
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(io.system, "calls", calls)
+    monkeypatch.setattr(_io.system, "calls", calls)
     with (
         pytest.raises(CommitFailedError, match="is there and complete"),
-        io.publish(tmp_path / "file", force=True) as temporary,
+        _io.publish(tmp_path / "file", force=True) as temporary,
     ):
         temporary.write_bytes(b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -487,10 +487,10 @@ def test_a_file_that_was_replaced_is_told(tmp_path, monkeypatch):
 
 def test_what_the_body_cannot_write_is_typed(tmp_path):
     full = pytest.raises(StoreFullError, match=r"no space to write .*target")
-    with full, io.publish(tmp_path / "target") as temporary:
+    with full, _io.publish(tmp_path / "target") as temporary:
         temporary.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(FileNotFoundError, match="elsewhere"), io.publish(tmp_path / "target"):
+    with pytest.raises(FileNotFoundError, match="elsewhere"), _io.publish(tmp_path / "target"):
         os.stat(tmp_path / "elsewhere")  # the body's own error
     assert list(tmp_path.iterdir()) == []
 
@@ -499,18 +499,18 @@ def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
     failing(monkeypatch, "rmdir", errno.EIO)
     named = pytest.warns(RuntimeWarning, match=r"\.target\..*\.partial is left over")
     failed = pytest.raises(ZeroDivisionError)
-    with named, failed, io.publish(tmp_path / "target") as temporary:
+    with named, failed, _io.publish(tmp_path / "target") as temporary:
         temporary.mkdir()
         raise ZeroDivisionError
 
 
 def test_what_is_published_appears_whole(tmp_path):
-    with io.publish(tmp_path / "file") as temporary:
+    with _io.publish(tmp_path / "file") as temporary:
         temporary.write_bytes(b"content")
         assert temporary.parent == tmp_path
         assert not (tmp_path / "file").exists()
     assert (tmp_path / "file").read_bytes() == b"content"
-    with io.publish(tmp_path / "tree") as temporary:
+    with _io.publish(tmp_path / "tree") as temporary:
         (temporary / "inside").mkdir(parents=True)
         (temporary / "inside/file").write_bytes(b"content")
     assert (tmp_path / "tree/inside/file").read_bytes() == b"content"
@@ -528,7 +528,7 @@ def test_what_breaks_off_leaves_nothing(tmp_path, error):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_bytes(b"content")
     for make in (lambda path: path.write_bytes(b"half"), lambda path: path.mkdir(), make_tree):
-        with pytest.raises(error), io.publish(tmp_path / "file") as temporary:
+        with pytest.raises(error), _io.publish(tmp_path / "file") as temporary:
             make(temporary)
             raise error
         assert list(tmp_path.iterdir()) == [tmp_path / "precious"]
@@ -537,16 +537,16 @@ def test_what_breaks_off_leaves_nothing(tmp_path, error):
 
 def test_a_target_is_replaced_only_by_force(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(ExistsError, match="exists"), io.publish(tmp_path / "file"):
+    with pytest.raises(ExistsError, match="exists"), _io.publish(tmp_path / "file"):
         raise RuntimeError("not reached")
-    with io.publish(tmp_path / "file", force=True) as temporary:
+    with _io.publish(tmp_path / "file", force=True) as temporary:
         temporary.write_bytes(b"new")
         assert (tmp_path / "file").read_bytes() == b"old"
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_a_target_that_appears_meanwhile_stays(tmp_path):
-    with pytest.raises(ExistsError), io.publish(tmp_path / "file") as temporary:
+    with pytest.raises(ExistsError), _io.publish(tmp_path / "file") as temporary:
         temporary.write_bytes(b"mine")
         (tmp_path / "file").write_bytes(b"another's")
     assert (tmp_path / "file").read_bytes() == b"another's"
@@ -559,19 +559,19 @@ def test_links_and_directories_are_never_replaced(tmp_path, force):
     (tmp_path / "link").symlink_to("precious")
     (tmp_path / "dangling").symlink_to("nothing")
     for name in ("precious", "link", "dangling"):
-        with pytest.raises(ExistsError, match=name), io.publish(tmp_path / name, force=force):
+        with pytest.raises(ExistsError, match=name), _io.publish(tmp_path / name, force=force):
             raise RuntimeError("not reached")
     with (
         pytest.raises(InvalidInputError, match="not a directory"),
-        io.publish(tmp_path / "no/file"),
+        _io.publish(tmp_path / "no/file"),
     ):
         raise RuntimeError("not reached")
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "漢" * 85], ids=["ascii", "utf-8"])
 def test_names_may_be_as_long_as_the_system_takes(tmp_path, name):
-    with io.publish(tmp_path / name) as temporary:
+    with _io.publish(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
     assert (tmp_path / name).read_bytes() == b"content"
-    with pytest.raises(TierStoreError, match="too long"), io.publish(tmp_path / (name + "x")):
+    with pytest.raises(TierStoreError, match="too long"), _io.publish(tmp_path / (name + "x")):
         raise RuntimeError("not reached")

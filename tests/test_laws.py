@@ -3,10 +3,10 @@ import pytest
 
 import tierstore
 from tests.oracle import DTYPES, READS_AS
-from tierstore import bfloat16
-from tierstore.disk.generation import initial_records
+from tierstore import _bfloat16
+from tierstore._disk.generation import initial_records
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.laws import BLOCK_ROWS, Law
+from tierstore.initializers import BLOCK_ROWS, Law
 from tierstore.spec import Field, TableSpec
 
 RANDOM = {
@@ -21,7 +21,7 @@ def first_values(law: Law, rows: int = 10_000, dim: int = 6, dtype: str = "float
     records = np.concatenate(list(initial_records(spec)))
     assert records.shape == (rows, spec.layout.record_bytes)
     values = spec.layout.view(records, "weight")
-    return bfloat16.to_float32(values) if dtype == "bfloat16" else values
+    return _bfloat16.to_float32(values) if dtype == "bfloat16" else values
 
 
 @pytest.mark.parametrize("law", RANDOM.values(), ids=RANDOM)
@@ -85,7 +85,7 @@ def test_values_are_rounded_to_the_element_type(dtype):
     found = first_values(RANDOM["normal"], dtype=dtype)
     assert found.dtype == READS_AS[dtype]
     if dtype == "bfloat16":
-        exact = bfloat16.to_float32(bfloat16.from_float32(exact))
+        exact = _bfloat16.to_float32(_bfloat16.from_float32(exact))
     assert np.array_equal(found, exact.astype(found.dtype))
 
 

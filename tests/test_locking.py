@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import io
+from tierstore import _io
+from tierstore._store.locking import ReaderLock, WriterLock, describe, make_note
 from tierstore.budget import Budget
 from tierstore.errors import ConcurrentWriterError, LockedError
-from tierstore.store.holder import describe, make_note
-from tierstore.store.locking import ReaderLock, WriterLock
 
 ROWS, DIM = 300, 5
 EVERY = np.arange(ROWS)
@@ -28,7 +27,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def directory(path):
-    with io.Directory.open(path) as directory:
+    with _io.Directory.open(path) as directory:
         yield directory
 
 
@@ -155,7 +154,7 @@ def test_a_writer_whose_lock_file_another_program_has_publishes_nothing(path):
 
 
 def test_a_lock_file_that_is_replaced_while_it_is_taken_is_not_trusted(path, monkeypatch):
-    lock, replaced = io.File.lock, []
+    lock, replaced = _io.File.lock, []
 
     def late(self, *, exclusive):
         taken = lock(self, exclusive=exclusive)
@@ -164,7 +163,7 @@ def test_a_lock_file_that_is_replaced_while_it_is_taken_is_not_trusted(path, mon
             (path / "LOCK").unlink()
         return taken
 
-    monkeypatch.setattr(io.File, "lock", late)
+    monkeypatch.setattr(_io.File, "lock", late)
     with opened(path, "r+"), (path / "LOCK").open("r") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert replaced

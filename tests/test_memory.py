@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from tierstore import memory
+from tierstore._tiers import memory
 from tierstore.errors import CapacityError, InvalidInputError
 
 

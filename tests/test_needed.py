@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tierstore.store.needed import NeededFiles
+from tierstore._store.ledger import NeededFiles
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tierstore
-from tierstore import io
-from tierstore.disk import ranged
-from tierstore.disk.files import Files
+from tierstore import _io
+from tierstore._disk import remote
+from tierstore._disk.files import Files
 from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
@@ -254,7 +254,7 @@ def test_a_store_that_cannot_be_reached_is_a_typed_error(saved, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0"])
 def test_names_are_single_components(name):
-    directory = io.Objects(zarr.storage.MemoryStore()).open(write=True)
+    directory = _io.Objects(zarr.storage.MemoryStore()).open(write=True)
     for call in (directory.open_file, directory.create, directory.exists, directory.directory):
         with pytest.raises(FormatError):
             call(name)
@@ -280,23 +280,23 @@ def test_records_in_ranges_are_those_that_were_written(
         offset = 0  # as of files of which there are several
     expected = np.random.default_rng(rows).integers(0, 256, (rows, width), np.uint8)
     place = zarr.storage.MemoryStore()
-    directory = io.Objects(place).open(write=True)
+    directory = _io.Objects(place).open(write=True)
     layout = {"rows": rows, "record_bytes": width, "rows_per_file": min(per_file, rows)}
     nbytes = offset + layout["rows_per_file"] * width
     files = Files(directory, "part{}".format, nbytes, count=-(-rows // per_file))
     created = files.create(sparse=False)
-    records = ranged.record_files(files, created, offset=offset, **layout)
+    records = remote.record_files(files, created, offset=offset, **layout)
     for at in range(0, rows, step):
         ids = np.arange(at, min(at + step, rows))
         records.write(ids, expected[ids])
     records.sync()
 
-    records = ranged.record_files(files, offset=offset, **layout)
+    records = remote.record_files(files, offset=offset, **layout)
     ids = np.array(wanted, np.int64) % rows
     out = np.empty((ids.size, width), np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(("_GAP", "_RANGE_BYTES", "_HELD_BYTES"), limits, strict=True):
-            patch.setattr(ranged, name, value)
+            patch.setattr(remote, name, value)
         records.read(ids, out)
     assert np.array_equal(out, expected[ids])
     assert records.damaged_files() == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tierstore import rowcopy
+from tierstore import _rowcopy
 
 spans = st.tuples(st.integers(1, 12), st.integers(0, 2**32)).flatmap(
     lambda given: st.tuples(
@@ -27,14 +27,14 @@ def test_byte_ranges_are_copied_as_numpy_would(span, count, kind, data):
     source = records(rng, 20, width)
     slots = rng.integers(0, 20, count).astype(kind)
     out = records(rng, count, hi - lo)
-    rowcopy.gather(source, slots, out, lo)
+    _rowcopy.gather(source, slots, out, lo)
     assert np.array_equal(out, source[slots, lo:hi])
 
     targets = rng.permutation(20)[:count].astype(kind)
     values = records(rng, targets.size, hi - lo)
     expected = source.copy()
     expected[targets, lo:hi] = values
-    rowcopy.scatter(source, targets, values, lo)
+    _rowcopy.scatter(source, targets, values, lo)
     assert np.array_equal(source, expected)
 
 
@@ -44,13 +44,13 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
     source = records(rng, 3000, 512)
     slots = rng.integers(0, 3000, 9001)
     out = np.empty((9001, hi - lo), np.uint8)
-    rowcopy.gather(source, slots, out, lo)
+    _rowcopy.gather(source, slots, out, lo)
     assert np.array_equal(out, source[slots, lo:hi])
 
     expected, targets = source.copy(), rng.permutation(3000)
     values = records(rng, 3000, hi - lo)
     expected[targets, lo:hi] = values
-    rowcopy.scatter(source, targets, values, lo)
+    _rowcopy.scatter(source, targets, values, lo)
     assert np.array_equal(source, expected)
 
 
@@ -58,9 +58,9 @@ def test_read_only_records_and_no_rows():
     source = records(np.random.default_rng(1), 5, 16)
     source.flags.writeable = False
     out = np.empty((2, 16), np.uint8)
-    rowcopy.gather(source, np.array([4, 4]), out)
+    _rowcopy.gather(source, np.array([4, 4]), out)
     assert np.array_equal(out, source[[4, 4]])
-    rowcopy.gather(source, np.empty(0, np.int64), np.empty((0, 16), np.uint8))
+    _rowcopy.gather(source, np.empty(0, np.int64), np.empty((0, 16), np.uint8))
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(0, 512), (0, 4), (2, 510)])
@@ -69,9 +69,9 @@ def test_a_negative_slot_is_no_record(lo, hi, kind):
     source = records(np.random.default_rng(lo), 5, 512)
     before, slots = source.copy(), np.array([3, -1], kind)
     with pytest.raises(IndexError, match="slot -1"):
-        rowcopy.gather(source, slots, np.empty((2, hi - lo), np.uint8), lo)
+        _rowcopy.gather(source, slots, np.empty((2, hi - lo), np.uint8), lo)
     with pytest.raises(IndexError, match="slot -1"):
-        rowcopy.scatter(source, slots, np.zeros((2, hi - lo), np.uint8), lo)
+        _rowcopy.scatter(source, slots, np.zeros((2, hi - lo), np.uint8), lo)
     assert np.array_equal(source, before)
 
 
@@ -85,14 +85,14 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
         started.append(given)
         return start(*given)
 
-    rowcopy._threads.cache_clear()
-    monkeypatch.setattr(rowcopy, "_most", lambda: 4)
-    monkeypatch.setattr(rowcopy, "_BYTES_PER_THREAD", 64)
+    _rowcopy._threads.cache_clear()
+    monkeypatch.setattr(_rowcopy, "_most", lambda: 4)
+    monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
     monkeypatch.setattr(threading, "_start_new_thread", few)
     records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
     slots = np.random.default_rng(2).permutation(100)
     out = np.empty_like(records)
-    rowcopy.gather(records, slots, out)
+    _rowcopy.gather(records, slots, out)
     assert np.array_equal(out, records[slots])
     assert len(started) == some
-    rowcopy._threads.cache_clear()
+    _rowcopy._threads.cache_clear()

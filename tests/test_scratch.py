@@ -11,9 +11,9 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
+from tierstore._memory_table import Scratch
+from tierstore._tiers.volatile import Origin
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
-from tierstore.scratch import Scratch
-from tierstore.tier.origin import Origin
 
 ROWS = 9000
 FIELDS = {

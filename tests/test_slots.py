@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tierstore._tiers.slots import CachedSlots, DirectSlots, Pins
 from tierstore.policy import lru
-from tierstore.slots import CachedSlots, DirectSlots, Pins
 
 ROWS, SLOTS = 30, 8
 

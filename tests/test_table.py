@@ -305,7 +305,7 @@ def test_fields_that_are_not_there(make):
 
 @every_budget
 def test_scans_give_the_stored_bits_in_order(make, slots):
-    from tierstore import bfloat16
+    from tierstore import _bfloat16
 
     table = make(slots)
     oracle = fill(table, np.random.default_rng(3))
@@ -313,7 +313,7 @@ def test_scans_give_the_stored_bits_in_order(make, slots):
     for name, item in FIELDS.items():
         expected = oracle[name]
         if item.dtype == "bfloat16":
-            expected = bfloat16.from_float32(expected)
+            expected = _bfloat16.from_float32(expected)
         for start, stop, step in [(0, None, None), (3, 41, 10), (7, 7, 3), (49, 50, 1)]:
             blocks = list(table.scan(start, stop, field=name, block_rows=step))
             assert all(len(block) <= (step or ROWS) for block in blocks)

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import threads
+from tierstore import _threads
+from tierstore._disk.readahead import paced
+from tierstore._store import commit
+from tierstore._threads import Condition, Worker
 from tierstore.budget import Budget
-from tierstore.disk.pacing import paced
 from tierstore.errors import ClosedError, InternalError, StoreIOError
-from tierstore.store import committing
-from tierstore.threads import Condition, Worker
 
 DIM, ROWS = 4, 300
 SPEC = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=1))
@@ -142,7 +142,7 @@ def test_a_commit_without_a_thread_raises_and_loses_nothing(
 ) -> None:
     store["t"].write([3], np.full((1, DIM), 7, np.float32))
     with monkeypatch.context() as patch:
-        patch.setattr(threads._thread, "start_new_thread", start)
+        patch.setattr(_threads._thread, "start_new_thread", start)
         outcome = in_time(lambda: store.commit_async(payload={"model": b"m" * 99}))
     assert isinstance(outcome, error)
     if start is start_none:
@@ -164,10 +164,10 @@ def test_a_commit_whose_thread_dies_later_is_told_of(
         raise MemoryError
 
     store["t"].write([3], np.full((1, DIM), 7, np.float32))
-    monkeypatch.setattr(committing.PendingCommit, "set_result", fail)
+    monkeypatch.setattr(commit.PendingCommit, "set_result", fail)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     pending = store.commit_async()
-    monkeypatch.setattr(committing.PendingCommit, "set_exception", committing.Future.set_exception)
+    monkeypatch.setattr(commit.PendingCommit, "set_exception", commit.Future.set_exception)
     assert isinstance(in_time(pending.result), InternalError)
 
 
@@ -192,7 +192,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
     other = threading.Thread(target=take)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(committing, "Worker", late)
+        patch.setattr(commit, "Worker", late)
         store.commit_async(payload={"model": b"m" * 99})
     over.set()
     other.join()
@@ -208,7 +208,7 @@ def test_a_prefetch_without_a_thread_is_dropped(
 ) -> None:
     prefetcher = store._session.prefetcher
     with monkeypatch.context() as patch:
-        patch.setattr(threads._thread, "start_new_thread", start)
+        patch.setattr(_threads._thread, "start_new_thread", start)
         for _ in range(3):
             store["t"].prefetch([1, 2])
         in_time(prefetcher.wait)
@@ -223,13 +223,13 @@ def test_a_prefetch_without_a_thread_is_dropped(
 def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierstore.store.folding._MOST_DELTAS", 0)
+    monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 0)
     with tierstore.create(tmp_path / "s", {"t": SPEC}, keep=1) as store:
         with (
             monkeypatch.context() as patch,
             pytest.warns(RuntimeWarning, match="thread that was to fold ended"),
         ):
-            patch.setattr(threads._thread, "start_new_thread", start_dead)
+            patch.setattr(_threads._thread, "start_new_thread", start_dead)
             for step in range(3):
                 store["t"].write([step], np.full((1, DIM), step, np.float32))
                 assert in_time(store.commit) == step + 2
@@ -243,7 +243,7 @@ def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
 def test_parts_come_without_a_thread_that_runs_ahead(
     monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
-    monkeypatch.setattr(threads._thread, "start_new_thread", start)
+    monkeypatch.setattr(_threads._thread, "start_new_thread", start)
     assert in_time(lambda: list(paced(20, lambda _: None))) == list(range(20))
 
 
@@ -254,7 +254,7 @@ def test_first_requests_of_many_threads_start_one(store: tierstore.Store) -> Non
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "tierstore.table.prefetch.Worker",
+                "tierstore._table.prefetch.Worker",
                 lambda *given: (started.append(given), Worker(*given))[1],
             )
             others = [
@@ -314,7 +314,7 @@ def test_closing_from_a_callback_of_what_would_commit(store: tierstore.Store) ->
 
 
 def _rows() -> np.ndarray:
-    from tierstore.scratch import Scratch
+    from tierstore._memory_table import Scratch
 
     with Scratch(SPEC) as scratch:
         return scratch.table.read(np.arange(ROWS))  # type: ignore[no-any-return]

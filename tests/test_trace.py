@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore._table.trace import Recording, is_trace, read_trace, trace_rows
 from tierstore.errors import (
     ExistsError,
     FormatError,
@@ -12,7 +13,6 @@ from tierstore.errors import (
     RowIndexError,
     StoreFullError,
 )
-from tierstore.table.trace import Recording, is_trace, read_trace, trace_rows
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_warming_without_a_host_tier_or_with_a_slot_for_every_row(tmp_path):
 
 def test_a_full_disk_ends_a_recording_after_a_whole_batch(tmp_path, monkeypatch):
     """A file-size limit stands in for the disk; the recorded call says what happened."""
-    monkeypatch.setattr("tierstore.table.trace._BUFFER_BYTES", 1000)
+    monkeypatch.setattr("tierstore._table.trace._BUFFER_BYTES", 1000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     ids = np.random.default_rng(1).integers(0, 200, (50, 100))

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from tests.oracle import DTYPES, READS_AS, values
-from tierstore import bfloat16
+from tierstore import _bfloat16
+from tierstore._table.values import from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
 from tierstore.spec import Field
-from tierstore.table.values import from_bytes, to_bytes
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -44,7 +44,7 @@ def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
         if np.can_cast(kind, held, "safe"):
             item, expected = Field(3, dtype), given.astype(held)
             if dtype == "bfloat16":
-                expected = bfloat16.to_float32(bfloat16.from_float32(given))
+                expected = _bfloat16.to_float32(_bfloat16.from_float32(given))
             found = from_bytes(to_bytes(given, item, (2,), "w"), item, (2,), "numpy")
             assert np.array_equal(found, expected)
         else:

@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tierstore import nn as nn
     from tierstore import optim as optim
-    from tierstore.ahead import lookahead as lookahead
+    from tierstore._store.opening import create as create
+    from tierstore._store.opening import open as open
+    from tierstore._store.repair import repair as repair
+    from tierstore._store.store import Store as Store
+    from tierstore._store.verify import verify as verify
+    from tierstore._table.table import Table as Table
     from tierstore.budget import Budget as Budget
     from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
-    from tierstore.laws import constant as constant
-    from tierstore.laws import from_array as from_array
-    from tierstore.laws import from_file as from_file
-    from tierstore.laws import normal as normal
-    from tierstore.laws import uniform as uniform
-    from tierstore.laws import xavier_uniform as xavier_uniform
-    from tierstore.laws import zeros as zeros
+    from tierstore.initializers import constant as constant
+    from tierstore.initializers import from_array as from_array
+    from tierstore.initializers import from_file as from_file
+    from tierstore.initializers import normal as normal
+    from tierstore.initializers import uniform as uniform
+    from tierstore.initializers import xavier_uniform as xavier_uniform
+    from tierstore.initializers import zeros as zeros
+    from tierstore.loader import lookahead as lookahead
     from tierstore.spec import Field as Field
     from tierstore.spec import TableSpec as TableSpec
-    from tierstore.store import Store as Store
-    from tierstore.store import create as create
-    from tierstore.store import open as open
-    from tierstore.store import repair as repair
-    from tierstore.store import verify as verify
-    from tierstore.table import Table as Table
 
 __version__ = "0.1.0"
 
@@ -46,22 +46,22 @@ _HOMES = {
     "Budget": "budget",
     "Checkpoint": "checkpoint",
     "Field": "spec",
-    "Store": "store",
-    "Table": "table",
+    "Store": "_store.store",
+    "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
-    "constant": "laws",
-    "create": "store",
-    "from_array": "laws",
-    "from_file": "laws",
-    "lookahead": "ahead",
-    "normal": "laws",
-    "open": "store",
-    "repair": "store",
-    "uniform": "laws",
-    "verify": "store",
-    "xavier_uniform": "laws",
-    "zeros": "laws",
+    "constant": "initializers",
+    "create": "_store.opening",
+    "from_array": "initializers",
+    "from_file": "initializers",
+    "lookahead": "loader",
+    "normal": "initializers",
+    "open": "_store.opening",
+    "repair": "_store.repair",
+    "uniform": "initializers",
+    "verify": "_store.verify",
+    "xavier_uniform": "initializers",
+    "zeros": "initializers",
 }
 
 _MODULES = frozenset({"nn", "optim"})

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.store import Store
 
 __all__ = ["Checkpoint"]
 

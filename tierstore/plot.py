@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import io
+from tierstore import _io
 from tierstore.errors import InvalidInputError, MissingExtraError
-from tierstore.history import History
 from tierstore.sizing import Plan, Simulation, Stream
-from tierstore.sizing.simulate import OPTIMUM
+from tierstore.sizing.simulation import OPTIMUM
+from tierstore.stats.history import History
 
 __all__ = ["heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
 
@@ -46,7 +46,7 @@ def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Itera
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     yield axes
-    with io.publish(path, force=True) as temporary:
+    with _io.publish(path, force=True) as temporary:
         figure.savefig(temporary, format=suffix[1:], dpi=150)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.laws import Law
+from tierstore.initializers import Law
 
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
 

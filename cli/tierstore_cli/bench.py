@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tierstore.machine import speeds
-from tierstore.machine.standing import Standing, stand
+from tierstore.machine.speeds import Standing, stand
 from tierstore_cli.command import Command
 from tierstore_cli.limits import limits
 from tierstore_cli.output import Grid, Output

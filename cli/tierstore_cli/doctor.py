@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tierstore import io, machine
+from tierstore import _io, machine
 from tierstore.budget import format_bytes
 from tierstore.machine import speeds
 from tierstore_cli.command import Command
@@ -52,7 +52,7 @@ def _leftovers(path: Path) -> list[tuple[Path, int]]:
     found: list[tuple[Path, int]] = []
     for place in (path.parent, path):
         with contextlib.suppress(OSError):  # there is nothing, or it may not be looked into
-            found += [(each, _disk_bytes(each)) for each in io.leftovers(place)]
+            found += [(each, _disk_bytes(each)) for each in _io.leftovers(place)]
     return found
 
 

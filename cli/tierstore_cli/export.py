@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from tierstore._formats import read_keys
 from tierstore.budget import format_bytes
-from tierstore.export import export_table
-from tierstore.formats import read_keys
+from tierstore.exporting import export_table
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Output

@@ -10,7 +10,7 @@ import click
 import tierstore
 from tierstore.budget import format_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, StoreFullError
-from tierstore.laws import Law
+from tierstore.initializers import Law
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command

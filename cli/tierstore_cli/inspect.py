@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tierstore.table import Table
+from tierstore import Table
 from tierstore_cli import summary
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store

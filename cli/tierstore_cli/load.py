@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 import tierstore
-from tierstore.formats import read_keys
-from tierstore.io import publish
-from tierstore.load import load_table
-from tierstore.store import Store
+from tierstore import Store
+from tierstore._formats import read_keys
+from tierstore._io import publish
+from tierstore.importing import load_table
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output

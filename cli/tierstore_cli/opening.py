@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 import tierstore
+from tierstore import Store, Table
 from tierstore.errors import RowIndexError
-from tierstore.store import Store
-from tierstore.table import Table
 from tierstore_cli.params import Place, Rows
 
 NO_CACHE = tierstore.Budget(host=0, gpu=0)

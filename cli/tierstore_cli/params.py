@@ -13,10 +13,10 @@ import click
 from click.shell_completion import CompletionItem
 
 import tierstore
-from tierstore.allowance import DEFAULT_MEMORY
+from tierstore._allowance import DEFAULT_MEMORY
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
-from tierstore.laws import Law, normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import Law, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import DTYPES, Field, check_name
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import click
 
 from tierstore import plot
 from tierstore import policy as policies
+from tierstore._tiers.memory import available_bytes
 from tierstore.budget import format_bytes
 from tierstore.machine import speeds
-from tierstore.memory import available_bytes
 from tierstore.sizing import Plan, load_stream
 from tierstore.sizing import plan as work_out
 from tierstore.spec import Field, TableSpec

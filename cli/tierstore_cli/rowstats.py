@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import bfloat16
-from tierstore.table import Table
+from tierstore import Table, _bfloat16
 from tierstore_cli.text import BLOCKS
 
 SAMPLE_ROWS = 100_000
@@ -75,7 +74,7 @@ def row_stats(
 def _all_rows(table: Table, field: str) -> Iterator[Floats]:
     is_bfloat16 = table.fields[field].dtype == "bfloat16"
     for block in table.scan(field=field):
-        yield bfloat16.to_float32(block) if is_bfloat16 else block
+        yield _bfloat16.to_float32(block) if is_bfloat16 else block
 
 
 def _sample(table: Table, field: str, count: int) -> Iterator[Floats]:

@@ -9,7 +9,7 @@ import click
 from tierstore import plot, policy
 from tierstore.sizing import Simulation, load_stream
 from tierstore.sizing import simulate as run
-from tierstore.sizing.simulate import SIZES
+from tierstore.sizing.simulation import SIZES
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.progress import Progress

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tierstore import Table
 from tierstore.budget import format_bytes
-from tierstore.table import Table
 from tierstore_cli.output import Grid
 from tierstore_cli.params import Place
 from tierstore_cli.rowstats import RowStats

@@ -4,7 +4,7 @@ import click
 import numpy as np
 import pytest
 
-from tierstore.laws import normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
 from tierstore_cli.params import PRESETS, InitLaw, RowRange, State
 

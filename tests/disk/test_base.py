@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tierstore import checksum, io
-from tierstore.disk import paging, zarr
-from tierstore.disk import records as base_records
-from tierstore.disk.base import Base
+from tierstore import _checksum, _io
+from tierstore._disk import readahead, zarr
+from tierstore._disk import records as base_records
+from tierstore._disk.base import Base
 from tierstore.errors import CorruptRowError, CorruptStoreError, FormatError, InvalidInputError
 from tierstore.spec import Field, TableSpec
 
@@ -42,11 +42,11 @@ def blocks_of(data: np.ndarray, rows: int = 1000) -> Iterator[np.ndarray]:
 
 
 def create(path: Path, spec: TableSpec, data: np.ndarray, **options: object) -> Base:
-    return Base.create(io.Directory.open(path), spec, blocks_of(data), **options)
+    return Base.create(_io.Directory.open(path), spec, blocks_of(data), **options)
 
 
 def reopen(path: Path, spec: TableSpec) -> Base:
-    return Base.open(io.Directory.open(path), spec)
+    return Base.open(_io.Directory.open(path), spec)
 
 
 def read(base: Base, rows: object) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, di
     for _ in range(4):
         chosen = np.flatnonzero(rng.random(rows) < rng.random())
         data[chosen] = records(rng, chosen.size, width)
-        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        base.write(chosen, data[chosen], _checksum.row_checksums(chosen, data[chosen]))
         assert np.array_equal(read(base, np.arange(rows)), data)
     base.sync()
     base.close()
@@ -116,7 +116,7 @@ def test_writes_over_some_rows_leave_the_others(tmp_path_factory, kind, rows, di
 def test_many_rows_of_a_large_table_are_written(monkeypatch, tmp_path, kind, cached):
     """Dense and thin parts of several blocks, across the edges of chunks, in memory or not."""
     monkeypatch.setattr(base_records, "BLOCK_BYTES", 300_000)
-    monkeypatch.setattr(paging, "looks_resident", lambda *given: cached)
+    monkeypatch.setattr(readahead, "looks_resident", lambda *given: cached)
     rng = np.random.default_rng(3)
     spec, data = make_spec(kind, 40_000, dim=68), records(rng, 40_000, 272)
     base = create(tmp_path, spec, data)
@@ -124,7 +124,7 @@ def test_many_rows_of_a_large_table_are_written(monkeypatch, tmp_path, kind, cac
         dense, thin = np.arange(3000, 9000), rng.choice(30_000, 200, replace=False) + 10_000
         chosen = np.unique(np.concatenate([dense[rng.random(dense.size) < 0.6], thin, [39_999]]))
         data[chosen] = records(rng, chosen.size, 272)
-        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        base.write(chosen, data[chosen], _checksum.row_checksums(chosen, data[chosen]))
         assert np.array_equal(read(base, np.arange(40_000)), data)
     base.sync()
     base.close()
@@ -140,14 +140,14 @@ def test_blocks_that_are_not_in_memory_are_rewritten_past_the_page_cache(
     base = create(tmp_path, spec, data)
     chosen = np.flatnonzero(rng.random(20_000) < 0.3)
     moved = dict.fromkeys((True, False), 0)
-    write = io.direct.write
+    write = _io.direct.write
     monkeypatch.setattr(
-        io.direct, "write", lambda *given: (moved.update({cached: given[1].size}), write(*given))
+        _io.direct, "write", lambda *given: (moved.update({cached: given[1].size}), write(*given))
     )
     for cached in moved:
-        monkeypatch.setattr(paging, "looks_resident", lambda *given, cached=cached: cached)
+        monkeypatch.setattr(readahead, "looks_resident", lambda *given, cached=cached: cached)
         data[chosen] = records(rng, chosen.size, 256)
-        base.write(chosen, data[chosen], checksum.row_checksums(chosen, data[chosen]))
+        base.write(chosen, data[chosen], _checksum.row_checksums(chosen, data[chosen]))
         assert np.array_equal(read(base, np.arange(20_000)), data)
     assert moved[True] == 0 and moved[False] > 0
 
@@ -255,7 +255,7 @@ def test_blocks_must_add_up_to_the_table(tmp_path, kind, rows):
     "block", [np.zeros((10, 31), np.uint8), np.zeros((10, 4), "f8"), np.zeros(10, np.uint8)]
 )
 def test_blocks_must_be_of_records(tmp_path, block):
-    with io.Directory.open(tmp_path) as directory, pytest.raises(InvalidInputError, match="32"):
+    with _io.Directory.open(tmp_path) as directory, pytest.raises(InvalidInputError, match="32"):
         Base.create(directory, make_spec("memmap", 10), [block])
 
 
@@ -268,7 +268,7 @@ def test_sparse_tables_take_no_space_until_rows_are_written(tmp_path, kind):
     assert not read(base, [0, 77, spec.rows - 1]).any()
     chosen = np.array([0, 5000, spec.rows - 1])
     data = records(rng, 3, 256)
-    base.write(chosen, data, checksum.row_checksums(chosen, data))
+    base.write(chosen, data, _checksum.row_checksums(chosen, data))
     assert np.array_equal(read(base, [5000, 0, 1, spec.rows - 1])[[1, 0, 3]], data)
     assert base.damaged(np.arange(spec.rows)) == []
     assert used_bytes(tmp_path) < 1 << 20
@@ -294,11 +294,11 @@ def test_nothing_is_left_open(tmp_path, kind):
     assert not any(os.path.isfile(each) for each in open_below(tmp_path))
     rows = np.arange(5000)
     data = records(np.random.default_rng(12), 5000, 32)
-    base.write(rows, data, checksum.row_checksums(rows, data))
+    base.write(rows, data, _checksum.row_checksums(rows, data))
     assert f"{tmp_path}/rows.crc" in open_below(tmp_path)
     base.sync()
     assert not any(os.path.isfile(each) for each in open_below(tmp_path))
-    base.write(rows, data, checksum.row_checksums(rows, data))
+    base.write(rows, data, _checksum.row_checksums(rows, data))
     base.close()
     assert open_below(tmp_path) == []
 

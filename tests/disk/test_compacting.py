@@ -8,12 +8,12 @@ import pytest
 from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer
 from tests.oracle import records
 from tests.tier.stack import read
-from tierstore import io
-from tierstore.disk import merging
-from tierstore.disk.compacting import spans
-from tierstore.disk.tier import DiskTier
+from tierstore import _io
+from tierstore._disk import fold
+from tierstore._disk.compact import spans
+from tierstore._disk.manifest import DeltaInfo
+from tierstore._disk.tier import DiskTier
 from tierstore.errors import CorruptRowError, StoreFullError, StoreIOError
-from tierstore.manifest import DeltaInfo
 from tierstore.spec import TableSpec
 
 EVERY = np.arange(ROWS)
@@ -22,9 +22,9 @@ EVERY = np.arange(ROWS)
 @pytest.fixture(autouse=True, params=[1 << 20, 17], ids=["sorted", "windows"])
 def small_parts(request, monkeypatch):
     """Take a few records a step, by their ids sorted or by windows of rows."""
-    monkeypatch.setattr(merging, "_WINDOW_ROWS", request.param)
-    monkeypatch.setattr(merging, "_IDS", 5)
-    monkeypatch.setattr(merging, "_STEP_BYTES", 3 * WIDTH)
+    monkeypatch.setattr(fold, "_WINDOW_ROWS", request.param)
+    monkeypatch.setattr(fold, "_IDS", 5)
+    monkeypatch.setattr(fold, "_STEP_BYTES", 3 * WIDTH)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_one_that_fails_leaves_no_file(tmp_path, rng, call):
     writer, versions = committed(tmp_path, rng, 3)
     before = set(tmp_path.rglob("delta-*"))
     with (
-        mock.patch.object(io.File, call, side_effect=StoreFullError("no space")),
+        mock.patch.object(_io.File, call, side_effect=StoreFullError("no space")),
         pytest.raises(StoreFullError),
     ):
         compact(writer, 0, 3)
@@ -154,7 +154,7 @@ def test_one_that_fails_leaves_no_file(tmp_path, rng, call):
     assert np.array_equal(read(writer.tier, EVERY), versions[4])
 
 
-def lost_writes(self, data, offset, *, write=io.File.write):
+def lost_writes(self, data, offset, *, write=_io.File.write):
     """Write zeros where records belong: a disk that takes bytes and loses them."""
     write(self, data if offset % WIDTH or len(data) % WIDTH else bytes(len(data)), offset)
 
@@ -163,7 +163,7 @@ def test_what_reads_otherwise_is_not_published(tmp_path, rng):
     writer, versions = committed(tmp_path, rng, 3)
     before = set(tmp_path.rglob("delta-*"))
     with (
-        mock.patch.object(io.File, "write", lost_writes),
+        mock.patch.object(_io.File, "write", lost_writes),
         pytest.raises(StoreIOError, match="read otherwise than they were written"),
     ):
         compact(writer, 0, 3)
@@ -173,9 +173,9 @@ def test_what_reads_otherwise_is_not_published(tmp_path, rng):
 
 def test_without_reading_back_lost_records_would_be_published(tmp_path, rng, monkeypatch):
     """The negative control of the test before."""
-    monkeypatch.setattr("tierstore.disk.compacting.Compaction._prove", lambda *given: iter(()))
+    monkeypatch.setattr("tierstore._disk.compact.Compaction._prove", lambda *given: iter(()))
     writer, _ = committed(tmp_path, rng, 3)
-    with mock.patch.object(io.File, "write", lost_writes):
+    with mock.patch.object(_io.File, "write", lost_writes):
         compact(writer, 0, 3)
     assert writer.tier.deltas[0].damaged() != []
 
@@ -228,7 +228,7 @@ def test_a_record_is_written_a_few_times(most, times):
 
 def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch):
     """The index has room for a number of positions, which many compactions must not use up."""
-    monkeypatch.setattr("tierstore.disk.tier._MAX_POSITIONS", 2000)
+    monkeypatch.setattr("tierstore._disk.tier._MAX_POSITIONS", 2000)
     closed = []
     gaps = DiskTier._close_gaps
     monkeypatch.setattr(DiskTier, "_close_gaps", lambda tier: (closed.append(1), gaps(tier)))

@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from tierstore.disk import inflight
+from tierstore.machine import speeds
 
-pytestmark = pytest.mark.skipif(not inflight.available(), reason="the system forbids it here")
+pytestmark = pytest.mark.skipif(not speeds.available(), reason="the system forbids it here")
 
 
 @pytest.fixture
@@ -20,15 +20,15 @@ def file(tmp_path):
 def test_every_read_is_made_and_looked_at(file, count):
     rng = np.random.default_rng(count)
     offsets = rng.integers(0, 250, count) * 4096
-    inflight.read(file, offsets, 4096)
+    speeds.read(file, offsets, 4096)
     for number in {0, count - 1, int(rng.integers(count))}:
         short = offsets.copy()
         short[number] = (1 << 20) - 96
         with pytest.raises(OSError, match="gave 96"):
-            inflight.read(file, short, 4096)
+            speeds.read(file, short, 4096)
 
 
 def test_a_file_that_cannot_be_read(file):
-    inflight.read(file, np.empty(0, np.int64), 4096)
+    speeds.read(file, np.empty(0, np.int64), 4096)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        inflight.read(-1, np.array([0]), 4096)
+        speeds.read(-1, np.array([0]), 4096)

@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tierstore import io
-from tierstore.disk.keys import Keys, open_keys, write_keys
+from tierstore import _io
+from tierstore._disk.keys import Keys, open_keys, write_keys
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
@@ -18,7 +18,7 @@ TEXTS = ["a", "", "zwei Wörter", "漢字", "🙂", "a\0b", "new\nline"]
 
 @pytest.fixture
 def directory(tmp_path):
-    with io.Directory.open(tmp_path) as opened:
+    with _io.Directory.open(tmp_path) as opened:
         yield opened
 
 
@@ -57,7 +57,7 @@ def test_many_keys(directory):
 
 def test_texts_with_the_same_hash_are_told_apart(directory, monkeypatch):
     monkeypatch.setattr(
-        "tierstore.disk.keys._hashes",
+        "tierstore._disk.keys._hashes",
         lambda texts: np.array([len(text) for text in texts], np.int64),
     )
     keys = keys_of(directory, ["ab", "cd", "e", "fg"])

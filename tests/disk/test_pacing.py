@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from tierstore.disk.pacing import _LEAD, paced
+from tierstore._disk.readahead import _LEAD, paced
 
 
 def test_every_part_is_announced_before_it_is_handed_out():
@@ -40,9 +40,9 @@ def test_a_part_whose_announcement_failed_is_handed_out_all_the_same():
 @pytest.mark.parametrize("rows", [0, 1, 2047, 2048, 2049, 70_000])
 def test_rows_that_are_not_in_memory_are_read_part_by_part(tmp_path, monkeypatch, rows):
     import tierstore
-    from tierstore.disk import paging
+    from tierstore._disk import readahead
 
-    monkeypatch.setattr(paging, "looks_resident", lambda records, rows: False)
+    monkeypatch.setattr(readahead, "looks_resident", lambda records, rows: False)
     with tierstore.create(
         tmp_path / "s",
         {"t": tierstore.TableSpec(rows=5000, dim=8, init=tierstore.uniform(-1, 1, seed=1))},

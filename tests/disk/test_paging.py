@@ -3,8 +3,8 @@ import mmap
 import numpy as np
 import pytest
 
-from tierstore import io
-from tierstore.disk import paging
+from tierstore import _io
+from tierstore._disk import readahead
 
 
 @pytest.fixture
@@ -12,8 +12,8 @@ def mapped(tmp_path):
     """Random records of 520 bytes in a file that is mapped behind a header."""
     data = np.random.default_rng(1).integers(0, 256, 64 + 520 * 5000, np.uint8)
     data.tofile(tmp_path / "rows")
-    with io.Directory.open(tmp_path) as directory, directory.open_file("rows") as file:
-        array = io.map_files([file], data.nbytes, advice=mmap.MADV_RANDOM)
+    with _io.Directory.open(tmp_path) as directory, directory.open_file("rows") as file:
+        array = _io.map_files([file], data.nbytes, advice=mmap.MADV_RANDOM)
         return array[64:].reshape(5000, 520), data[64:].reshape(5000, 520)
 
 
@@ -22,18 +22,18 @@ def mapped(tmp_path):
 def test_announcing_never_changes_what_is_read(mapped, monkeypatch, count, fast):
     records, expected = mapped
     if not fast:
-        monkeypatch.setattr(paging, "_pidfd", lambda pid: -1)
-    monkeypatch.setattr(paging, "looks_resident", lambda records, rows: False)
+        monkeypatch.setattr(readahead, "_pidfd", lambda pid: -1)
+    monkeypatch.setattr(readahead, "looks_resident", lambda records, rows: False)
     rows = np.random.default_rng(2).integers(0, 5000, count)
-    paging.announce(records, rows)
+    readahead.announce(records, rows)
     assert np.array_equal(records[rows], expected[rows])
 
 
-@pytest.mark.parametrize("gap", [0, paging.USUAL_GAP, 100_000])
+@pytest.mark.parametrize("gap", [0, readahead.USUAL_GAP, 100_000])
 def test_the_ranges_cover_every_row_and_little_more(mapped, gap):
     records, _ = mapped
     rows = np.random.default_rng(3).integers(0, 5000, 300)
-    ranges = paging._page_ranges(records, rows, gap)
+    ranges = readahead._page_ranges(records, rows, gap)
     base = records.ctypes.data
     begin, nbytes = ranges[:, 0].astype(np.int64), ranges[:, 1].astype(np.int64)
     assert (begin % mmap.PAGESIZE == 0).all()
@@ -49,8 +49,8 @@ def test_rows_in_memory_are_seen_to_be(mapped):
     records, _ = mapped
     rows = np.arange(5000)
     records.sum()
-    assert paging.looks_resident(records, rows)
+    assert readahead.looks_resident(records, rows)
 
 
 def test_the_way_pages_are_announced_has_a_name():
-    assert paging.method() in ("process_madvise", "madvise")
+    assert readahead.method() in ("process_madvise", "madvise")

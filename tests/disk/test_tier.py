@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tier.stack import random_span, read
-from tierstore import io
-from tierstore.disk import behind
-from tierstore.disk import live as live_delta
-from tierstore.disk.generation import Generation, create
-from tierstore.disk.tier import DiskTier
+from tierstore import _io
+from tierstore._disk import delta_writer as live_delta
+from tierstore._disk import write_queue
+from tierstore._disk.generation import Generation, create
+from tierstore._disk.manifest import TableInfo
+from tierstore._disk.tier import DiskTier
 from tierstore.errors import StoreFullError
-from tierstore.manifest import TableInfo
 from tierstore.spec import TableSpec
 
 ROWS, DIM, WIDTH = 60, 12, 48
@@ -30,12 +30,12 @@ class Writer:
 
     def __init__(self, path, spec: TableSpec, data: np.ndarray, *, queue_bytes: int = 0) -> None:
         self.path, self.version, self.queue_bytes = path, 1, queue_bytes
-        with io.Directory.open(path) as table:
+        with _io.Directory.open(path) as table:
             self.info = create(table, spec, 1, [data])
         self.open()
 
     def open(self, *, write: bool = True) -> None:
-        with io.Directory.open(self.path) as table:
+        with _io.Directory.open(self.path) as table:
             self.generation = Generation(
                 table, self.info, store=STORE, seq=self.version if write else None
             )
@@ -73,7 +73,7 @@ class Reader:
 
     def __init__(self, writer: Writer, committed: np.ndarray) -> None:
         self.writer, self.truth = writer, committed.copy()
-        with io.Directory.open(writer.path) as table:
+        with _io.Directory.open(writer.path) as table:
             self.generation = Generation(table, writer.info, store=STORE, seq=None)
         self.version = writer.version
         self.seen = read(self.generation.tier, np.arange(ROWS))
@@ -99,7 +99,7 @@ class Reader:
 @pytest.fixture(autouse=True)
 def all_of_it_waits(monkeypatch):
     """However little is written, a thread does it where there is room for it to wait."""
-    monkeypatch.setattr(behind, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 1)
 
 
 @pytest.fixture(params=["over", "behind"])

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tierstore.checksum import crc32c
+from tierstore._checksum import crc32c
 
 __all__ = ["body_of", "crafted", "newest_manifest", "resealed", "sealed"]
 

@@ -22,9 +22,9 @@ from tests.durability.disk import ROOT, Disk, Enter, Event, Image, Mark, Sync, W
 from tests.durability.recorder import Recorder
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
-from tierstore import io
+from tierstore import _io
+from tierstore._disk.write_queue import Behind
 from tierstore.budget import Budget
-from tierstore.disk.behind import Behind
 
 __all__ = ["Progress", "Recording", "change", "durable", "scratch", "small_deltas"]
 
@@ -74,12 +74,12 @@ def small_deltas(*, behind: bool = False, threads: bool = False) -> Iterator[Non
     """
     few, rows_a_write, cached = (1, 1000, 0) if behind else (64, 8, 32 << 20)
     with (
-        mock.patch("tierstore.disk.live._ALLOCATION", (4096, 1 << 20)),
-        mock.patch("tierstore.disk.live._FEW", few),
-        mock.patch("tierstore.disk.live._ROWS_A_WRITE", rows_a_write),
-        mock.patch("tierstore.disk.live._CACHED_BYTES", cached),
-        mock.patch("tierstore.disk.behind._WORTH_A_THREAD", 1),
-        mock.patch("tierstore.tier.room._QUEUE_SHARE", 1),
+        mock.patch("tierstore._disk.delta_writer._ALLOCATION", (4096, 1 << 20)),
+        mock.patch("tierstore._disk.delta_writer._FEW", few),
+        mock.patch("tierstore._disk.delta_writer._ROWS_A_WRITE", rows_a_write),
+        mock.patch("tierstore._disk.delta_writer._CACHED_BYTES", cached),
+        mock.patch("tierstore._disk.write_queue._WORTH_A_THREAD", 1),
+        mock.patch("tierstore._tiers.capacity._QUEUE_SHARE", 1),
         nullcontext() if threads else mock.patch.object(Behind, "_start", lambda behind: None),
     ):
         yield
@@ -115,7 +115,7 @@ class Recording:
         with scratch() as root, seeded(seed), small_deltas(behind=behind), conducted as conductor:
             recorder = Recorder(root)
             twin = Twin(root, recorder.mark, seed, backend=backend)
-            with mock.patch.object(io.system, "calls", recorder):
+            with mock.patch.object(_io.system, "calls", recorder):
                 twin.run(["create"])
                 with tierstore.open(twin.path) if read else nullcontext():
                     for step in steps:
@@ -132,7 +132,7 @@ class Recording:
         with scratch() as root, small_deltas(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             recorder = Recorder(root, events)
-            with mock.patch.object(io.system, "calls", recorder):
+            with mock.patch.object(_io.system, "calls", recorder):
                 with tierstore.open(root / name, budget=Budget(host=0)) as reader:
                     number = states.index(observe(reader))
                 recorder.mark("begin", name, number)

@@ -1,4 +1,4 @@
-"""Stand-ins for `tierstore.io.system.calls`: the n-th operation fails, or a disk loses bytes."""
+"""Stand-ins for `tierstore._io.system.calls`: the n-th operation fails, or a disk loses bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tierstore.io.calls import Calls
+from tierstore._io.syscalls import Calls
 
 __all__ = ["FAULTS", "Fault", "Faulty", "ThinDisk"]
 

@@ -11,8 +11,8 @@ The corpus is committed, a directory a target; what was found once stays in it.
 
 from __future__ import annotations
 
+import _io as streams
 import argparse
-import io as streams
 import mmap
 import os
 import random
@@ -32,16 +32,16 @@ import numpy as np
 from tests.durability.crafting import body_of, sealed
 from tests.durability.crash import scratch
 from tests.formats.test_fuzz import read_all
-from tierstore import io
-from tierstore.allowance import Allowance
-from tierstore.checksum import crc32c
-from tierstore.disk.delta import Delta
-from tierstore.disk.keys import Keys, open_keys
+from tierstore import _io
+from tierstore._allowance import Allowance
+from tierstore._checksum import crc32c
+from tierstore._disk.delta import Delta
+from tierstore._disk.keys import Keys, open_keys
+from tierstore._disk.manifest import DeltaInfo, Identity, KeysInfo, Manifest
+from tierstore._formats.keyfile import read_keys
+from tierstore._formats.npy import read_header
+from tierstore._store.payload import decode_tree
 from tierstore.errors import CorruptStoreError, FormatError
-from tierstore.formats.keyfile import read_keys
-from tierstore.formats.npy_header import read_header
-from tierstore.manifest import DeltaInfo, Identity, KeysInfo, Manifest
-from tierstore.store.tree import decode_tree
 
 __all__ = ["CORPUS", "OURS", "THEIRS", "corpus", "fuzz", "name_of_failure", "run_one"]
 
@@ -155,7 +155,7 @@ def _delta(data: bytes, place: Path) -> None:
     (place / name).write_bytes(data)
     count = max(0, (len(data) - 64) // (_RECORD + 12))
     info = DeltaInfo(name, len(data), count, 5, int.from_bytes(data[-4:], "little"))
-    with io.Directory.open(place) as directory:
+    with _io.Directory.open(place) as directory:
         delta = Delta(directory, info, store=_STORE, record_bytes=_RECORD)
     bad = set(delta.damaged())
     good = np.flatnonzero(~np.isin(delta.ids, sorted(bad)))
@@ -187,7 +187,7 @@ def _keys(data: bytes, place: Path) -> None:
         (place / name).write_bytes(content)
     kind = "int64" if len(files) == 1 else "str"
     info = KeysInfo(kind, {name: (len(each), crc32c(each)) for name, each in files.items()})
-    with io.Directory.open(place) as directory:
+    with _io.Directory.open(place) as directory:
         keys = Keys(open_keys(directory, info), info, rows)
     every = keys[:]
     if len(set(every.tolist())) == rows:

@@ -11,8 +11,8 @@ from tests.durability.crash import Progress, change, scratch, small_deltas
 from tests.durability.disk import Image
 from tests.durability.recorder import lay
 from tests.durability.twin import State, observe
+from tierstore._store.versions import LOCK, STORE
 from tierstore.budget import Budget
-from tierstore.store.history import LOCK, STORE
 
 __all__ = ["Failure", "Judge", "check_files"]
 

@@ -1,4 +1,4 @@
-"""A stand-in for the `calls` of `tierstore.io.system` that notes every change of files."""
+"""A stand-in for the `calls` of `tierstore._io.system` that notes every change of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.durability.disk import (
     Sync,
     Write,
 )
-from tierstore.io.calls import Calls
+from tierstore._io.syscalls import Calls
 
 __all__ = ["Recorder", "lay"]
 
@@ -165,7 +165,7 @@ def _site() -> str:
     while frame is not None:
         module = frame.f_globals["__name__"]
         function = frame.f_code.co_qualname
-        if module.startswith("tierstore.io."):
+        if module.startswith("tierstore._io."):
             if function not in ("sync_descriptor", *names):
                 names.insert(0, function)
         elif module.startswith("tierstore."):

@@ -66,9 +66,9 @@ def folds_in_steps(seed: int = 0, *, most_deltas: int = 1) -> Iterator[Conductor
     """Let folds begin when more than `most_deltas` have gathered, and take tiny steps when told."""
     Stepwise.newest = None
     with (
-        mock.patch("tierstore.store.folding.Behind", Stepwise),
-        mock.patch("tierstore.store.folding._MOST_DELTAS", most_deltas),
-        mock.patch("tierstore.disk.merging._STEP_BYTES", 256),
+        mock.patch("tierstore._store.compaction.Behind", Stepwise),
+        mock.patch("tierstore._store.compaction._MOST_DELTAS", most_deltas),
+        mock.patch("tierstore._disk.fold._STEP_BYTES", 256),
     ):
         yield Conductor(seed)
     Stepwise.newest = None

@@ -18,8 +18,8 @@ import tierstore
 from tests.durability.crash import small_deltas
 from tests.durability.sample import make_sample
 from tests.durability.twin import State, observe
+from tierstore._disk.manifest import FORMAT
 from tierstore.budget import Budget
-from tierstore.manifest import FORMAT
 
 __all__ = ["STORES", "described"]
 
@@ -46,8 +46,8 @@ def _folding(path: Path) -> None:
             store["t"].write([step, 5], rng.standard_normal((2, 4)).astype(np.float32))
             store.commit(step=step)
         with (
-            mock.patch("tierstore.disk.base.Base.sync", side_effect=KeyboardInterrupt),
-            mock.patch("tierstore.store.folding.Folder.fold_if_quick"),
+            mock.patch("tierstore._disk.base.Base.sync", side_effect=KeyboardInterrupt),
+            mock.patch("tierstore._store.compaction.Folder.fold_if_quick"),
         ):
             try:
                 store.fold()

@@ -14,15 +14,15 @@ import pytest
 
 import tierstore
 from tests.durability.stores import STORES
-from tierstore import io
+from tierstore import _io
+from tierstore._disk import binding
+from tierstore._disk.base import Base
+from tierstore._disk.generation import Generation
+from tierstore._disk.npy import DATA_OFFSET
+from tierstore._store.compaction import Folder
+from tierstore._store.opened import Opened
 from tierstore.budget import Budget
-from tierstore.disk import binding
-from tierstore.disk.base import Base
-from tierstore.disk.generation import Generation
-from tierstore.disk.memmap import DATA_OFFSET
 from tierstore.errors import CorruptRowError, CorruptStoreError
-from tierstore.store.folding import Folder
-from tierstore.store.opened import Opened
 
 BLOCK = 64
 ROWS, DIM = 10 * BLOCK + 17, 3
@@ -43,7 +43,7 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 64 rows be a block."""
     monkeypatch.setattr(binding, "DIGEST_ROWS", BLOCK)
-    monkeypatch.setattr("tierstore.disk.generation.DIGEST_ROWS", BLOCK)
+    monkeypatch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -285,7 +285,7 @@ def test_a_digest_that_is_carried_over_is_that_of_the_whole_base(path: Path) -> 
             store.commit()
             if seed % 3 == 2:
                 store.fold()
-                with io.Directory.open(generation(path)) as directory:
+                with _io.Directory.open(generation(path)) as directory:
                     expected = binding.block_sums(directory, ROWS).astype("<u4").tobytes()
                 assert digest_file(path).read_bytes() == expected
     assert len(list(generation(path).glob("digest-*"))) <= 2  # of the two versions that are kept
@@ -343,7 +343,7 @@ def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
 def test_of_a_large_table_some_blocks_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierstore.disk.generation._CHECKED_BYTES", 4 * BLOCK * 3)
+    monkeypatch.setattr("tierstore._disk.generation._CHECKED_BYTES", 4 * BLOCK * 3)
     path = tmp_path / "s"
     tierstore.create(path, {"t": tierstore.TableSpec(ROWS, DIM)}).close()
     shutil.copytree(path, tmp_path / "empty")
@@ -373,14 +373,14 @@ def test_holes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     rows = 3 << 20
     tierstore.create(path, {"t": tierstore.TableSpec(rows, DIM, sparse=True)}).close()
     read: list[int] = []
-    whole_read = io.File.read
+    whole_read = _io.File.read
 
-    def counted(self: io.File, nbytes: int, offset: int = 0) -> bytes:
+    def counted(self: _io.File, nbytes: int, offset: int = 0) -> bytes:
         if self.path.endswith("rows.crc"):
             read.append(nbytes)
         return whole_read(self, nbytes, offset)
 
-    monkeypatch.setattr(io.File, "read", counted)
+    monkeypatch.setattr(_io.File, "read", counted)
     with opened(path, "r+") as store:
         store["t"].write([rows // 2], np.ones((1, DIM), np.float32))
         store.commit()

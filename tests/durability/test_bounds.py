@@ -19,9 +19,9 @@ import pytest
 import tierstore
 from tests.durability.crafting import newest_manifest, replaced, resealed
 from tests.durability.test_crafted import tree_file
-from tierstore.allowance import Allowance
+from tierstore._allowance import Allowance
+from tierstore._disk.delta import FOOTER_BYTES
 from tierstore.budget import Budget
-from tierstore.disk.delta import FOOTER_BYTES
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, TierStoreError
 
 LITTLE = 48 << 20
@@ -91,7 +91,7 @@ def test_a_chunk_that_is_decoded_has_a_bounded_size(tmp_path: Path, compression:
 
 
 def test_few_large_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tierstore.disk import compressed
+    from tierstore._disk import compressed
 
     monkeypatch.setattr(compressed, "_CACHED_BYTES", 3 * 64)
     made(tmp_path / "s", backend="zarr", compression="zstd", chunk_rows=4)
@@ -173,7 +173,7 @@ def test_scalars_of_a_table_are_bounded(tmp_path: Path) -> None:
 @contextmanager
 def payload_of(path: Path, data: bytes, size: int | None = None) -> Iterator[None]:
     """Replace the payload by a file of `data` with holes up to `size`, whose checksum is right."""
-    from tierstore.checksum import crc32c
+    from tierstore._checksum import crc32c
 
     size = len(data) if size is None else size
     found, zeros = crc32c(data), bytes(1 << 24)
@@ -317,10 +317,10 @@ def test_a_file_that_grows_is_copied_up_to_the_size_it_had(tmp_path: Path) -> No
 
 def test_offsets_of_keys_are_looked_at_in_blocks(tmp_path: Path) -> None:
     """A file of holes for 20 million keys, all of them empty."""
-    from tierstore import io
-    from tierstore.checksum import crc32c
-    from tierstore.disk.keys import Keys, open_keys
-    from tierstore.manifest import KeysInfo
+    from tierstore import _io
+    from tierstore._checksum import crc32c
+    from tierstore._disk.keys import Keys, open_keys
+    from tierstore._disk.manifest import KeysInfo
 
     rows = 20_000_000
     names = {"keys.00000000.offsets": 8 * (rows + 1), "keys.00000000.utf8": 1}
@@ -334,7 +334,7 @@ def test_offsets_of_keys_are_looked_at_in_blocks(tmp_path: Path) -> None:
     sums = {"keys.00000000.offsets": found, "keys.00000000.utf8": crc32c(b"\0")}
     info = KeysInfo("str", {name: (size, sums[name]) for name, size in names.items()})
     with (
-        io.Directory.open(tmp_path) as directory,
+        _io.Directory.open(tmp_path) as directory,
         frugal(),
         pytest.raises(CorruptStoreError, match="do not divide"),
     ):

@@ -259,12 +259,12 @@ def _sevens(rows: np.ndarray, _: object) -> np.ndarray:
 @pytest.mark.parametrize(
     ("check", "mutant", "kind"),
     [
-        ("tierstore.strictjson.crc32c", _constant, "manifest-*"),
-        ("tierstore.store.payload.crc32c", _constant, "payload-*"),
-        ("tierstore.disk.keys.crc32c", _constant, "keys.*"),
-        ("tierstore.checksum.crc32c", _constant, "delta-*"),
-        ("tierstore.checksum.row_checksums", _sevens, "rows.npy"),
-        ("tierstore.checksum.row_checksums", _sevens, "delta-*"),
+        ("tierstore._strictjson.crc32c", _constant, "manifest-*"),
+        ("tierstore._store.payload.crc32c", _constant, "payload-*"),
+        ("tierstore._disk.keys.crc32c", _constant, "keys.*"),
+        ("tierstore._checksum.crc32c", _constant, "delta-*"),
+        ("tierstore._checksum.row_checksums", _sevens, "rows.npy"),
+        ("tierstore._checksum.row_checksums", _sevens, "delta-*"),
     ],
 )
 def test_without_a_checksum_damage_passes(check: str, mutant: Callable, kind: str) -> None:

@@ -18,12 +18,7 @@ import tierstore
 from tests.durability.crafting import crafted
 from tests.durability.sample import Sample, sample
 from tierstore.budget import Budget
-from tierstore.errors import (
-    CorruptStoreError,
-    FormatError,
-    InvalidInputError,
-    InvalidTypeError,
-)
+from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, InvalidTypeError
 
 Change = Callable[[dict[str, Any]], Any]
 

@@ -15,6 +15,9 @@ import tierstore
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged, flipped
 from tests.oracle import values
+from tierstore._io.file import File
+from tierstore._store.opened import Opened
+from tierstore._store.repair import RepairReport
 from tierstore.budget import Budget
 from tierstore.errors import (
     CorruptRowError,
@@ -27,10 +30,7 @@ from tierstore.errors import (
     TierStoreError,
     VersionError,
 )
-from tierstore.export import export_table
-from tierstore.io.file import File
-from tierstore.store.opened import Opened
-from tierstore.store.repairing import RepairReport
+from tierstore.exporting import export_table
 
 ROWS, DIM = 300, 4
 _NONE = Budget(host=0)
@@ -619,7 +619,7 @@ def test_repair_beside_a_writer(two: Two, tmp_path: Path) -> None:
 
 def test_a_repair_that_fails_leaves_nothing(two: Two, tmp_path: Path) -> None:
     failing = mock.Mock(side_effect=StoreIOError("no"))
-    for place in ("tierstore.store.repairing.write_skeleton", "tierstore.io.publishing._sync_tree"):
+    for place in ("tierstore._store.repair.write_skeleton", "tierstore._io.atomic._sync_tree"):
         with mock.patch(place, failing), pytest.raises(StoreIOError):
             tierstore.repair(two.path, tmp_path / "whole")
         assert [path.name for path in tmp_path.iterdir()] == ["s"]
@@ -647,9 +647,9 @@ def test_repair_goes_out_of_core(two: Two, tmp_path: Path) -> None:
     flip(two.delta(), 100)
     tierstore.repair(two.path, tmp_path / "one")
     with (
-        mock.patch("tierstore.disk.images._WINDOW_ROWS", 16),
-        mock.patch("tierstore.disk.images._BLOCK_BYTES", 96),
-        mock.patch("tierstore.disk.images._MOST_WINDOWS", 1000),
+        mock.patch("tierstore._disk.images._WINDOW_ROWS", 16),
+        mock.patch("tierstore._disk.images._BLOCK_BYTES", 96),
+        mock.patch("tierstore._disk.images._MOST_WINDOWS", 1000),
     ):
         tierstore.repair(two.path, tmp_path / "other")
     assert everything(tmp_path / "one")["hurt"].tobytes() == (
@@ -744,7 +744,7 @@ def test_without_checksums_a_repair_copies_wrong_rows(every_kind: Sample, tmp_pa
     """A negative control."""
     base = next((every_kind.path / "plain").rglob("rows.npy"))
     whole = mock.patch(
-        "tierstore.disk.images._good", lambda rows, records, sums, sparse: np.ones(rows.size, bool)
+        "tierstore._disk.images._good", lambda rows, records, sums, sparse: np.ones(rows.size, bool)
     )
     with damaged(base, flipped(8 * (4096 + 3 * 16) + 5)):
         assert repaired_right(every_kind, tmp_path / "right") == "in part"

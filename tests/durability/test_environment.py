@@ -25,7 +25,8 @@ from tests.durability.crash import scratch
 from tests.durability.small import EVERY, NONE, check, commit, make, script
 from tests.durability.test_power import mounted, run, unmount
 from tests.durability.writer import DIM, ROWS, changes, content
-from tierstore import io
+from tierstore import _io
+from tierstore._io.syscalls import Calls
 from tierstore.errors import (
     CommitFailedError,
     DeviceError,
@@ -33,7 +34,6 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.io.calls import Calls
 
 fault = pytest.mark.fault
 
@@ -146,7 +146,7 @@ def test_a_sync_that_fails_once_is_never_believed_again(path: Path) -> None:
         store = tierstore.open(path, "r+", budget=NONE)
         before, flaky = store.version, Flaky()
         flaky.left = number
-        with mock.patch.object(io.system, "calls", flaky):
+        with mock.patch.object(_io.system, "calls", flaky):
             store["t"].write(*changes(before + 1))
             try:
                 with warnings.catch_warnings():

@@ -25,9 +25,9 @@ from tests.durability.faults import FAULTS, Fault, Faulty
 from tests.durability.judge import check_files
 from tests.durability.recorder import lay
 from tests.durability.twin import State, Twin, observe
-from tierstore import io
+from tierstore import _io
+from tierstore._disk import readahead
 from tierstore.budget import Budget
-from tierstore.disk import paging
 from tierstore.errors import StoreIOError, TierStoreError
 
 Act = Callable[[tierstore.Store], None]
@@ -62,8 +62,8 @@ def fold(store: tierstore.Store) -> None:
 def fold_behind(store: tierstore.Store) -> None:
     """Commit, which begins a fold, and close, which waits for it."""
     with (
-        mock.patch("tierstore.store.folding._MOST_DELTAS", 0),
-        mock.patch("tierstore.disk.merging._STEP_BYTES", 256),
+        mock.patch("tierstore._store.compaction._MOST_DELTAS", 0),
+        mock.patch("tierstore._disk.fold._STEP_BYTES", 256),
     ):
         commit(store)
         store.close()
@@ -186,7 +186,7 @@ def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
         lay(_prepared(kind), root)
         store = tierstore.open(root / "s", "r+", budget=Budget(host_rows=host))
         faulty = Faulty(fault, number)
-        with mock.patch.object(io.system, "calls", faulty):
+        with mock.patch.object(_io.system, "calls", faulty):
             try:
                 ACTS[name](store)
                 error = None
@@ -249,7 +249,7 @@ def sweep(kind: str, name: str, fault: Fault, host: int, share: float) -> int:
     """Let each operation of an act fail in turn, or a random share of them; return how many did."""
     rng = random.Random(f"{kind} {name} {fault.name} {host}")
     strike(kind, name, fault, 1 << 30, host)
-    paging.method()  # opens a descriptor that lives as long as the process
+    readahead.method()  # opens a descriptor that lives as long as the process
     open_before = descriptors()
     count = 0
     for number in range(1, 1000):

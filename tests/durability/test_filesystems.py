@@ -21,10 +21,10 @@ import tierstore
 from tests.durability.small import script
 from tests.durability.test_environment import need_root, tmpfs
 from tests.durability.test_power import mounted, run, unmount
-from tierstore import io
+from tierstore import _io
+from tierstore._io.syscalls import Calls
 from tierstore.budget import Budget
 from tierstore.errors import StoreIOError
-from tierstore.io.calls import Calls
 
 NONE = Budget(host=0)
 SPEC = tierstore.TableSpec(500, 8, init=tierstore.uniform(-1, 1, seed=4))
@@ -75,7 +75,7 @@ MAKERS = {
 @pytest.mark.parametrize("kind", MAKERS)
 def test_file_systems_that_were_tested(tmp_path: Path, kind: str) -> None:
     with loop(tmp_path, kind, *MAKERS[kind]) as place:
-        assert io.filesystem(place) == kind
+        assert _io.filesystem(place) == kind
         tierstore.create(place / "s", {"t": SPEC}, budget=NONE).close()
         train(place / "s")
 
@@ -84,12 +84,12 @@ def test_subvolumes_are_of_the_file_system_they_are_in(tmp_path: Path) -> None:
     with loop(tmp_path, "btrfs", *MAKERS["btrfs"]) as place:
         run("btrfs", "subvolume", "create", place / "sub")
         assert os.stat(place / "sub").st_dev != os.stat(place).st_dev
-        assert io.filesystem(place / "sub") == "btrfs"
+        assert _io.filesystem(place / "sub") == "btrfs"
 
 
 def test_file_systems_in_memory_and_in_layers(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "m", "64m") as memory:
-        assert io.filesystem(memory) == "tmpfs"
+        assert _io.filesystem(memory) == "tmpfs"
         for name in ("lower", "upper", "work", "merged"):
             (memory / name).mkdir()
         tierstore.create(memory / "lower/s", {"t": SPEC}, budget=NONE).close()
@@ -99,7 +99,7 @@ def test_file_systems_in_memory_and_in_layers(tmp_path: Path) -> None:
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no overlay here: {error.stderr.decode()[:200]}")
         try:
-            assert io.filesystem(memory / "merged") == "overlay"
+            assert _io.filesystem(memory / "merged") == "overlay"
             train(memory / "merged/s")
         finally:
             unmount(memory / "merged")
@@ -116,7 +116,7 @@ def test_a_mount_whose_locks_are_its_own_is_refused(tmp_path: Path) -> None:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no FUSE here: {error.stderr.decode()[:200]}")
     try:
-        assert io.filesystem(tmp_path / "fuse").startswith("fuse")
+        assert _io.filesystem(tmp_path / "fuse").startswith("fuse")
         with pytest.raises(StoreIOError, match=r"lies on fuse.*allow_untested=True"):
             tierstore.open(tmp_path / "fuse/s", "r+")
         with pytest.raises(StoreIOError, match="allow_untested"):
@@ -136,7 +136,7 @@ def test_only_what_was_tested_is_written(
 ) -> None:
     """What cannot be told is not taken for local."""
     tierstore.create(tmp_path / "s", {"t": SPEC}, budget=NONE).close()
-    monkeypatch.setattr(io.directory, "filesystem_of", lambda fd: kind)
+    monkeypatch.setattr(_io.directory, "filesystem_of", lambda fd: kind)
     for attempt in (
         lambda: tierstore.open(tmp_path / "s", "r+"),
         lambda: tierstore.create(tmp_path / "new", {"t": SPEC}),
@@ -162,7 +162,7 @@ def test_a_file_system_that_cannot_map_is_told_before_rows_are_written(
             os.posix_fallocate(fd, offset, nbytes)
 
     calls = Unmapped()
-    monkeypatch.setattr(io.system, "calls", calls)
+    monkeypatch.setattr(_io.system, "calls", calls)
     spec = tierstore.TableSpec(5000, 64)
     with pytest.raises(StoreIOError, match="cannot map files; keep the store on another disk"):
         tierstore.create(tmp_path / "s", {"t": spec})

@@ -14,7 +14,7 @@ import pytest
 
 import tierstore
 from tests.durability.crash import scratch
-from tierstore import guard
+from tierstore import _door
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, InternalError
 
@@ -69,7 +69,7 @@ def test_without_closing_half_a_write_would_be_seen(
             with monkeypatch.context() as patch, pytest.raises((InternalError, SystemError)):
                 patch.setattr(store["t"].host.map, "bind", fail)
                 if not protected:
-                    patch.setattr(guard, "_HARMLESS", (Exception,))
+                    patch.setattr(_door, "_HARMLESS", (Exception,))
                 store["t"].write(ids, rows)
             assert store.closed == protected
             if protected:

@@ -19,7 +19,7 @@ from tests.durability.disk import Disk
 from tests.durability.recorder import Recorder
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import State, Twin, observe
-from tierstore import io
+from tierstore import _io
 from tierstore.budget import Budget
 from tierstore.errors import LockedError
 
@@ -53,7 +53,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.recorder = Recorder(self.root, events)
 
     def _do(self, step: str) -> None:
-        with mock.patch.object(io.system, "calls", self.recorder):
+        with mock.patch.object(_io.system, "calls", self.recorder):
             getattr(self.twin, step)()
 
     @rule(step=st.sampled_from(STEPS))
@@ -75,7 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def a_fold_goes_on(self) -> None:
-        with mock.patch.object(io.system, "calls", self.recorder):
+        with mock.patch.object(_io.system, "calls", self.recorder):
             self.conductor.advance()
 
     @rule()
@@ -103,12 +103,14 @@ class StoreMachine(RuleBasedStateMachine):
         image = Disk(self.recorder.log).crash(random.Random(seed), hostile=hostile)
         self.twin.close()
         self._record(durable(image))
-        with mock.patch.object(io.system, "calls", self.recorder):
+        with mock.patch.object(_io.system, "calls", self.recorder):
             self.twin.restart(self.root, self.recorder.mark)
 
     @invariant()
     def shows_the_account(self) -> None:
-        with mock.patch.object(io.system, "calls", self.recorder):  # a read may evict, which writes
+        with mock.patch.object(
+            _io.system, "calls", self.recorder
+        ):  # a read may evict, which writes
             self._shows_the_account()
 
     def _shows_the_account(self) -> None:

@@ -24,14 +24,11 @@ import tierstore
 from tests.durability.crash import scratch
 from tests.durability.small import EVERY, NONE, check, commit, make, script
 from tests.durability.writer import DIM, ROWS, content
-from tierstore import io
+from tierstore import _io
+from tierstore._io.syscalls import Calls
+from tierstore._store.locking import WriterLock
 from tierstore.budget import Budget
-from tierstore.errors import (
-    ConcurrentWriterError,
-    InvalidInputError,
-)
-from tierstore.io.calls import Calls
-from tierstore.store.locking import WriterLock
+from tierstore.errors import ConcurrentWriterError, InvalidInputError
 
 fault = pytest.mark.fault
 
@@ -45,8 +42,8 @@ def path() -> Iterator[Path]:
 @contextlib.contextmanager
 def locks_that_do_not_hold() -> Iterator[None]:
     with (
-        mock.patch.object(io.File, "lock", lambda self, *, exclusive: True),
-        mock.patch.object(io.File, "lock_range", lambda self, start, length, *, exclusive: True),
+        mock.patch.object(_io.File, "lock", lambda self, *, exclusive: True),
+        mock.patch.object(_io.File, "lock_range", lambda self, start, length, *, exclusive: True),
     ):
         yield
 
@@ -165,7 +162,7 @@ def _commit_or_die(path: Path, number: int) -> None:
     code = 1
     try:
         store = tierstore.open(path, "r+", budget=NONE)
-        with mock.patch.object(io.system, "calls", Deadly()):
+        with mock.patch.object(_io.system, "calls", Deadly()):
             commit(store)
         code = 0
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 import tierstore
 from tests.durability.faults import FAULTS, Faulty
-from tierstore import io
+from tierstore import _io
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, NotAStoreError, StoreFullError, StoreIOError
 
@@ -29,7 +29,7 @@ def make(path: Path, rows: int = 10) -> tierstore.Store:
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
 @pytest.mark.fault(47)
 def test_a_file_system_without_links_takes_renames(tmp_path: Path, number: int) -> None:
-    refused = mock.patch.object(io.system.calls, "link", side_effect=OSError(number, "no links"))
+    refused = mock.patch.object(_io.system.calls, "link", side_effect=OSError(number, "no links"))
     with refused, make(tmp_path / "s") as store:
         store["t"].write([1], ONES)
         assert store.commit() == 2
@@ -103,7 +103,7 @@ def test_rows_torn_by_a_failed_write_are_not_committed(tmp_path: Path) -> None:
         store["t"].write([1, 2], np.ones((2, 4), np.float32))
         store.commit()
         store["t"].write([1, 2], np.full((2, 4), 2, np.float32))
-        faulty = mock.patch.object(io.system, "calls", Faulty(FAULTS["EIO"], 1))
+        faulty = mock.patch.object(_io.system, "calls", Faulty(FAULTS["EIO"], 1))
         with faulty, pytest.raises(StoreIOError):
             store["t"].write([1, 2], np.full((2, 4), 3, np.float32))
         with pytest.raises(StoreIOError, match="write them again, or roll back"):

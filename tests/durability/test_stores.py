@@ -11,8 +11,8 @@ import pytest
 import tierstore
 from tests.durability.crash import change
 from tests.durability.stores import STORES, described
+from tierstore._disk.manifest import FORMAT
 from tierstore.budget import Budget
-from tierstore.manifest import FORMAT
 
 NONE = Budget(host=0)
 KEPT = sorted(path.with_suffix("") for path in STORES.glob("*/*.json"))

@@ -21,12 +21,12 @@ import tierstore
 from tests.durability.faults import ThinDisk
 from tests.durability.test_environment import need_root, tmpfs
 from tests.durability.test_power import mounted, run
-from tierstore import io
+from tierstore import _io
+from tierstore._disk.fold import Merge
+from tierstore._disk.generation import Generation
+from tierstore._io import system
 from tierstore.budget import Budget
-from tierstore.disk.generation import Generation
-from tierstore.disk.merging import Merge
 from tierstore.errors import CommitFailedError
-from tierstore.io import system
 
 ROWS, DIM = 100_000, 32
 NONE = Budget(host=0)
@@ -53,11 +53,11 @@ def store_of(path: Path, backend: str) -> tuple[np.ndarray, np.ndarray]:
 def without_waiting_apart() -> Iterator[None]:
     """Wait for the disk by the description that is synced, and believe every answer."""
 
-    def wait(file: io.File, offset: int, nbytes: int) -> None:
+    def wait(file: _io.File, offset: int, nbytes: int) -> None:
         with contextlib.suppress(OSError):
             system.calls.sync_file_range(file.fd, offset, nbytes, 7)
 
-    with mock.patch.object(io.File, "write_out", wait):
+    with mock.patch.object(_io.File, "write_out", wait):
         yield
 
 
@@ -69,7 +69,7 @@ def without_proof() -> Iterator[None]:
 
 def fold(path: Path, disk: ThinDisk) -> BaseException | None:
     """Fold on a disk that loses bytes, with no page in memory; return the error."""
-    cold = mock.patch("tierstore.disk.paging.looks_resident", lambda *given: False)
+    cold = mock.patch("tierstore._disk.readahead.looks_resident", lambda *given: False)
     with warnings.catch_warnings(), tierstore.open(path, "r+", budget=NONE) as store:
         warnings.simplefilter("ignore")
         with cold, mock.patch.object(system, "calls", disk):
@@ -122,7 +122,7 @@ def test_what_waits_for_the_disk_takes_no_error_from_the_sync(tmp_path: Path) ->
 def test_a_failed_wait_leaves_the_error_to_the_sync(tmp_path: Path) -> None:
     disk = ThinDisk("file")
     with (
-        io.Directory.open(tmp_path) as directory,
+        _io.Directory.open(tmp_path) as directory,
         mock.patch.object(system, "calls", disk),
         directory.create("file") as file,
     ):

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore import io
+from tierstore import _io
+from tierstore._io.syscalls import Calls
+from tierstore._store.locking import WriterLock
+from tierstore._store.versions import History
 from tierstore.budget import Budget
 from tierstore.errors import (
     ClosedError,
@@ -25,9 +28,6 @@ from tierstore.errors import (
     StoreFullError,
     StoreIOError,
 )
-from tierstore.io.calls import Calls
-from tierstore.store.history import History
-from tierstore.store.locking import WriterLock
 
 ROWS, DIM = 200, 4
 EVERY = np.arange(ROWS)
@@ -102,7 +102,7 @@ class Counting(Calls):
 def test_a_listing_that_lags_costs_no_version(
     path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
-    monkeypatch.setattr(io.system, "calls", Lagging())
+    monkeypatch.setattr(_io.system, "calls", Lagging())
     rows = {}
     with opened(path, keep=keep) as store, opened(path, "r") as reader:
         for seed in range(12):
@@ -131,7 +131,7 @@ def test_a_listing_cannot_hide_the_newest_version(
     with opened(path) as store:
         rows = change(store, 1)
         store.commit()
-    monkeypatch.setattr(io.system, "calls", Hiding(newest(path)))
+    monkeypatch.setattr(_io.system, "calls", Hiding(newest(path)))
     for mode in ("r", "r+"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def test_without_asking_by_name_the_hidden_version_is_lost(
     name = newest(path)
     numbers = History._numbers
     monkeypatch.setattr(History, "_numbers", lambda self: numbers(self)[:-1])
-    monkeypatch.setattr(io.system, "calls", Hiding(name))
+    monkeypatch.setattr(_io.system, "calls", Hiding(name))
     with opened(path) as store:
         assert store.version == 1
     monkeypatch.undo()
@@ -168,7 +168,7 @@ def test_a_listing_that_contradicts_the_manifests_stops_the_sweep(
     stray = path / "payload-00000000000000000001-00000000"
     stray.write_bytes(b"left by a crash")
     names = [file.name for file in path.rglob(f"{what}-*") if file != stray]
-    monkeypatch.setattr(io.system, "calls", Hiding(max(names)))
+    monkeypatch.setattr(_io.system, "calls", Hiding(max(names)))
     with pytest.warns(RuntimeWarning, match="nothing was removed"):
         opened(path).close()
     monkeypatch.undo()
@@ -222,7 +222,7 @@ def test_what_a_commit_costs_does_not_grow_with_kept_versions(
         for seed in range(60):
             store["t"].write([seed], np.full((1, DIM), seed + 1, np.float32))
             calls = Counting()
-            monkeypatch.setattr(io.system, "calls", calls)
+            monkeypatch.setattr(_io.system, "calls", calls)
             store.commit()
             monkeypatch.undo()
             costs.append(calls.count)
@@ -250,8 +250,8 @@ def test_many_versions_that_wait_to_be_confirmed_warn_once(path: Path) -> None:
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two writers in."""
     free = lambda *_, **__: True  # noqa: E731
-    monkeypatch.setattr(io.File, "lock", free)
-    monkeypatch.setattr(io.File, "lock_range", free)
+    monkeypatch.setattr(_io.File, "lock", free)
+    monkeypatch.setattr(_io.File, "lock_range", free)
     monkeypatch.setattr(WriterLock, "check", lambda self: None)
 
 
@@ -412,7 +412,7 @@ def test_a_change_that_is_not_published_leaves_nothing(
     spec = tierstore.TableSpec(ROWS, 2 * DIM, init=tierstore.uniform(-1, 1, seed=2))
     with opened(path) as store:
         before = files()
-        monkeypatch.setattr(io.system, "calls", Full())
+        monkeypatch.setattr(_io.system, "calls", Full())
         with pytest.raises(StoreFullError):
             if change_of == "spec":
                 store.replace_table("t", spec)

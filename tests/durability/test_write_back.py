@@ -14,10 +14,10 @@ import pytest
 
 import tierstore
 from tests.durability.crash import small_deltas
-from tierstore import io
+from tierstore import _io
+from tierstore._io.syscalls import Calls
 from tierstore.budget import Budget
 from tierstore.errors import StoreFullError, StoreIOError
-from tierstore.io.calls import Calls
 
 ROWS, DIM, SLOTS = 300, 8, 40
 
@@ -52,7 +52,7 @@ def test_what_a_thread_cannot_write_waits(tmp_path: Path, error: int, raised: ty
     with (
         small_deltas(threads=True),
         tierstore.open(tmp_path / "s", "r+", budget=Budget(host_rows=SLOTS)) as store,
-        mock.patch.object(io.system, "calls", disk),
+        mock.patch.object(_io.system, "calls", disk),
     ):
         table = store["t"]
 
@@ -89,8 +89,8 @@ def test_a_large_commit_goes_past_the_page_cache(
 ) -> None:
     """What it cannot write, on a full disk, it tells, and the next commit does."""
     rng, rows, past, room = np.random.default_rng(int(full)), 3000, set[str](), True
-    monkeypatch.setattr("tierstore.disk.live._CACHED_BYTES", 100_000)
-    write = io.direct.write
+    monkeypatch.setattr("tierstore._disk.delta_writer._CACHED_BYTES", 100_000)
+    write = _io.direct.write
 
     def traced(*given: Any) -> None:
         past.add(threading.current_thread().name)
@@ -98,7 +98,7 @@ def test_a_large_commit_goes_past_the_page_cache(
             raise StoreFullError("no space to write delta-")
         write(*given)
 
-    monkeypatch.setattr(io.direct, "write", traced)
+    monkeypatch.setattr(_io.direct, "write", traced)
     spec = tierstore.TableSpec(rows, 100, init=tierstore.zeros())
     tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host=0)).close()
     with tierstore.open(tmp_path / "s", "r+", budget=Budget(host_rows=rows - 1)) as store:
@@ -123,7 +123,7 @@ def test_a_large_commit_goes_past_the_page_cache(
 
 def test_readers_and_stores_without_a_cache_have_no_thread(tmp_path: Path) -> None:
     disk, values = Disk(), np.random.default_rng(1).standard_normal((ROWS, DIM)).astype(np.float32)
-    with small_deltas(threads=True), mock.patch.object(io.system, "calls", disk):
+    with small_deltas(threads=True), mock.patch.object(_io.system, "calls", disk):
         spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(values))
         with tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host=0)) as store:
             store["t"].write(np.arange(ROWS), values[::-1])

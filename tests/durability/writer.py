@@ -11,10 +11,10 @@ import sys
 import numpy as np
 
 import tierstore
+from tierstore._disk import write_queue
+from tierstore._store import compaction
+from tierstore._tiers import capacity
 from tierstore.budget import Budget
-from tierstore.disk import behind
-from tierstore.store import folding
-from tierstore.tier import room
 
 __all__ = ["ROWS", "content"]
 
@@ -40,8 +40,11 @@ def content(version: int) -> np.ndarray:
 def main() -> None:
     """Commit until killed."""
     path, seed = sys.argv[1], int(sys.argv[2])
-    folding._MOST_DELTAS = 3  # a fold goes on behind most of the time
-    behind._WORTH_A_THREAD, room._QUEUE_SHARE = 1, 1  # as many rows wait as there are slots
+    compaction._MOST_DELTAS = 3  # a fold goes on behind most of the time
+    write_queue._WORTH_A_THREAD, capacity._QUEUE_SHARE = (
+        1,
+        1,
+    )  # as many rows wait as there are slots
     rng = np.random.default_rng(seed)
     slots = int(rng.integers(0, 100))
     store = tierstore.open(path, "r+", budget=Budget(host_rows=slots), keep=int(rng.integers(1, 4)))

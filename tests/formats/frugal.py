@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tierstore import formats
+from tierstore import _formats
 from tierstore.errors import FormatError
 from tierstore.sizing import load_stream
 
@@ -30,7 +30,7 @@ ENOUGH = 128 << 20
 
 
 def allowed(path):
-    with formats.open_source(path, memory=MEMORY) as source:
+    with _formats.open_source(path, memory=MEMORY) as source:
         for _ in source.blocks():
             pass
         return source.keys
@@ -73,7 +73,7 @@ def csv_read(path):
 
 WAYS = {
     "source": allowed,
-    "keys": lambda path: formats.read_keys(path, memory=MEMORY),
+    "keys": lambda path: _formats.read_keys(path, memory=MEMORY),
     "stream": lambda path: load_stream(path, column="ids", memory=MEMORY),
     "torch": torch_load,
     "zarr": zarr_read,

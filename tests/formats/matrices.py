@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import bfloat16
-from tierstore.formats import open_sink, open_source
+from tierstore import _bfloat16
+from tierstore._formats import open_sink, open_source
 from tierstore.spec import DTYPES
 
 Array = npt.NDArray[Any]
@@ -25,7 +25,7 @@ def random_matrix(rows: int, dim: int, dtype: str = "float32", seed: int = 7) ->
     values[chosen] = rng.choice(special, int(chosen.sum()))
     with np.errstate(over="ignore"):
         if dtype == "bfloat16":
-            return bfloat16.from_float32(values.astype(np.float32))
+            return _bfloat16.from_float32(values.astype(np.float32))
         return values.astype(DTYPES[dtype])
 
 

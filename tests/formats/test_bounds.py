@@ -17,8 +17,8 @@ import pytest
 
 from tests.formats.frugal import ENOUGH, HEADROOM, overran, read_frugally
 from tests.formats.matrices import random_matrix, random_words, write_file
+from tierstore._formats import open_source, read_keys
 from tierstore.errors import FormatError
-from tierstore.formats import open_source, read_keys
 from tierstore.sizing import load_stream
 
 LARGE = 400 << 20  # more than the process may have

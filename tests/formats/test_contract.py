@@ -18,10 +18,10 @@ from tests.formats.matrices import (
     read_keys_of,
     write_file,
 )
+from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
+from tierstore._formats.base import convert
+from tierstore._formats.registry import format_of
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
-from tierstore.formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
-from tierstore.formats.dtypes import convert
-from tierstore.formats.registry import format_of
 from tierstore.spec import DTYPES
 
 TEXT = {".vec", ".txt", ".tsv", ".bin"}

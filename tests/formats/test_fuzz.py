@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, write_file
+from tierstore._formats import SOURCE_SUFFIXES, open_source
 from tierstore.errors import FormatError
-from tierstore.formats import SOURCE_SUFFIXES, open_source
 
 CASES = 300
 PARQUET_CASES = 60  # each starts a process

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_integers, random_words
+from tierstore._formats import read_keys
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.formats import read_keys
 
 WORDS = ["two words", " lead", "tab\there", '"quoted"', *random_words(20)]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, read_file, write_file
+from tierstore._formats import open_source
 from tierstore.errors import FormatError
-from tierstore.formats import open_source
 
 DTYPES = ["float16", "float32", "float64"]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tierstore._formats import open_sink, open_source
 from tierstore.errors import FormatError, MissingExtraError
-from tierstore.formats import open_sink, open_source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

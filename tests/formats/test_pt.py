@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, read_file, read_keys_of
+from tierstore._formats import open_sink, open_source
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.formats import open_sink, open_source
 
 torch = pytest.importorskip("torch")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, read_file, write_file
-from tierstore import bfloat16
+from tierstore import _bfloat16
+from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
+from tierstore._formats.base import convert
+from tierstore._formats.registry import split_name
 from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
-from tierstore.formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
-from tierstore.formats.dtypes import convert
-from tierstore.formats.registry import split_name
 from tierstore.spec import DTYPES
 
 
@@ -93,7 +93,7 @@ def test_conversions_round_as_torch_does(source, target):
 
     found = convert(matrix, source, target)
     assert found.dtype == DTYPES[target]
-    widened = bfloat16.to_float32(found) if target == "bfloat16" else found
+    widened = _bfloat16.to_float32(found) if target == "bfloat16" else found
     assert np.array_equal(widened.astype(np.float64), expected)
     assert np.array_equal(np.signbit(widened), np.signbit(expected))
     assert (found is matrix) == (source == target)
@@ -122,7 +122,7 @@ def test_failures_of_the_file_system(tmp_path, monkeypatch, suffix, code, error)
 
 def test_nothing_optional_is_imported_before_it_is_needed():
     program = (
-        "import sys, tierstore.load, tierstore.export\n"
+        "import sys, tierstore.importing, tierstore.exporting\n"
         "print({'torch', 'pyarrow', 'zarr', 'safetensors', 'cupy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tierstore._formats import open_source
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.formats import open_source
 
 
 def lines_of(words, matrix, end="\n") -> str:
@@ -139,7 +139,7 @@ def test_words_that_are_no_text(tmp_path):
 
 
 def test_lines_have_a_largest_length(tmp_path, monkeypatch):
-    from tierstore.formats import word2vec_text
+    from tierstore._formats import word2vec_text
 
     monkeypatch.setattr(word2vec_text, "MAX_LINE_BYTES", 100)
     (tmp_path / "file.vec").write_text("1 2\n" + "w" * 200 + " 1 2\n")

@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tierstore._formats import open_source
 from tierstore.errors import FormatError
-from tierstore.formats import open_source
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -6,8 +6,8 @@ import zarr
 
 import tierstore
 from tierstore.errors import ExistsError, FormatError
-from tierstore.export import export_table
-from tierstore.load import load_table
+from tierstore.exporting import export_table
+from tierstore.importing import load_table
 
 SPEC = tierstore.TableSpec(
     rows=700,

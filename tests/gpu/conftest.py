@@ -39,7 +39,7 @@ class Place:
 
 @functools.cache
 def cuda_device() -> Any:
-    from tierstore.transfer import CudaDevice
+    from tierstore._tiers.gpu.device import CudaDevice
 
     return CudaDevice(0)
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tierstore import memory, transfer
+from tierstore._tiers import memory
+from tierstore._tiers.gpu import device
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parent.parent / "tierstore" / "kernels.cu"
+KERNELS = HERE.parent.parent / "tierstore" / "_tiers/gpu/kernels.cu"
 
 
 @functools.cache
@@ -65,26 +66,26 @@ class EmulatedDevice:
         self.waits = 0
         self._seed = seed
 
-    def kernel(self, name: str) -> tuple[transfer.Kernel, int]:
+    def kernel(self, name: str) -> tuple[device.Kernel, int]:
         return self._loaded(library(), name)
 
     def load(
         self, source: str, name: str, macros: Mapping[str, object]
-    ) -> tuple[transfer.Kernel, int]:
+    ) -> tuple[device.Kernel, int]:
         return self._loaded(
             library(source, *(f"{key}={value}" for key, value in macros.items())), name
         )
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[transfer.Kernel, int]:
+    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
         function = ctypes.cast(getattr(found, f"tierstore_{name}"), ctypes.c_void_p)
-        cooperative = name in transfer.COOPERATIVE
+        cooperative = name in device.COOPERATIVE
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
             self._seed += 1
             found.emulate(
                 function,
                 min(blocks, self.processors) if cooperative else blocks,
-                transfer.BLOCK,
+                device.BLOCK,
                 ctypes.c_void_p(arguments),
                 cooperative,
                 self._seed % 1000,

@@ -13,10 +13,10 @@ import numpy as np
 
 from tests.gpu.conftest import Place, cuda_device
 from tests.gpu.model import Twin
+from tierstore._tiers.gpu import tier as gpu_tier
 from tierstore.policy import lfu, lru
-from tierstore.tier.gpu import tier as gpu_tier
 
-KERNELS = Path(gpu_tier.__file__).parents[2] / "kernels.cu"
+KERNELS = Path(gpu_tier.__file__).parent / "kernels.cu"
 
 
 class Watching:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.emulator import EmulatedDevice
-from tierstore import memory, transfer
-from tierstore.tier.gpu.arguments import COUNTERS, TierArgument
+from tierstore._tiers import memory
+from tierstore._tiers.gpu import device
+from tierstore._tiers.gpu.abi import COUNTERS, TierArgument
 
 Work = Callable[[], None]
 
@@ -94,7 +95,7 @@ class LateDevice(EmulatedDevice):
 
     # -- what a GPU does in the order of a stream
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[transfer.Kernel, int]:
+    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
         launch, blocks = super()._loaded(found, name)
         sizes = found.size_of_first(), found.size_of_second()
 

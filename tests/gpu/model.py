@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
+from tierstore._counters import TierStats
+from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.gpu.abi import Mode
+from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.policy import Choice
-from tierstore.stats import TierStats
-from tierstore.tier.gpu import GpuTier
-from tierstore.tier.gpu.arguments import Mode
-from tierstore.tier.gpu.lease import GpuLease
-from tierstore.tier.host import HostTier
 
 
 class ArrayTier:

@@ -25,9 +25,9 @@ STEP: dict[str, Any] = {
 BF16 = {"WEIGHT": "BF16", "COMPUTED": "BF16"}
 F16 = {"WEIGHT": "F16", "COMPUTED": "F16"}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tier": ("kernels.cu", {}),
-    "columns": ("table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
-    "odd columns": ("table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
+    "tier": ("_tiers/gpu/kernels.cu", {}),
+    "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
+    "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),
     "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),
@@ -67,8 +67,8 @@ def test_kernels_compile(name: str, architecture: str) -> None:
     path, macros = SOURCES[name]
     program = ctypes.c_void_p()
     source = (TIERSTORE / path).read_bytes()
-    if path != "kernels.cu":
-        source = (TIERSTORE / "tier/gpu/rows.cuh").read_bytes() + source
+    if path != "_tiers/gpu/kernels.cu":
+        source = (TIERSTORE / "_tiers/gpu/rows.cuh").read_bytes() + source
     created = compiler.nvrtcCreateProgram(
         ctypes.byref(program), source, path.encode(), 0, None, None
     )

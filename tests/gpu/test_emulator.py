@@ -4,7 +4,7 @@ import ctypes
 
 from tests.gpu.conftest import Place
 from tests.gpu.emulator import library
-from tierstore.tier.gpu.arguments import COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore._tiers.gpu.abi import COUNTERS_BYTES, BatchArgument, TierArgument
 
 
 def test_sizes_of_structures(place: Place) -> None:

@@ -14,9 +14,9 @@ from tests.gpu.emulator import EmulatedDevice
 from tests.gpu.late import LateDevice
 from tests.gpu.model import Twin
 from tests.gpu.programs import ROWS, Program
+from tierstore._tiers.gpu import lease as gpu_lease
+from tierstore._tiers.gpu import tier as gpu_tier
 from tierstore.policy import lfu
-from tierstore.tier.gpu import lease as gpu_lease
-from tierstore.tier.gpu import tier as gpu_tier
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 

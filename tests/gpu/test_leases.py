@@ -14,9 +14,9 @@ import tierstore
 from tests.gpu.conftest import Place
 from tests.gpu.late import LateDevice
 from tierstore import Budget, TableSpec
+from tierstore._tiers.gpu import lease as gpu_lease
+from tierstore._tiers.host import nothing_to_await
 from tierstore.errors import ClosedError, DeviceError
-from tierstore.tier.gpu import lease as gpu_lease
-from tierstore.tier.host import nothing_to_await
 
 ROWS, DIM = 100, 4
 SPEC = TableSpec(ROWS, DIM, init=tierstore.normal(seed=3))
@@ -212,7 +212,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
 @pytest.mark.parametrize("way", ["write", "columns"])
 def test_what_a_lease_writes_is_in_reads_and_commits(make: Any, tiers: str, way: str) -> None:
     """However many of its rows have a slot."""
-    from tierstore.table.columns import Columns
+    from tierstore._table.columns import Columns
 
     store = make(tiers)
     table = store["t"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.gpu.conftest import Place
-from tierstore.tier.gpu.mailbox import Mailbox
+from tierstore._tiers.gpu.link import Mailbox
 
 
 def test_every_number_comes_and_places_are_used_again(place: Place) -> None:

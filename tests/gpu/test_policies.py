@@ -13,9 +13,9 @@ from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
 from tests.policy.naive import NaiveLFU, NaiveStatic
 from tierstore import Budget, TableSpec
+from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore.errors import InvalidInputError
 from tierstore.policy import lfu, lookahead, lru, static
-from tierstore.tier.gpu.memory import GpuMemory
 
 ROWS, SLOTS = 300, 90
 COUNTS = np.random.default_rng(5).permutation(ROWS).astype(np.float32)

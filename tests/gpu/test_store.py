@@ -141,7 +141,7 @@ def test_ids_of_the_host_are_checked_before_they_go(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, if there are more than slots: what a bad id leaves behind is nothing."""
-    monkeypatch.setattr("tierstore.tier.gpu.inbox._HEAD", 20)
+    monkeypatch.setattr("tierstore._tiers.gpu.link._HEAD", 20)
     rng = np.random.default_rng(3)
     spec = {"t": TableSpec(rows=300, dim=4, init=tierstore.normal(seed=1))}
     budget = Budget(host_rows=300, gpu_rows=10)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.gpu.model import ArrayTier
-from tierstore.stats import TierStats
-from tierstore.tier.gpu import GpuTier
-from tierstore.tier.host import HostTier
+from tierstore._counters import TierStats
+from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.host import HostTier
 
 
 def library(place: Place) -> Any:
@@ -150,7 +150,7 @@ class NumberedRows:
 def test_a_table_of_more_than_two_to_the_31_elements() -> None:
     import cupy
 
-    from tierstore.transfer import CudaDevice
+    from tierstore._tiers.gpu.device import CudaDevice
 
     rows, dim = 2_200_000, 1024
     assert rows * dim > 2**31

@@ -9,8 +9,8 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
+from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore.errors import CapacityError, RowIndexError
-from tierstore.tier.gpu.memory import GpuMemory
 
 
 def test_least_recently_used_batch_goes_first(place: Place) -> None:
@@ -362,7 +362,7 @@ def test_ids_of_the_host_may_change_once_they_are_given(place: Place) -> None:
 
 def test_batches_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ids of the host, more than there are slots; where one repeats, its last record stays."""
-    monkeypatch.setattr("tierstore.tier.gpu.inbox._HEAD", 20)
+    monkeypatch.setattr("tierstore._tiers.gpu.link._HEAD", 20)
     with Twin(place, rows=300, slots=30) as twin:
         twin.from_host = 1.0
         for n in (10, 30, 39, 40, 90, 250):

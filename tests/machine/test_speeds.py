@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from tierstore.disk import inflight, tuning
+from tierstore._disk import readahead
 from tierstore.errors import InvalidInputError, StoreIOError
 from tierstore.machine import speeds
 
@@ -15,7 +15,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("many", [True, False], ids=["in flight", "threads"])
 def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
     if not many:
-        monkeypatch.setattr(inflight, "available", lambda: False)
+        monkeypatch.setattr(speeds, "available", lambda: False)
     where = tmp_path / "disk"
     where.mkdir()
     assert speeds.known(where) is None
@@ -33,27 +33,27 @@ def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
     "content", ["", "[]", "{", '{"8:0": 3}', "\xff", 100_000 * "[", "[]".rjust(2 << 20)]
 )
 def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
-    path = tuning.cache_path("speeds.json")
+    path = readahead.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
-    path.write_text(content.replace("8:0", tuning.disk_of(tmp_path)), encoding="latin-1")
+    path.write_text(content.replace("8:0", readahead.disk_of(tmp_path)), encoding="latin-1")
     assert speeds.known(tmp_path) is None
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
 def test_a_cache_that_is_no_file_is_as_good_as_none(tmp_path, make):
     """A FIFO would block every opening for ever."""
-    path = tuning.cache_path("speeds.json")
+    path = readahead.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
     make(path)
     assert speeds.known(tmp_path) is None
-    assert tuning.merge_gap(tmp_path) == 12 << 10
+    assert readahead.merge_gap(tmp_path) == 12 << 10
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    tuning.write_cache("speeds.json", {"a": 1})
-    assert tuning.read_cache("speeds.json") == {}
+    readahead.write_cache("speeds.json", {"a": 1})
+    assert readahead.read_cache("speeds.json") == {}
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
@@ -76,6 +76,6 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     ],
 )
 def test_pages_are_merged_across_what_was_measured(tmp_path, kept, gap):
-    assert tuning.merge_gap(tmp_path) == 12 << 10
-    tuning.write_cache(tuning.SPEEDS, {tuning.disk_of(tmp_path): kept})
-    assert tuning.merge_gap(tmp_path) == gap
+    assert readahead.merge_gap(tmp_path) == 12 << 10
+    readahead.write_cache(readahead.SPEEDS, {readahead.disk_of(tmp_path): kept})
+    assert readahead.merge_gap(tmp_path) == gap

@@ -10,7 +10,7 @@ import pytest
 
 from tests.policy import naive
 from tierstore import policy
-from tierstore.slots import CachedSlots
+from tierstore._tiers.slots import CachedSlots
 
 ROWS, SLOTS, BATCH = 3000, 1500, 60
 COUNTS = np.random.default_rng(5).permutation(ROWS)

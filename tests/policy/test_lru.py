@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.policy.lru import LRU
+from tierstore.policy.recency import LRU
 
 module = sys.modules[LRU.__module__]
 SLOTS = 12

@@ -12,8 +12,8 @@ from tests.policy.test_contract import batch, make, run
 from tierstore import policy
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy.frequency import AgedFrequency
-from tierstore.policy.lookahead import Lookahead
-from tierstore.policy.lru import Recency
+from tierstore.policy.hints import Lookahead
+from tierstore.policy.recency import Recency
 
 
 def kept(slots) -> set[int]:

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from tierstore import policy
+from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.machine.speeds import Speeds
 from tierstore.sizing import plan, stream_of
-from tierstore.sizing.replay import replay
-from tierstore.tier.host import HostTier
+from tierstore.sizing.simulation import replay
 
 SPEEDS = Speeds(
     copy_bytes=1e10,

@@ -5,8 +5,7 @@ import tierstore
 from tierstore import policy
 from tierstore.errors import InvalidInputError
 from tierstore.sizing import load_stream, simulate, stream_of
-from tierstore.sizing.optimum import NEVER, next_uses, optimum
-from tierstore.sizing.replay import replay
+from tierstore.sizing.simulation import NEVER, next_uses, optimum, replay
 
 
 def zipf(batches: int = 60, size: int = 200, rows: int = 2000, seed: int = 0) -> list[np.ndarray]:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from tierstore._table.trace import Recording
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 from tierstore.sizing import load_stream, stream_of
-from tierstore.table.trace import Recording
 
 
 def ids(count: int = 1000, rows: int = 50) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 import tierstore.speedtorch as ours
 from tests.speedtorch.conftest import DIM, ROWS, Model
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.speedtorch.held import as_numpy
+from tierstore.speedtorch.base import as_numpy
 
 torch = pytest.importorskip("torch")
 

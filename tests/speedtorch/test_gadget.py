@@ -11,7 +11,7 @@ import pytest
 import tierstore.speedtorch as ours
 from tests.speedtorch.conftest import Place
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
-from tierstore.speedtorch.held import as_numpy
+from tierstore.speedtorch.base import as_numpy
 
 torch = pytest.importorskip("torch")
 
@@ -177,7 +177,7 @@ def test_counts_of_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tierstore.speedtorch.counts._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("tierstore.speedtorch.array._BLOCK_BYTES", 1000)
     expected = np.zeros((40, 40), np.int64)
     with getattr(ours, name)(40) as counts:
         with pytest.raises(InvalidInputError, match="comInit"):

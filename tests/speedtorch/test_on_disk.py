@@ -17,7 +17,7 @@ import tierstore.speedtorch as ours
 from tests.speedtorch.conftest import DIM, ROWS, Model
 from tierstore import Budget
 from tierstore.errors import ClosedError, ExistsError, InvalidInputError, NotAStoreError
-from tierstore.speedtorch.held import as_numpy
+from tierstore.speedtorch.base import as_numpy
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ import tierstore
 import tierstore.speedtorch as ours
 from tests.speedtorch.conftest import DIM, ROWS, Model, Place
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
-from tierstore.speedtorch.held import as_numpy
+from tierstore.speedtorch.base import as_numpy
 
 torch = pytest.importorskip("torch")
 

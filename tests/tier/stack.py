@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.slots import CachedSlots, DirectSlots
-from tierstore.stats import TierStats
-from tierstore.tier.host import HostTier
+from tierstore._counters import TierStats
+from tierstore._tiers.host import HostTier
+from tierstore._tiers.slots import CachedSlots, DirectSlots
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tier.stack import ArrayTier, check, random_span, read
+from tierstore._tiers import capacity
+from tierstore._tiers.host import HostTier
+from tierstore._tiers.memory import ALIGNMENT
 from tierstore.errors import CapacityError
-from tierstore.tier import room
-from tierstore.tier.arena import ALIGNMENT
-from tierstore.tier.host import HostTier
 
 ROWS, WIDTH = 40, 48
 
@@ -209,7 +209,7 @@ def test_a_tier_takes_the_memory_it_says():
         if not tier.direct:
             arrays += [tier.map.slot_of, tier.map.row_of]
         assert sum(array.nbytes for array in arrays) <= tier.arena.array.nbytes
-        beside = min(tier._stage.nbytes, 64 * slots) + room.queue_bytes(64, slots)
+        beside = min(tier._stage.nbytes, 64 * slots) + capacity.queue_bytes(64, slots)
         assert tier.arena.array.nbytes + beside <= tier.nbytes + 16 * ALIGNMENT
         tier.close()
     with pytest.raises(CapacityError, match="at least one slot"):

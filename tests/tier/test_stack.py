@@ -5,11 +5,11 @@ import pytest
 
 from tests.oracle import records
 from tests.tier.stack import check, random_span, read
-from tierstore import io
-from tierstore.disk.generation import Generation, create
-from tierstore.manifest import TableInfo
+from tierstore import _io
+from tierstore._disk.generation import Generation, create
+from tierstore._disk.manifest import TableInfo
+from tierstore._tiers.host import HostTier
 from tierstore.spec import TableSpec
-from tierstore.tier.host import HostTier
 
 ROWS, DIM, WIDTH = 300, 20, 80
 
@@ -22,7 +22,7 @@ def test_three_tiers_are_one_table(tmp_path, backend, near, far):
     """Reads, writes, evictions, commits and rollbacks, in batches larger than either cache."""
     rng = np.random.default_rng([near, far])
     committed = records(rng, ROWS, WIDTH)
-    with io.Directory.open(tmp_path) as table:
+    with _io.Directory.open(tmp_path) as table:
         info = create(table, TableSpec(ROWS, DIM, backend=backend), 1, [committed])
         generation = Generation(table, info, store="ab" * 16, seq=1)
     disk = generation.tier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tierstore.nn.gradient import sum_by_row
+from tierstore.nn.autograd import sum_by_row
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -415,7 +415,7 @@ def test_an_error_in_the_middle_of_a_step_says_how_to_go_back(
     def fail(*_: Any) -> None:
         raise tierstore.errors.StoreFullError("no space left")
 
-    monkeypatch.setattr("tierstore.tier.host.HostTier.write_held", fail)
+    monkeypatch.setattr("tierstore._tiers.host.HostTier.write_held", fail)
     with pytest.raises(tierstore.errors.StoreFullError) as caught:
         opt.step()
     assert any("rollback" in note for note in caught.value.__notes__)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.training.conftest import DIM, ROWS, Place, rows_of
+from tierstore._tiers.epoch import Epoch
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
-from tierstore.nn import batch as nn_batch
+from tierstore.nn import autograd as nn_batch
 from tierstore.optim import TieredOptimizer
-from tierstore.tier.epoch import Epoch
 
 MICRO = [[4, 2, 4], [7, 2, 9]]
 

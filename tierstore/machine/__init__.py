@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tierstore.machine.cuda import Cuda, cuda_advice
-from tierstore.machine.report import Machine, Storage, examine, examine_storage
+from tierstore.machine.report import Cuda, Machine, Storage, cuda_advice, examine, examine_storage
 
 __all__ = ["Cuda", "Machine", "Storage", "cuda_advice", "examine", "examine_storage"]

@@ -1,12 +1,9 @@
-"""How fast this machine is: memory, the disk under a path, and the link to a GPU, measured.
-
-What was measured last is kept in a file of the user's cache directory, for `tierstore plan` and for
-the way cold rows are read.
-"""
+"""How fast this machine is, and how near tierstore comes to it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import tempfile
@@ -14,16 +11,94 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import rowcopy
-from tierstore.disk import inflight, tuning
+from tierstore import _rowcopy
+from tierstore._disk import readahead
+from tierstore._store.opening import create
+from tierstore._store.opening import open as open_store
+from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, StoreIOError
+from tierstore.initializers import uniform
+from tierstore.spec import TableSpec
 
-__all__ = ["Speeds", "known", "measure"]
+__all__ = ["DEPTH", "Speeds", "Standing", "available", "known", "measure", "read", "stand"]
+
+
+DEPTH = 256
+"""Reads in flight: what a disk, or a virtual one, takes at a time."""
+
+_AWAITED = 32
+_SETUP, _DESTROY, _EVENTS, _SUBMIT = 206, 207, 208, 209
+_REQUEST = np.dtype(
+    {
+        "names": ["opcode", "fd", "address", "nbytes", "offset"],
+        "formats": ["<u2", "<i4", "<u8", "<u8", "<i8"],
+        "offsets": [16, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+_EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("more", "<i8")])
+
+
+def _call(number: int, *given: Any) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    result = int(libc.syscall(ctypes.c_long(number), *given))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def available() -> bool:
+    """Whether this is a machine whose system calls are known here, and which allows these."""
+    if os.uname().machine != "x86_64":
+        return False
+    try:
+        read(-1, np.empty(0, np.int64), mmap.PAGESIZE)
+    except OSError:
+        return False
+    return True
+
+
+def read(fd: int, offsets: npt.NDArray[np.int64], nbytes: int) -> None:
+    """Read `nbytes` at each of `offsets` `(n,)` of a file, and drop them.
+
+    The file is to be open with O_DIRECT, or reads wait for one another; then offsets and `nbytes`
+    are multiples of its block. Raises OSError where a read fails or is short.
+    """
+    context = ctypes.c_ulong(0)
+    _call(_SETUP, ctypes.c_uint(DEPTH), ctypes.byref(context))
+    # Reads share their memory.
+    buffer = np.frombuffer(mmap.mmap(-1, DEPTH * nbytes), np.uint8)
+    requests = np.zeros(offsets.size, _REQUEST)
+    requests["fd"] = fd
+    requests["address"] = buffer.ctypes.data + np.arange(offsets.size) % DEPTH * nbytes
+    requests["nbytes"] = nbytes
+    requests["offset"] = offsets
+    pointers = requests.ctypes.data + _REQUEST.itemsize * np.arange(offsets.size, dtype=np.uint64)
+    events = np.zeros(DEPTH, _EVENT)
+    started = done = 0
+    try:
+        while done < offsets.size:
+            count = min(DEPTH - (started - done), offsets.size - started)
+            first = ctypes.c_void_p(pointers.ctypes.data + pointers.itemsize * started)
+            started += _call(_SUBMIT, context, ctypes.c_long(count), first) if count else 0
+            least = ctypes.c_long(min(_AWAITED, started - done))
+            into = ctypes.c_void_p(events.ctypes.data)
+            came = _call(_EVENTS, context, least, ctypes.c_long(DEPTH), into, None)
+            done += came
+            if (events["result"][:came] != nbytes).any():
+                raise OSError(f"a read of {nbytes} bytes gave {events['result'][:came].min()}")
+    finally:
+        _call(_DESTROY, context)  # waits for reads under way
+
 
 MIB = 1 << 20
 ROW_BYTES = 512
@@ -105,7 +180,7 @@ def measure(
 
 def known(directory: str | Path = ".") -> Speeds | None:
     """Return what was measured last on the disk under `directory`, or None."""
-    entry = tuning.read_cache(tuning.SPEEDS).get(tuning.disk_of(directory), {})
+    entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(directory), {})
     with contextlib.suppress(TypeError, ValueError):
         values = {field.name: entry[field.name] for field in fields(Speeds) if field.name in entry}
         found = Speeds(**values)
@@ -115,8 +190,8 @@ def known(directory: str | Path = ".") -> Speeds | None:
 
 
 def _keep(directory: str | Path, found: Speeds) -> None:
-    entry = tuning.read_cache(tuning.SPEEDS) | {tuning.disk_of(directory): found.to_dict()}
-    tuning.write_cache(tuning.SPEEDS, entry)
+    entry = readahead.read_cache(readahead.SPEEDS) | {readahead.disk_of(directory): found.to_dict()}
+    readahead.write_cache(readahead.SPEEDS, entry)
 
 
 @contextlib.contextmanager
@@ -159,7 +234,7 @@ def _gather(nbytes: int, seconds: float) -> float:
     out = np.zeros((count, ROW_BYTES), np.uint8)
 
     def work() -> float:
-        rowcopy.gather(records, rows, out)
+        _rowcopy.gather(records, rows, out)
         return count
 
     return _rate(work, seconds)
@@ -202,14 +277,14 @@ def _random(path: str, seconds: float) -> float:
         def offsets() -> npt.NDArray[np.int64]:
             return rng.integers(0, size // _BLOCK, count) * _BLOCK
 
-        if inflight.available():
+        if available():
             return _rate(lambda: _in_flight(fd, offsets()), seconds)
         with ThreadPoolExecutor(_THREADS) as pool:
             return _rate(lambda: _by_threads(pool, fd, offsets()), seconds)
 
 
 def _in_flight(fd: int, offsets: npt.NDArray[np.int64]) -> float:
-    inflight.read(fd, offsets, _BLOCK)
+    read(fd, offsets, _BLOCK)
     return offsets.size
 
 
@@ -256,3 +331,108 @@ def _link(nbytes: int) -> float | None:
         return float(nbytes / min(seconds))
     except Exception:  # no CuPy, no device, no driver: all the same here
         return None
+
+
+Progress = Callable[[int, int], None]
+_BATCH = 65_536
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One rate: what the machine allows, and what tierstore reaches, in `unit` a second."""
+
+    name: str
+    unit: str
+    limit: float
+    reached: float
+
+    @property
+    def ratio(self) -> float:
+        """What is reached of what is allowed."""
+        return self.reached / self.limit if self.limit else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures and their ratio."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def stand(
+    directory: str | Path,
+    speeds: Speeds,
+    *,
+    store_bytes: int = 512 << 20,
+    seconds: float = 1.0,
+    progress: Progress | None = None,
+) -> list[Standing]:
+    """Measure tierstore with a store of 512-byte rows made in `directory` for the time being."""
+    rows = max(1000, store_bytes // ROW_BYTES)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".tierstore-bench-") as temporary:
+        path = Path(temporary) / "bench.tier"
+        spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
+        create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
+        return [
+            Standing("rows from memory", "rows", speeds.gather_rows, _warm(path, seconds)),
+            Standing("cold rows from the disk", "rows", speeds.random_reads, _cold(path, seconds)),
+            Standing(
+                "changed rows committed",
+                "rows",
+                speeds.append_bytes / ROW_BYTES,
+                _committed(path, seconds),
+            ),
+        ]
+
+
+def _warm(path: Path, seconds: float) -> float:
+    """Rows a second that the host tier gives, all of them resident."""
+    with open_store(path, budget=Budget(host_rows=2**40)) as store:
+        table = store["t"]
+        table.warm()
+        count = min(_BATCH, table.rows)
+        batches = cycle(np.random.default_rng(1).integers(0, table.rows, (8, count)))
+        return _reached_rate(lambda: len(table.read(next(batches))), seconds)
+
+
+def _cold(path: Path, seconds: float) -> float:
+    """Rows a second that come from the disk, none of them cached before."""
+    spent, done = 0.0, 0
+    while spent < seconds:
+        _forget(path)
+        with open_store(path, budget=Budget(host=0)) as store:
+            ids = np.random.default_rng(done).permutation(store["t"].rows)[: _BATCH // 2]
+            begin = time.perf_counter()
+            done += len(store["t"].read(ids))
+            spent += time.perf_counter() - begin
+    return done / spent
+
+
+def _committed(path: Path, seconds: float) -> float:
+    """Changed rows a second that are made durable, a hundredth of the table at a time."""
+    with open_store(path, "r+", budget=Budget(host=0)) as store:
+        table, rng = store["t"], np.random.default_rng(2)
+        count = max(1, table.rows // 100)
+        values = rng.standard_normal((count, table.dim)).astype(np.float32)
+
+        def work() -> int:
+            table.write(rng.permutation(table.rows)[:count], values)
+            store.commit()
+            return count
+
+        return _reached_rate(work, seconds)
+
+
+def _reached_rate(work: Callable[[], int], seconds: float) -> float:
+    work()
+    begin, done = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        done += work()
+    return done / (time.perf_counter() - begin)
+
+
+def _forget(path: Path) -> None:
+    """Have the system drop the cached pages of a store that is closed."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)

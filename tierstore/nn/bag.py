@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
-from tierstore.table import Table
 
 __all__ = ["TieredEmbeddingBag"]
 

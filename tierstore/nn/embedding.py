@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn import ops
-from tierstore.nn.batch import Abandoned, Batch, Gradient
-from tierstore.table import Table
+from tierstore.nn import autograd
+from tierstore.nn.autograd import Abandoned, Batch, Gradient
 
 __all__ = ["TieredEmbedding"]
 
@@ -77,7 +77,7 @@ class TieredEmbedding(torch.nn.Module):
         self.gradients: list[Gradient] | None = None
         """Where gradients go; an optimizer puts its own list here."""
         self._abandoned = Abandoned()
-        self._number = ops.register(self)
+        self._number = autograd.register(self)
 
     @property
     def num_embeddings(self) -> int:
@@ -92,12 +92,12 @@ class TieredEmbedding(torch.nn.Module):
         trained = torch.is_grad_enabled() and self.anchor.requires_grad
         if not torch.compiler.is_compiling():
             if trained:
-                return ops.Lookup.apply(self.anchor, ids, self)
+                return autograd.Lookup.apply(self.anchor, ids, self)
             rows: Tensor = self.read_rows(ids).to(self.anchor)
         elif trained:
-            rows = ops.lookup(ids, self.anchor, self._number)[0]
+            rows = autograd.lookup(ids, self.anchor, self._number)[0]
         else:
-            rows = ops.read(ids, self.anchor, self._number)
+            rows = autograd.read(ids, self.anchor, self._number)
         return rows
 
     def prefetch(self, ids: Any, window: int = 16) -> None:
@@ -159,7 +159,7 @@ class TieredEmbedding(torch.nn.Module):
         copy.anchor.requires_grad_(self.anchor.requires_grad)
         copy.gradients = None
         copy._abandoned = Abandoned()
-        copy._number = ops.register(copy)
+        copy._number = autograd.register(copy)
         return copy
 
     def get_extra_state(self) -> dict[str, Any]:

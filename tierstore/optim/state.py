@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierstore import laws
+from tierstore import initializers
+from tierstore._table.columns import Columns
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.optim.probe import StatePlan
 from tierstore.optim.rounding import rounded_at_random
 from tierstore.spec import Field
-from tierstore.table import Table
-from tierstore.table.access import Lease
-from tierstore.table.columns import Columns
 
 __all__ = ["State", "StoredState"]
 
@@ -58,7 +58,7 @@ class StoredState:
             found = self._table.fields.get(name)
             if found is None:
                 dtype = str(state.dtype).removeprefix("torch.")
-                missing[name] = Field(state.dim, dtype, laws.constant(state.initial))
+                missing[name] = Field(state.dim, dtype, initializers.constant(state.initial))
             elif found.dim != state.dim:
                 raise InvalidInputError(
                     f"field {name!r} of table {self._table.name!r} has {found.dim} elements, the "

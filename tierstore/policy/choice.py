@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy.base import Policy
 from tierstore.policy.frequency import AgedFrequency, Counts, count_keys
-from tierstore.policy.lookahead import Lookahead
-from tierstore.policy.lru import LRU, Recency
+from tierstore.policy.hints import Lookahead
 from tierstore.policy.ranked import Ranked, Ranking
+from tierstore.policy.recency import LRU, Recency
 
 __all__ = [
     "NAMES",

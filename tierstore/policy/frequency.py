@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._unique import unique
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import Rows
 from tierstore.policy.ranked import Keys
-from tierstore.unique import unique
 
 __all__ = ["AgedFrequency", "Counts", "count_keys", "most_used"]
 

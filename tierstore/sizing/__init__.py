@@ -4,8 +4,8 @@
 sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.
 """
 
-from tierstore.sizing.plan import Plan, TierPlan, plan
-from tierstore.sizing.simulate import Point, Simulation, simulate
+from tierstore.sizing.planning import Plan, TierPlan, plan
+from tierstore.sizing.simulation import Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
 __all__ = [

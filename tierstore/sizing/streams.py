@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.allowance import DEFAULT_MEMORY, Allowance
+from tierstore._allowance import DEFAULT_MEMORY, Allowance
+from tierstore._formats.files import open_input
+from tierstore._formats.npz import Arrays
+from tierstore._formats.parquet import Columns
+from tierstore._table.trace import is_trace, read_trace, trace_rows
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
-from tierstore.formats.files import open_input
-from tierstore.formats.npz import Arrays
-from tierstore.formats.parquet import Columns
-from tierstore.table.trace import is_trace, read_trace, trace_rows
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
 

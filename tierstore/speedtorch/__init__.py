@@ -15,37 +15,33 @@ to write in new code, is in docs/from-speedtorch.md.
 
 from __future__ import annotations
 
-from tierstore.speedtorch.allocator import (
-    PMemory,
-    PMemoryMM,
-    my_pinned_allocator,
-    my_pinned_allocatorMM,
-)
-from tierstore.speedtorch.cpu_pytorch import (
+from tierstore.speedtorch.families import (
+    COM,
+    COMMM,
     CPUPytorchCOM,
     CPUPytorchModelFactory,
     CPUPytorchOptimizerFactory,
-    _CPUPytorchCommon,
-)
-from tierstore.speedtorch.gpu_pytorch import (
+    DataGadget,
+    DataGadgetMM,
     GPUPytorchCOM,
     GPUPytorchModelFactory,
     GPUPytorchOptimizerFactory,
-    _GPUPytorchCommon,
-)
-from tierstore.speedtorch.live import COM, DataGadget, ModelFactory, OptimizerFactory, _Common
-from tierstore.speedtorch.on_disk import (
-    COMMM,
-    DataGadgetMM,
+    ModelFactory,
     ModelFactoryMM,
+    OptimizerFactory,
     OptimizerFactoryMM,
-    _CommonMM,
-)
-from tierstore.speedtorch.pytorch import (
+    PMemory,
+    PMemoryMM,
     PytorchCOM,
     PytorchModelFactory,
     PytorchOptimizerFactory,
+    _Common,
+    _CommonMM,
+    _CPUPytorchCommon,
+    _GPUPytorchCommon,
     _PytorchCommon,
+    my_pinned_allocator,
+    my_pinned_allocatorMM,
 )
 
 __all__ = [

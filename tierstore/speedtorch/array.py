@@ -1,8 +1,10 @@
-"""An array whose rows are in the tiers: what all data gadgets are."""
+"""An array whose rows are in the tiers: what data gadgets and COM classes are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,248 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tierstore.errors import FormatError, InvalidInputError
-from tierstore.laws import Law
+from tierstore._store.store import Store
+from tierstore._table.table import Table
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
+from tierstore.initializers import BLOCK_ROWS, Law
 from tierstore.spec import Field
-from tierstore.speedtorch.arrival import Arrival
-from tierstore.speedtorch.files import Streamed, save_npy
-from tierstore.speedtorch.held import Held
-from tierstore.speedtorch.index import Selection, select
-from tierstore.speedtorch.layout import ArrayLayout, FirstRows
-from tierstore.store import Store
-from tierstore.table import Table
+from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
 
-__all__ = ["ArrayRows"]
+__all__ = ["ArrayLayout", "ArrayRows", "Arrival", "CountRows", "FirstRows", "Selection", "select"]
+
+
+_FLOATS = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """An array's shape and type, and how its rows lie in a table.
+
+    Floats lie there as they are. Other types lie as float16 of the same bits, which tiers move and
+    never look at, padded to whole elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        """Refuse what has no rows, or no type of torch."""
+        if not self.shape or not all(self.shape):
+            raise InvalidInputError(f"an array of shape {self.shape} has no rows to hold")
+        try:
+            torch.from_numpy(np.empty(0, self.dtype))
+        except TypeError:
+            raise InvalidTypeError(f"torch has no type for arrays of {self.dtype}") from None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of torch."""
+        return torch.from_numpy(np.empty(0, self.dtype)).dtype
+
+    @property
+    def _plain(self) -> bool:
+        return self.dtype.name in _FLOATS
+
+    @property
+    def _row_elements(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._row_elements * self.dtype.itemsize
+
+    @property
+    def field(self) -> Field:
+        """The field of a table that holds a row."""
+        if self._plain:
+            return Field(self._row_elements, self.dtype.name)
+        return Field(-(-self._row_bytes // 2), "float16")
+
+    def to_floats(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return rows `(n, *shape[1:])` of the array as those of the field `(n, dim)`."""
+        rows = np.ascontiguousarray(rows, self.dtype)
+        flat = rows.reshape(len(rows), self._row_elements)
+        if self._plain:
+            return flat
+        out = np.zeros((len(rows), self.field.dim * 2), np.uint8)
+        out[:, : self._row_bytes] = flat.view(np.uint8)
+        return out.view(np.float16)
+
+    def from_floats(self, floats: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return rows of the field as those of the array."""
+        if not self._plain:
+            data = floats.view(np.uint8)[:, : self._row_bytes]
+            floats = np.ascontiguousarray(data).view(self.dtype)
+        return floats.reshape(len(floats), *self.shape[1:])
+
+    def to_float_tensor(self, rows: Tensor) -> Tensor:
+        """Do `to_floats` with tensors, wherever they are."""
+        flat = rows.to(self.torch_dtype).contiguous().reshape(len(rows), self._row_elements)
+        if self._plain:
+            return flat
+        data = flat.view(torch.uint8)
+        padding = self.field.dim * 2 - self._row_bytes
+        return torch.nn.functional.pad(data, (0, padding)).view(torch.float16)
+
+    def from_float_tensor(self, floats: Tensor) -> Tensor:
+        """Do `from_floats` with tensors, wherever they are."""
+        if not self._plain:
+            data = floats.contiguous().view(torch.uint8)[:, : self._row_bytes]
+            floats = data.contiguous().view(self.torch_dtype)
+        return floats.reshape(len(floats), *self.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class FirstRows:
+    """A law: the rows of anything that is sliced like an array; read while a table is made."""
+
+    source: Any
+    layout: ArrayLayout
+    is_zero = False
+
+    def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> npt.NDArray[Any]:
+        """Return rows `block * BLOCK_ROWS …` as floats `(count, dim)`."""
+        start = block * BLOCK_ROWS
+        rows = self.source[start : start + count]
+        if isinstance(rows, Tensor):
+            rows = rows.detach().cpu().numpy()
+        elif hasattr(rows, "get"):  # CuPy
+            rows = rows.get()
+        return self.layout.to_floats(np.asarray(rows))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of an array that an index means.
+
+    Attributes:
+        ids: the rows it takes, flat int64, distinct where `rest` is not None.
+        shape: what the array that comes back has in place of the first axis, for whole rows.
+        rest: what to index the rows of `ids` with; None for all of them, whole.
+    """
+
+    ids: Tensor
+    shape: tuple[int, ...]
+    rest: tuple[Any, ...] | None = None
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return what is meant of the rows of `ids`, `(len(ids), …)`."""
+        if self.rest is None:
+            return rows.reshape(*self.shape, *rows.shape[1:])
+        return rows[self._beside(rows)]
+
+    def put(self, values: Tensor, rows: Tensor) -> None:
+        """Write values over what is meant of the rows of `ids`."""
+        rows[self._beside(rows)] = values.to(rows.device)
+
+    def _beside(self, rows: Tensor) -> tuple[Any, ...]:
+        """Return `rest` with its tensors where the rows are."""
+        rest = self.rest or ()
+        return tuple(each.to(rows.device) if isinstance(each, Tensor) else each for each in rest)
+
+
+def select(index: Any, shape: tuple[int, ...]) -> Selection:
+    """Return what `array[index]` means for an array of this shape.
+
+    Ids may count from the end. Raises RowIndexError for those outside the first axis; what indexes
+    other axes is torch's to check.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is None for part in parts):
+        raise InvalidInputError("new axes are for the array that comes back: rows[:, None]")
+    first, *others = [_as_index(part) for part in _spread(parts, len(shape))] or [slice(None)]
+    whole = all(isinstance(part, slice) and part == slice(None) for part in others)
+    if isinstance(first, slice):
+        rows = range(shape[0])[first]
+        ids = torch.arange(len(rows)) * rows.step + rows.start
+        return Selection(ids, (len(rows),), None if whole else (slice(None), *others))
+    if isinstance(first, int):
+        ids = _from_end(torch.tensor([first]), shape[0])
+        return Selection(ids, (), None if whole else (0, *others))
+    if first.dtype == torch.bool:
+        return _masked(first, shape, others, whole=whole)
+    ids = _from_end(first.reshape(-1), shape[0])
+    if whole:
+        return Selection(ids, tuple(first.shape))
+    ids, places = torch.unique(ids, return_inverse=True)
+    return Selection(ids, (), (places.reshape(first.shape), *others))
+
+
+def _masked(mask: Tensor, shape: tuple[int, ...], others: list[Any], *, whole: bool) -> Selection:
+    """Return what a mask over the first axes means."""
+    if tuple(mask.shape) != shape[: mask.ndim]:
+        raise InvalidInputError(f"a mask of {tuple(mask.shape)} is not for an array of {shape}")
+    ids = mask.reshape(len(mask), -1).any(1).nonzero()[:, 0]
+    if mask.ndim > 1:
+        return Selection(ids, (), (mask[ids], *others))
+    places = torch.arange(len(ids), device=ids.device)
+    return Selection(ids, (len(ids),), None if whole else (places, *others))
+
+
+def _spread(parts: list[Any], axes: int) -> list[Any]:
+    """Write an ellipsis out as slices."""
+    for at, part in enumerate(parts):
+        if part is Ellipsis:
+            taken = sum(_axes_of(each) for each in parts if each is not Ellipsis)
+            return [*parts[:at], *[slice(None)] * (axes - taken), *parts[at + 1 :]]
+    return parts
+
+
+def _axes_of(part: Any) -> int:
+    index = _as_index(part)
+    return index.ndim if isinstance(index, Tensor) and index.dtype == torch.bool else 1
+
+
+def _as_index(part: Any) -> Any:
+    """Return a slice or an int as it is, and any array as a tensor."""
+    if isinstance(part, slice) or part is Ellipsis:
+        return part
+    if isinstance(part, int | np.integer) and not isinstance(part, bool):
+        return int(part)
+    return to_tensor(part)
+
+
+def _from_end(ids: Tensor, rows: int) -> Tensor:
+    """Count negative ids from the end, and check those that are on the host."""
+    if ids.is_floating_point() or not ids.numel():
+        return ids
+    if not ids.is_cuda and not -rows <= int(ids.min()) <= int(ids.max()) < rows:
+        raise RowIndexError(
+            f"ids {int(ids.min())} to {int(ids.max())} are not all within the array's {rows} rows"
+        )
+    return torch.where(ids < 0, ids + rows, ids)
+
+
+class Arrival:
+    """A copy of a tensor to host memory, begun and not waited for.
+
+    The copy goes behind the work in the current stream, into pinned memory that torch keeps for the
+    next one; the program goes on meanwhile.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Begin to copy; a tensor in host memory has arrived."""
+        tensor = tensor.detach()
+        self._event: torch.cuda.Event | None = None
+        if not tensor.is_cuda:
+            self._copy = tensor
+            return
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def done(self) -> bool:
+        """Tell, without waiting, whether it is there."""
+        return self._event is None or bool(self._event.query())
+
+    def result(self) -> npt.NDArray[Any]:
+        """Wait until it is there, and return it as a NumPy array."""
+        if self._event is not None:
+            self._event.synchronize()
+        array: npt.NDArray[Any] = self._copy.numpy()
+        return array
+
 
 DATA = "data"
 
@@ -166,3 +398,58 @@ def _expanded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
             f"values of shape {tuple(values.shape)} do not fit an index that means {shape}"
         )
     return values.expand(shape)
+
+
+_BLOCK_BYTES = 64 << 20
+
+
+class CountRows(ArrayRows):
+    """Counts of pairs, `(total_classes, total_classes)`, all zero at first.
+
+    On disk and in ordinary memory only rows that were counted in take space.
+    """
+
+    _first_calls = "comInit()"
+
+    def __init__(self, total_classes: int, datatype: Any, where: Where) -> None:
+        super().__init__(where.near(None))
+        self.total_classes = total_classes
+        self.datatype = datatype
+        name = str(datatype).removeprefix("torch.")
+        dtype = np.dtype(name if "torch" in str(datatype) else datatype)
+        self._known = ArrayLayout((total_classes, total_classes), dtype)
+
+    def _accept(self, table: Table) -> None:
+        own = self._layout
+        super()._accept(table)
+        if self._known != own:
+            self._known = own
+            raise InvalidInputError(f"{table} does not hold counts {own.shape} of {own.dtype}")
+
+    def comInit(self, CPUPinn: bool = False) -> None:
+        """Make all counts zero. `CPUPinn` is ignored, as it was: the class was given it."""
+        self._hold(self._layout, None)
+
+    def addCounts(self, rows: Any, columns: Any, counts: Any = 1) -> None:
+        """Add to the counts of pairs; a pair that comes several times counts each time.
+
+        Args:
+            rows: one class of each pair.
+            columns: the other, as many.
+            counts: what to add to each, or one number for all.
+        """
+        rows, columns = np.ravel(rows), np.ravel(columns)
+        counts = np.broadcast_to(np.ravel(np.asarray(counts, self.dtype)), rows.shape)
+        if rows.shape != columns.shape:
+            raise InvalidInputError(f"{rows.size} rows are counted with {columns.size} columns")
+        for classes in (rows, columns):
+            if classes.size and not 0 <= classes.min() <= classes.max() < self.total_classes:
+                raise RowIndexError(f"classes are not all within 0..{self.total_classes - 1}")
+        ids, places = np.unique(rows, return_inverse=True)
+        step = max(1, _BLOCK_BYTES // (self.total_classes * self.dtype.itemsize))
+        for start in range(0, ids.size, step):
+            part = ids[start : start + step]
+            here = (places >= start) & (places < start + step)
+            block = self.to_numpy(part)
+            np.add.at(block, (places[here] - start, columns[here]), counts[here])
+            self.insertData(block, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,87 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tierstore import laws
+from tierstore import initializers
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
+from tierstore.nn.autograd import sum_by_row
 from tierstore.spec import Field, check_dtype
-from tierstore.speedtorch.copies import Copies, check_policy, warn_of_copies
-from tierstore.speedtorch.files import save_npy
-from tierstore.speedtorch.held import Held, as_numpy, check_table
-from tierstore.speedtorch.ids import flat_ids, to_tensor
-from tierstore.speedtorch.where import Where
-from tierstore.table import Table
+from tierstore.speedtorch.base import (
+    Held,
+    Where,
+    as_numpy,
+    check_table,
+    flat_ids,
+    save_npy,
+    to_tensor,
+)
 
-__all__ = ["ModelRows", "home_of"]
+__all__ = ["POLICIES", "Copies", "ModelRows", "check_policy", "home_of", "warn_of_copies"]
+
+
+POLICIES = ("sum", "mean", "last")
+
+
+def check_policy(duplicates: str) -> str:
+    """Return one of the policies, or raise InvalidInputError."""
+    if duplicates not in POLICIES:
+        raise InvalidInputError(f"duplicates is 'sum', 'mean' or 'last', not {duplicates!r}")
+    return duplicates
+
+
+class Copies:
+    """A hook on the parameter of a batch, which gives every copy of a row the row's gradient."""
+
+    def __init__(self, table: Table, ids: Tensor, policy: str) -> None:
+        """Remember whose rows they are; `policy` is "sum" or "mean"."""
+        self._table = table
+        # Whoever gave them may go on to the next batch. Torch would wake all its threads to copy.
+        self._ids = ids.clone() if ids.is_cuda else torch.from_numpy(ids.numpy().copy())
+        self._mean = policy == "mean"
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with that of each row summed, or averaged, over its copies."""
+        with self._table.lease(self._ids) as lease:
+            bound = lease.bound
+            owners = torch.as_tensor(lease.positions).to(gradient.device, torch.int64)
+        if not gradient.is_sparse:
+            total = self._total(gradient, owners, bound)
+            return torch.nn.functional.embedding(owners.clamp(min=0), total)
+        gradient = gradient.coalesce()
+        touched_by = owners[gradient.indices()[0]]
+        total = self._total(gradient.values(), touched_by, bound)
+        touched = torch.zeros(bound, dtype=torch.bool, device=gradient.device)
+        touched[touched_by] = True
+        copies = touched[owners].nonzero()[:, 0]
+        values = total[owners[copies]]
+        return torch.sparse_coo_tensor(
+            copies[None], values, gradient.shape, is_coalesced=True, check_invariants=False
+        )
+
+    def _total(self, values: Tensor, owners: Tensor, bound: int) -> Tensor:
+        total = sum_by_row(values, owners, bound)
+        if self._mean:
+            total /= sum_by_row(values.new_ones(len(values), 1), owners, bound).clamp(min=1)
+        return total
+
+
+def warn_of_copies(ids: Tensor, policy: str) -> None:
+    """Say how many rows of a batch are copies, and what becomes of their updates."""
+    share = 1 - torch.unique(ids).numel() / max(1, ids.numel())
+    if not share:
+        return
+    if policy == "last":
+        message = "the update of the last copy stays and those of the others are lost"
+        advice = "duplicates='sum' keeps them all"
+    else:
+        message = f"every copy takes the step of the row's {policy} of gradients"
+        advice = "SpeedTorch kept the last copy's update alone, as duplicates='last' does"
+    warnings.warn(
+        f"{share:.1%} of the {ids.numel()} rows of this batch are copies of others: "
+        f"{message}; {advice}",
+        stacklevel=4,
+    )
+
 
 WEIGHT = "weight"
 
@@ -53,7 +125,7 @@ class ModelRows(Held):
 
     # -- first values
 
-    def _fill(self, law: laws.Law) -> None:
+    def _fill(self, law: initializers.Law) -> None:
         self._make({WEIGHT: Field(self._field.dim, self._field.dtype, law)})
 
     def _accept(self, table: Table) -> None:
@@ -61,15 +133,15 @@ class ModelRows(Held):
 
     def zerosInit(self) -> None:
         """Make all rows zero."""
-        self._fill(laws.zeros())
+        self._fill(initializers.zeros())
 
     def uniformDistributionInit(self, low: float, high: float) -> None:
         """Draw all rows uniformly from [low, high); torch.manual_seed decides which."""
-        self._fill(laws.uniform(float(low), float(high), seed=_seed()))
+        self._fill(initializers.uniform(float(low), float(high), seed=_seed()))
 
     def normalDistributionInit(self, mean: float, stdDev: float) -> None:
         """Draw all rows from a normal distribution; torch.manual_seed decides which."""
-        self._fill(laws.normal(float(mean), float(stdDev), seed=_seed()))
+        self._fill(initializers.normal(float(mean), float(stdDev), seed=_seed()))
 
     def customInit(self, initFunction: Callable[..., Any], *args: Any) -> None:
         """Let `initFunction(tensor, *args)`, as of torch.nn.init, fill a tensor of all rows.
@@ -79,7 +151,7 @@ class ModelRows(Held):
         shape = self.total_classes, self.embed_dimension
         whole = torch.empty(shape, dtype=getattr(torch, self._field.dtype))
         initFunction(whole, *args)
-        self._fill(laws.from_array(as_numpy(whole)))
+        self._fill(initializers.from_array(as_numpy(whole)))
 
     # -- a batch
 
@@ -143,7 +215,7 @@ class ModelRows(Held):
 
     def loadCupy(self, loadFileName: str) -> None:
         """Make all rows those of a `.npy` file `(total_classes, embed_dimension)`."""
-        self._fill(laws.from_file(loadFileName))
+        self._fill(initializers.from_file(loadFileName))
 
     def saveTorch(self, saveFileName: str) -> None:
         """Write all rows as a tensor, with torch.save."""
@@ -152,7 +224,7 @@ class ModelRows(Held):
     def loadTorch(self, loadFileName: str) -> None:
         """Make all rows those of a tensor that `saveTorch` or torch.save wrote."""
         tensor = torch.load(loadFileName, map_location="cpu", weights_only=True)
-        self._fill(laws.from_array(as_numpy(tensor)))
+        self._fill(initializers.from_array(as_numpy(tensor)))
 
 
 def home_of(parameter: Tensor, where: Where) -> torch.device:

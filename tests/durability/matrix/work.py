@@ -17,10 +17,10 @@ import numpy as np
 
 import tierstore
 from tests.durability.matrix.children import Say
+from tierstore._disk import write_queue
+from tierstore._store import compaction
+from tierstore._tiers import capacity
 from tierstore.budget import Budget
-from tierstore.disk import behind
-from tierstore.store import folding
-from tierstore.tier import room
 
 __all__ = ["TABLES", "Lost", "check", "content", "make", "read", "rows_at", "train"]
 
@@ -114,9 +114,9 @@ def train(
 def _busy_behind() -> Iterator[None]:
     """Have folds go on behind most of the time, and as many rows wait as there are slots."""
     with (
-        mock.patch.object(folding, "_MOST_DELTAS", 3),
-        mock.patch.object(behind, "_WORTH_A_THREAD", 1),
-        mock.patch.object(room, "_QUEUE_SHARE", 1),
+        mock.patch.object(compaction, "_MOST_DELTAS", 3),
+        mock.patch.object(write_queue, "_WORTH_A_THREAD", 1),
+        mock.patch.object(capacity, "_QUEUE_SHARE", 1),
     ):
         yield
 

@@ -1,0 +1,194 @@
+"""Records in compressed chunks: smaller on disk, a whole chunk to decode for a row.
+
+Meant for tables that are kept or read more than they are trained. A chunk is replaced as a whole,
+by a complete new file that takes its name, so a crash leaves the old chunk or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections import OrderedDict
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._disk.readahead import Place
+from tierstore.errors import FILE_CURE, CorruptStoreError
+from tierstore.spec import TableSpec
+
+__all__ = ["CompressedRecords"]
+
+_CACHED_CHUNKS = 16
+_CACHED_BYTES = 256 << 20
+"""Bytes of decoded chunks that are kept at most; one chunk is kept whatever it has."""
+
+
+class _Codec(Protocol):
+    def encode(self, data: Any) -> Any: ...
+
+    def decode(self, data: Any, out: Any = None) -> Any: ...
+
+
+def _codec(name: str | None) -> _Codec:
+    """Return the numcodecs codec that stands behind a zarr v3 codec of ours."""
+    import numcodecs
+
+    if name == "lz4":
+        codec: _Codec = numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE)
+    else:
+        codec = numcodecs.Zstd(level=3)
+    return codec
+
+
+def _check_length(packed: bytes) -> None:
+    """Raise ValueError unless Blosc data is as long as it says: a decoder would read on behind it.
+
+    Format: Blosc chunk, 16 bytes of header, the last four of which are the length of all.
+    """
+    if len(packed) < 16 or int.from_bytes(packed[12:16], "little") != len(packed):
+        raise ValueError(f"{len(packed)} bytes are not all of it, or more")
+
+
+class CompressedRecords:
+    """The records of a compressed array, read and replaced by whole chunks.
+
+    The few chunks decoded last are kept, since rows of a batch often share them. One thread may
+    write while another reads.
+    """
+
+    def __init__(self, directory: _io.Directory, spec: TableSpec) -> None:
+        """Take over the array's open directory."""
+        self.rows = spec.rows
+        self.record_bytes = spec.layout.record_bytes
+        self._directory = directory
+        self._chunk_rows = spec.chunk_rows or spec.rows
+        self._codec = _codec(spec.compression)
+        self._is_blosc = spec.compression == "lz4"
+        chunk_bytes = self._chunk_rows * self.record_bytes
+        self._kept_chunks = max(1, min(_CACHED_CHUNKS, _CACHED_BYTES // chunk_bytes))
+        self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()  # so that what is kept is what the file of a chunk holds
+
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
+        chunks = rows // self._chunk_rows
+        order = np.argsort(chunks, kind="stable")
+        bounds = np.flatnonzero(np.diff(chunks[order], prepend=-1))
+        for part in np.split(order, bounds[1:]):
+            if part.size:
+                number = int(chunks[part[0]])
+                out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
+
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return nothing: a chunk is read and decoded as a whole."""
+        return []
+
+    def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct."""
+        chunks = rows // self._chunk_rows
+        bounds = np.flatnonzero(np.diff(chunks, prepend=-1))
+        for part in np.split(np.arange(rows.size), bounds[1:]):
+            if part.size:
+                number = int(chunks[part[0]])
+                chunk = self._chunk(number).copy()
+                chunk[rows[part] - number * self._chunk_rows] = records[part]
+                self._replace(number, chunk)
+
+    def sync(self) -> None:
+        """Make every write durable; chunks were synced when written, their names are now."""
+        self._directory.sync()
+
+    def damaged_files(self) -> list[str]:
+        """Return the last chunk's name if it cannot be read, or is not zero behind the last row."""
+        number = (self.rows - 1) // self._chunk_rows
+        try:
+            rest = self._decode(number)[self.rows - number * self._chunk_rows :]
+        except CorruptStoreError:
+            return [f"c.{number}.0"]
+        return [f"c.{number}.0"] if rest.any() else []
+
+    def forget(self) -> None:
+        """Drop the decoded chunks: another process may have replaced their files."""
+        with self._lock:
+            self._decoded.clear()
+
+    def close(self) -> None:
+        """Close the directory and forget decoded chunks."""
+        self._decoded.clear()
+        self._directory.close()
+
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from a cache."""
+        numbers = rows // self._chunk_rows
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, rows.size]):
+            number = int(numbers[begin])
+            chunk = self._decode(number, past_cache=True)
+            out[begin:end] = chunk[rows[begin:end] - number * self._chunk_rows]
+
+    def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return the records of a chunk, to be read only."""
+        with self._lock:
+            chunk = self._decoded.get(number)
+            if chunk is None:
+                chunk = self._decode(number)
+            self._keep(number, chunk)
+        return chunk
+
+    def _keep(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
+        self._decoded[number] = chunk
+        self._decoded.move_to_end(number)
+        if len(self._decoded) > self._kept_chunks:
+            self._decoded.popitem(last=False)
+
+    def _decode(self, number: int, *, past_cache: bool = False) -> npt.NDArray[np.uint8]:
+        shape = (self._chunk_rows, self.record_bytes)
+        name = f"c.{number}.0"
+        nbytes = self._chunk_rows * self.record_bytes
+        try:
+            packed = self._packed(name, nbytes + nbytes // 8 + 4096, past_cache=past_cache)
+        except FileNotFoundError:
+            return np.zeros(shape, np.uint8)
+        chunk = np.empty(nbytes, np.uint8)
+        try:
+            if self._is_blosc:
+                _check_length(packed)
+            decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
+        except (RuntimeError, ValueError) as error:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)} cannot be decoded ({error}); " + FILE_CURE
+            ) from None
+        if decoded.size != nbytes:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)} holds {decoded.size} bytes of records, "
+                f"{nbytes} are expected; {FILE_CURE}"
+            )
+        return chunk.reshape(shape)
+
+    def _packed(self, name: str, limit: int, *, past_cache: bool) -> bytes:
+        """Return the file of a chunk, which has at most `limit` bytes."""
+        if not past_cache:
+            return self._directory.read_file(name, limit)
+        with self._directory.open_file(name) as file:
+            data = np.empty((1, file.size), np.uint8)
+            _io.direct.gather(file, np.zeros(1, np.int64), data)
+            return data.tobytes()
+
+    def _replace(self, number: int, chunk: npt.NDArray[np.uint8]) -> None:
+        name = f"c.{number}.0"
+        temporary = f"{name}.{uuid.uuid4().hex[:8]}.partial"
+        packed = bytes(self._codec.encode(chunk))
+        try:
+            self._directory.write_file(temporary, packed)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._directory.unlink(temporary)
+            raise
+        with self._lock:
+            self._directory.rename(temporary, name)
+            self._keep(number, chunk)

@@ -1,0 +1,373 @@
+"""A generation: the directory that holds one base of a table, its deltas and its keys.
+
+Changing a table's fields or backend streams a new generation; the old one lives on while a kept
+version names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _bfloat16, _io
+from tierstore._disk import zarr
+from tierstore._disk.base import CHECKSUMS, Base, Progress
+from tierstore._disk.binding import (
+    DIGEST_ROWS,
+    block_sums,
+    foreign_blocks,
+    read_digest,
+    write_digest,
+)
+from tierstore._disk.compact import Compaction
+from tierstore._disk.delta import Delta
+from tierstore._disk.delta_writer import LiveDelta
+from tierstore._disk.keys import Keys, open_keys
+from tierstore._disk.manifest import (
+    DELTA_NAME,
+    DIGEST_NAME,
+    KEYS_NAME,
+    DeltaInfo,
+    DigestInfo,
+    TableInfo,
+    unique_name,
+)
+from tierstore._disk.tier import DiskTier
+from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
+from tierstore.initializers import BLOCK_ROWS, zeros
+from tierstore.spec import Field, TableSpec
+
+__all__ = [
+    "Generation",
+    "create",
+    "encode",
+    "initial_records",
+    "remove_generation",
+    "remove_partial_chunks",
+]
+
+Rows = npt.NDArray[np.int64]
+
+_BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
+_PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
+_ARRAY = "rows.zarr"
+_CHECKED_BYTES = 256 << 20
+"""Row checksums that are compared when a table is opened, at most."""
+_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
+
+
+def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
+    """Return floats `(n, dim)` as the elements a field stores, rounded to nearest."""
+    if item.dtype == "bfloat16":
+        return _bfloat16.from_float32(values)
+    return values.astype(item.storage, copy=False)
+
+
+def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the first records of rows `start…` of a table, in blocks, by the laws of its fields.
+
+    Any `start` gives the same bytes for the same row.
+    """
+    layout = spec.layout
+    for block in range(start // BLOCK_ROWS, -(-spec.rows // BLOCK_ROWS)):
+        count = min(BLOCK_ROWS, spec.rows - block * BLOCK_ROWS)
+        records = np.zeros((count, layout.record_bytes), np.uint8)
+        for number, (name, item) in enumerate(layout.fields):
+            law = item.init or zeros()
+            if not law.is_zero:
+                values = law.block(block, count, (spec.rows, item.dim), number)
+                layout.view(records, name)[:] = encode(values, item)
+        yield records[max(0, start - block * BLOCK_ROWS) :]
+
+
+def create(
+    table: _io.Directory,
+    spec: TableSpec,
+    seq: int,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+    progress: Progress | None = None,
+) -> TableInfo:
+    """Create a generation in a table's directory and fill it; all of it is durable on return.
+
+    Without `blocks` of records the fields' laws give them.
+    """
+    if spec.backend == "zarr":
+        spec = zarr.with_chunks(spec)
+    name = unique_name("g", seq)
+    if blocks is None:
+        blocks = () if spec.sparse else initial_records(spec)
+    with table.make_directory(name) as directory:
+        try:
+            Base.create(directory, spec, blocks, progress).close()
+            digest = write_digest(directory, block_sums(directory, spec.rows), seq)
+        except BaseException:
+            remove_generation(table, name)
+            raise
+        directory.sync()
+    table.sync()
+    return TableInfo(spec, name, digest=digest)
+
+
+class Generation:
+    """An open generation: its disk tier, and what the newest manifest says of it."""
+
+    def __init__(
+        self,
+        table: _io.Directory,
+        info: TableInfo,
+        *,
+        store: str,
+        seq: int | None,
+    ) -> None:
+        """Open a generation from its table's directory.
+
+        `store` is the uuid that deltas bear. `seq` is the number that uncommitted deltas get in
+        their name; None opens read-only, and holds every file that a writer may remove meanwhile.
+        Raises CorruptStoreError.
+        """
+        try:
+            self.directory = table.directory(info.generation)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{table.join(info.generation)} is missing; restore it from a copy"
+            ) from None
+        self.info = info
+        self._store = bytes.fromhex(store)
+        self._seq = seq
+        self._held: dict[str, _io.File] = {}
+        self._coming: list[Delta] = []
+        try:
+            if seq is not None:
+                self.directory.copy_up()
+            self._digest = self._read_digest(info)
+            self.tier = self._open_tier()
+            if seq is None and info.keys is not None:
+                self._held = open_keys(self.directory, info.keys)
+        except BaseException:
+            self.directory.close()
+            raise
+
+    def _read_digest(self, info: TableInfo) -> npt.NDArray[np.uint32] | None:
+        """Return the digest a manifest names; None if there is none, or it is damaged."""
+        if info.digest is None:
+            return None
+        return read_digest(self.directory, info.digest, info.spec.rows)
+
+    def _open_tier(self) -> DiskTier:
+        spec, write = self.info.spec, self._seq is not None
+        base = Base.open(self.directory, spec)
+        try:
+            deltas = [self._open_delta(info) for info in self.info.deltas]
+            return DiskTier(base, deltas, new_live=self._new_live if write else None)
+        except BaseException:
+            base.close()
+            raise
+
+    def _open_delta(self, info: DeltaInfo) -> Delta:
+        width = self.info.spec.layout.record_bytes
+        return Delta(self.directory, info, store=self._store, record_bytes=width)
+
+    def _new_live(self) -> LiveDelta:
+        name = unique_name("delta-", self._seq or 0, ".bin")
+        width, room = self.info.spec.layout.record_bytes, self.tier.queue_bytes
+        return LiveDelta(self.directory, name, width, room=room)
+
+    def seal(self, version: int) -> DeltaInfo | None:
+        """Complete the live delta and open it as it will be read; None: nothing was written."""
+        self._coming, live = [], self.tier.live
+        if live is None or not live.count:
+            return None
+        info = live.seal(store=self._store, version=version)
+        if live.nameless:
+            raise ConcurrentWriterError(
+                f"{self.directory.join(info.name)} was removed before it was committed: another "
+                "writer takes the store for its own, which the lock should prevent; open it again"
+            )
+        self._coming = [self._open_delta(info)]
+        return self._coming[0].info
+
+    def sync(self) -> None:
+        """Make the delta that was sealed durable, name included."""
+        if self._coming and self.tier.live is not None:
+            self.tier.live.sync()
+            self.directory.sync()
+
+    def compact(self, deltas: Sequence[Delta]) -> Compaction:
+        """Return what makes one file of committed deltas, consecutive and oldest first."""
+        name = unique_name("delta-", self._seq or 0, ".bin")
+        return Compaction(self.directory, name, deltas, rows=self.tier.rows, store=self._store)
+
+    def adopt(self, delta: Delta) -> None:
+        """Take a delta that the next manifest names in place of others."""
+        self._coming = [*self._coming, delta]
+
+    def open_deltas(self, info: TableInfo) -> list[Delta]:
+        """Open the deltas of a later manifest that are not open yet; return all of them in order.
+
+        Raises CorruptStoreError.
+        """
+        known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
+        found = [(delta, known.get(delta.name)) for delta in info.deltas]
+        return [
+            held if held is not None and held.info == delta else self._open_delta(delta)
+            for delta, held in found
+        ]
+
+    def is_of(self, info: TableInfo) -> bool:
+        """Whether a later manifest has the same base and keys, so that only deltas may differ.
+
+        On overlayfs a writer may have copied the base since, which what is mapped does not show.
+        """
+        if self.directory.filesystem == "overlay":
+            return False
+        return info.generation == self.info.generation and info.keys == self.info.keys
+
+    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
+        """Take, as a reader, what a later manifest says, whose deltas were opened.
+
+        Returns the rows whose committed image may be another; see `DiskTier.changed`.
+        """
+        if info.digest != self.info.digest:
+            self._digest = None
+            with contextlib.suppress(CorruptStoreError):  # a writer may have removed it since
+                self._digest = self._read_digest(info)
+        changed = self.tier.changed(deltas, folded)
+        self.tier.follow(deltas)
+        self.info = info
+        return changed
+
+    def committed(self, info: TableInfo, seq: int) -> None:
+        """Take what a published manifest says: sealed deltas are committed, others may be gone."""
+        if info.deltas is not self.info.deltas:
+            live = self.tier.live
+            for delta in self._coming:
+                if live is not None and delta.info.name == live.name and delta.info in info.deltas:
+                    self.tier.settle(delta)
+            if [delta.info for delta in self.tier.deltas] != list(info.deltas):
+                self.tier.follow(self.open_deltas(info))
+        if info.digest != self.info.digest:
+            self._digest = self._read_digest(info)
+        self._coming = []
+        self.info = info
+        self._seq = seq
+
+    def keys(self) -> Keys | None:
+        """Open the external keys, if there are any."""
+        info = self.info.keys
+        if info is None:
+            return None
+        return Keys(self._held or open_keys(self.directory, info), info, self.info.spec.rows)
+
+    def bind(self, upto: int) -> DigestInfo:
+        """Write the digest of the base now that deltas up to a version are merged, durably."""
+        rows = self.info.spec.rows
+        if self._digest is None:
+            sums = block_sums(self.directory, rows)
+        else:
+            touched = self.tier.touched(upto, DIGEST_ROWS)
+            sums = self._digest.copy()
+            sums[touched] = block_sums(self.directory, rows, touched)
+        info = write_digest(self.directory, sums, self._seq or 0)
+        self.directory.sync()
+        return info
+
+    def is_bound(self, upto: int) -> bool:
+        """Whether the digest there is stays right when deltas up to a version are merged."""
+        return self._digest is not None and not self.tier.touched(upto, DIGEST_ROWS).size
+
+    def unbind(self, digest: DigestInfo) -> None:
+        """Remove a digest that no manifest names."""
+        with contextlib.suppress(TierStoreError, OSError):
+            self.directory.unlink(digest.name)
+
+    def check_base(self, floor: int) -> None:
+        """Raise CorruptStoreError if the base is of another moment than the manifest.
+
+        Of the row checksums of a large table only some blocks are compared, spread evenly. Those
+        that deltas up to the `floor` touch may hold anything: a fold may be under way.
+        """
+        most = _CHECKED_BYTES // (4 * DIGEST_ROWS)
+        foreign = self.foreign_blocks(floor, most)
+        if foreign:
+            first = foreign[0] * DIGEST_ROWS
+            last = min(first + DIGEST_ROWS, self.info.spec.rows) - 1
+            raise CorruptStoreError(
+                f"the base in {self.directory.path} is of another moment than the manifest: "
+                f"{len(foreign)} blocks of its checksums differ, the first is that of rows {first} "
+                f"to {last}; the files of a store belong together: restore all from one copy"
+            )
+
+    def foreign_blocks(self, floor: int, most: int | None = None) -> list[int]:
+        """Return the blocks of row checksums that are of another moment; see `check_base`."""
+        if self._digest is None:
+            return []
+        touched = self.tier.touched(floor, DIGEST_ROWS)
+        rows = self.info.spec.rows
+        return foreign_blocks(self.directory, self.tier, rows, self._digest, touched, most=most)
+
+    def damaged_binding(self, floor: int) -> list[str]:
+        """Return what is wrong with the digest, or with the base by it, however large it is.
+
+        Blocks of checksums that deltas up to the `floor` touch are left out.
+        """
+        bad = [
+            f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
+            for block in self.foreign_blocks(floor)
+        ]
+        digest = self.info.digest
+        if self._digest is None and digest is not None and self.directory.exists(digest.name):
+            bad.append(digest.name)
+        return bad
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the base and its checksums."""
+        spec = self.info.spec
+        if spec.compression is None:
+            return spec.nbytes + 4 * spec.rows
+        with self.directory.directory("rows.zarr") as array:
+            return sum(map(array.size, array.names())) + 4 * spec.rows
+
+    @property
+    def base_path(self) -> str:
+        """Path of the base file or array."""
+        return self.directory.join(
+            "rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr"
+        )
+
+    def close(self) -> None:
+        """Close every file; what was not committed is removed."""
+        self.tier.close()
+        for file in self._held.values():
+            file.close()
+        self.directory.close()
+
+
+def remove_generation(table: _io.Directory, name: str) -> None:
+    """Remove a generation with all its files."""
+    with table.directory(name) as directory:
+        for entry in directory.names():
+            if any(form.fullmatch(entry) for form in _NAMES):
+                directory.unlink(entry)
+            elif entry == _ARRAY and directory.is_directory(entry):
+                _sweep_array(directory, _BASE_NAME)
+                directory.remove_directory(_ARRAY)
+    table.remove_directory(name)
+
+
+def remove_partial_chunks(table: _io.Directory, name: str) -> None:
+    """Remove chunks that a fold which was cut short had not given their names."""
+    with table.directory(name) as directory:
+        if directory.exists(_ARRAY):
+            _sweep_array(directory, _PARTIAL_NAME)
+
+
+def _sweep_array(generation: _io.Directory, pattern: re.Pattern[str]) -> None:
+    with generation.directory(_ARRAY) as array:
+        for entry in filter(pattern.fullmatch, array.names()):
+            array.unlink(entry)

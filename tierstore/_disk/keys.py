@@ -1,0 +1,219 @@
+"""External keys of a table's rows: one int64 or text a row, kept in files beside the base.
+
+int64 keys are a plain .npy file. Texts are one UTF-8 blob and, as int64, the offset at which each
+begins and the last one ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._checksum import crc32c
+from tierstore._disk.manifest import KeysInfo
+from tierstore.errors import (
+    FILE_CURE,
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+    UnknownNameError,
+)
+
+__all__ = ["Keys", "open_keys", "remove_keys", "write_keys"]
+
+_HEADER = 128
+_BLOCK = 1 << 20
+
+
+class Keys(Sequence[Any]):
+    """The keys of all rows, read as they are asked for: one for an index, else an array."""
+
+    def __init__(self, files: Mapping[str, _io.File], info: KeysInfo, rows: int) -> None:
+        """Map the key files, by ending, as `open_keys` opens them.
+
+        Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
+        key a row.
+        """
+        self.kind = info.kind
+        self._rows = rows
+        parts = {
+            name.rpartition(".")[2]: _mapped(files[name], size, expected)
+            for name, (size, expected) in info.files.items()
+        }
+        if info.kind == "int64":
+            header = _npy_header(rows)
+            self._whole(parts["npy"], len(header) + 8 * rows, files)
+            if parts["npy"][:_HEADER].tobytes() != header:
+                raise CorruptStoreError(f"{_path(files)}: the header is not that of {rows} keys")
+            self._ints: npt.NDArray[np.int64] = parts["npy"][_HEADER:].view("<i8")
+        else:
+            self._whole(parts["offsets"], 8 * (rows + 1), files)
+            self._blob = parts["utf8"]
+            self._offsets: npt.NDArray[np.int64] = parts["offsets"].view("<i8")
+            ends = self._offsets[[0, -1]].tolist()
+            if ends != [0, self._blob.size] or not _ascending(self._offsets):
+                raise CorruptStoreError(f"{_path(files)}: the offsets do not divide the texts")
+        self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
+    def _whole(
+        self, data: npt.NDArray[np.uint8], expected: int, files: Mapping[str, _io.File]
+    ) -> None:
+        if data.size != expected:
+            raise CorruptStoreError(
+                f"{_path(files)} holds {data.size} bytes, keys of {self._rows} rows are {expected}"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the key of a row, or for a slice or an array of ids an array of keys."""
+        if self.kind == "int64":
+            found = self._ints[index]
+            return int(found) if found.ndim == 0 else found.copy()
+        rows = np.arange(self._rows)[index]
+        if rows.ndim == 0:
+            return self._text(int(rows))
+        return np.array([self._text(row) for row in rows.tolist()], object)
+
+    def _text(self, row: int) -> str:
+        begin, end = self._offsets[row : row + 2].tolist()
+        try:
+            return self._blob[begin:end].tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise CorruptStoreError(f"the key of row {row} is not UTF-8: {error.reason}") from None
+
+    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
+        """Return the row id of each key, in the shape of `keys`.
+
+        Raises UnknownNameError naming the first key that no row has. The first call sorts the keys,
+        or their hashes, which takes 16 bytes a row from then on.
+        """
+        wanted = np.asarray(keys)
+        if self.kind == "int64":
+            if wanted.dtype.kind not in "iu" and wanted.size:
+                raise InvalidTypeError(f"this table's keys are int64, not {wanted.dtype}")
+            values = wanted.ravel().astype(np.int64)
+        else:
+            if wanted.dtype.kind not in "UO" and wanted.size:
+                raise InvalidTypeError(f"this table's keys are texts, not {wanted.dtype}")
+            values = _hashes(wanted.ravel().tolist())
+        hashed, rows = self._sorted()
+        found = np.full(values.size, -1, np.int64)
+        left = np.searchsorted(hashed, values, side="left")
+        right = np.searchsorted(hashed, values, side="right")
+        for position, key in enumerate(wanted.ravel().tolist()):
+            for candidate in rows[left[position] : right[position]].tolist():
+                if self[candidate] == key:
+                    found[position] = candidate
+                    break
+            else:
+                raise UnknownNameError(f"no row has the key {key!r}")
+        return found.reshape(wanted.shape)
+
+    def _sorted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._order is None:
+            texts = (self._text(row) for row in range(self._rows))
+            values = self._ints if self.kind == "int64" else _hashes(texts)
+            rows = np.argsort(values, kind="stable")
+            self._order = values[rows], rows
+        return self._order
+
+
+def _ascending(numbers: npt.NDArray[np.int64]) -> bool:
+    """Whether no number is less than the one before it; looked at in blocks."""
+    starts = range(0, numbers.size, _BLOCK)
+    return all((np.diff(numbers[at : at + _BLOCK + 1]) >= 0).all() for at in starts)
+
+
+def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(hash, texts), np.int64)
+
+
+def open_keys(directory: _io.Directory, info: KeysInfo) -> dict[str, _io.File]:
+    """Open the files of keys by name; raises CorruptStoreError if one is missing."""
+    try:
+        return {name: directory.open_file(name) for name in info.files}
+    except FileNotFoundError as error:
+        raise CorruptStoreError(
+            f"a file of keys is missing: {error.filename}; {FILE_CURE}"
+        ) from None
+
+
+def _mapped(file: _io.File, size: int, expected: int) -> npt.NDArray[np.uint8]:
+    if file.size != size:
+        raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
+    data = _io.map_files([file], size, advice=mmap.MADV_NORMAL)
+    if crc32c(data) != expected:
+        raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
+    return data
+
+
+def _path(files: Mapping[str, _io.File]) -> str:
+    return next(iter(files.values())).path
+
+
+def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
+    """Write the keys of a table's rows to new, durable files of its generation.
+
+    `keys` are `rows` distinct ints or texts. Raises InvalidInputError or InvalidTypeError before
+    anything is written.
+    """
+    listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
+    if len(listed) != rows:
+        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
+    stem = f"keys.{uuid.uuid4().hex[:8]}."
+    kinds: set[type] = {type(key) for key in listed}
+    if kinds == {int}:
+        _check_distinct(listed)
+        try:
+            array = np.array(listed, "<i8")
+        except OverflowError:
+            raise InvalidInputError("keys are int64; one of these is larger") from None
+        kind, files = "int64", {stem + "npy": _npy_header(rows) + array.tobytes()}
+    elif kinds == {str}:
+        _check_distinct(listed)
+        encoded = [text.encode() for text in listed]
+        offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
+        kind = "str"
+        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
+    else:
+        names = ", ".join(sorted(each.__name__ for each in kinds))
+        raise InvalidTypeError(f"keys are all ints or all texts, not {names}")
+    for name, data in files.items():
+        directory.write_file(name, data)
+    directory.sync()
+    return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
+
+
+def remove_keys(directory: _io.Directory, info: KeysInfo) -> None:
+    """Remove the files of keys that no version names."""
+    for name in info.files:
+        directory.unlink(name)
+
+
+def _check_distinct(keys: list[Any]) -> None:
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
+            raise InvalidInputError(f"the key {key!r} occurs more than once")
+        seen.add(key)
+
+
+def _npy_header(rows: int) -> bytes:
+    text = repr({"descr": "<i8", "fortran_order": False, "shape": (rows,)}).encode()
+    magic = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    return magic + text.ljust(_HEADER - 11) + b"\n"

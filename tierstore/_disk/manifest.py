@@ -1,0 +1,400 @@
+"""Manifests: what one version of a store is made of, and how that is written and read.
+
+A manifest is immutable and complete: every table with its spec, every file with its size, the
+deltas in order, the payload.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
+from tierstore.errors import FormatError, TierStoreError
+from tierstore.spec import TABLE_NAME, Field, TableSpec
+
+__all__ = [
+    "FORMAT",
+    "DeltaInfo",
+    "DigestInfo",
+    "Identity",
+    "KeysInfo",
+    "Manifest",
+    "Parent",
+    "PayloadInfo",
+    "TableInfo",
+    "manifest_name",
+    "new_mark",
+    "unique_name",
+]
+
+FORMAT = 2
+MAX_BYTES = 16 << 20
+DEFAULT_KEEP = 2
+MAX_VERSION = 2**62 - 1
+MAX_DELTA_IMAGES = 3
+"""Records of a delta for each row of its table: a delta that is being written is compacted when
+more than half of its records are superseded, which a batch of every row may have just done."""
+
+MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
+GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
+DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
+DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
+PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
+TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
+
+_UUID = re.compile(r"[0-9a-f]{32}")
+_MARK = re.compile(r"[0-9a-f]{0,16}")
+
+
+def manifest_name(seq: int) -> str:
+    """Name of the manifest with a sequence number."""
+    return f"manifest-{seq:020d}.json"
+
+
+def unique_name(kind: str, seq: int, ending: str = "") -> str:
+    """Return a file name that no other writer can choose: `delta-<seq>-<id>.bin` and the like."""
+    return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
+
+
+@dataclass(frozen=True)
+class DeltaInfo:
+    """A delta: file name, bytes, rows, the version it belongs to and the checksum of its footer."""
+
+    name: str
+    size: int
+    rows: int
+    version: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class PayloadInfo:
+    """A value committed with the tables: its file, size and crc32c, and how it was given."""
+
+    name: str
+    kind: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class KeysInfo:
+    """External keys of a table's rows: "int64" or "str", and the size and crc32c of each file."""
+
+    kind: str
+    files: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class DigestInfo:
+    """The file that says what the row checksums of a base must be: name, size and crc32c."""
+
+    name: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One table of a version.
+
+    `generation` is the directory of its base; `scalars` are values that belong to the whole table,
+    such as an optimizer's step. `digest` is None where the base was last folded by a program of
+    format 1.
+    """
+
+    spec: TableSpec
+    generation: str
+    deltas: tuple[DeltaInfo, ...] = ()
+    scalars: dict[str, Any] = field(default_factory=dict)
+    keys: KeysInfo | None = None
+    digest: DigestInfo | None = None
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of the files in the directory of the generation but those of the base."""
+        for delta in self.deltas:
+            yield delta.name
+        if self.keys is not None:
+            yield from self.keys.files
+        if self.digest is not None:
+            yield self.digest.name
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One version of a store.
+
+    Manifests are numbered by `seq`; a version keeps its number when housekeeping publishes it
+    again. `floor` is the oldest version that can still be opened, `confirmed` the newest that the
+    trainer said it can resume from, `keep` how many versions the last writer wanted kept.
+
+    No number is given twice: `last_version` is the highest there ever was, which may be above
+    `version` where a writer went back. `previous` is the version this one was made from, and `mark`
+    a random text that tells it from a version of the same number in a copy of the store. `format`
+    is that of the file it was read from; a manifest is always written in the present one.
+    """
+
+    uuid: str
+    seq: int
+    version: int
+    tables: dict[str, TableInfo] = field(default_factory=dict)
+    step: int | None = None
+    floor: int = 0
+    confirmed: int = 0
+    keep: int = DEFAULT_KEEP
+    payload: dict[str, PayloadInfo] = field(default_factory=dict)
+    last_version: int = 0
+    previous: int = 0
+    mark: str = ""
+    format: int = field(default=FORMAT, compare=False)
+
+    def paths(self) -> set[str]:
+        """Return the paths in the store of all generations, and of all files but those of bases."""
+        paths = {info.name for info in self.payload.values()}
+        for name, table in self.tables.items():
+            generation = f"{name}/{table.generation}"
+            paths.add(generation)
+            paths.update(f"{generation}/{file}" for file in table.files())
+        return paths
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest's file."""
+        return seal(
+            {
+                "format": FORMAT,
+                "uuid": self.uuid,
+                "seq": self.seq,
+                "version": self.version,
+                "last_version": max(self.version, self.last_version),
+                "previous": self.previous,
+                "mark": self.mark,
+                "step": self.step,
+                "floor": self.floor,
+                "confirmed": self.confirmed,
+                "keep": self.keep,
+                "payload": {name: vars(info) for name, info in self.payload.items()},
+                "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, name: str) -> Manifest:
+        """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
+        body = unseal(data, name, FORMAT)
+        names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
+        version, number = _version(body, "version"), body.integer("format")
+        is_first = number == 1
+        names |= set() if is_first else {"last_version", "previous", "mark"}
+        body.only(names | {"format", "payload", "tables"})
+        last_version = version if is_first else _version(body, "last_version")
+        floor, confirmed = body.natural("floor"), body.natural("confirmed")
+        if not max(floor, confirmed) <= version <= last_version:
+            raise FormatError(
+                f"{name}: version {version} is not between the floor {floor}, the confirmed "
+                f"version {confirmed} and the last version {last_version}"
+            )
+        step = None if body.value("step") is None else body.integer("step")
+        payload = body.section("payload")
+        tables = body.section("tables")
+        for key in tables:
+            if TABLE_NAME.fullmatch(key) is None:
+                raise FormatError(f"{name}: not a table name: {key!r}")
+        return cls(
+            uuid=body.matching("uuid", _UUID),
+            seq=body.natural("seq"),
+            version=version,
+            step=step,
+            floor=floor,
+            confirmed=confirmed,
+            keep=body.natural("keep"),
+            payload={key: _payload(payload.section(key)) for key in payload},
+            tables={key: _table(tables.section(key), is_first) for key in tables},
+            last_version=last_version,
+            previous=max(0, version - 1) if is_first else _version(body, "previous"),
+            mark="" if is_first else body.matching("mark", _MARK),
+            format=number,
+        )
+
+
+class Parent(NamedTuple):
+    """What a store was copied from: its uuid, the version, and the one that was made from."""
+
+    uuid: str
+    version: int
+    previous: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """STORE.json, written once: the store's uuid and, for a copy, what it was copied from."""
+
+    uuid: str
+    parent: Parent | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        parent = None if self.parent is None else self.parent._asdict()
+        return seal({"format": FORMAT, "uuid": self.uuid, "parent": parent})
+
+    @classmethod
+    def decode(cls, data: bytes, name: str) -> Identity:
+        """Parse the bytes of the file; raises FormatError."""
+        body = unseal(data, name, FORMAT)
+        body.only({"format", "uuid", "parent"})
+        parent = None
+        if body.value("parent") is not None:
+            section = body.section("parent")
+            is_first = body.integer("format") == 1
+            section.only({"uuid", "version"} | (set() if is_first else {"previous"}))
+            version = _version(section, "version")
+            previous = max(0, version - 1) if is_first else _version(section, "previous")
+            parent = Parent(section.matching("uuid", _UUID), version, previous)
+        return cls(body.matching("uuid", _UUID), parent)
+
+
+def new_mark() -> str:
+    """Return a mark for a new version."""
+    return uuid.uuid4().hex[:16]
+
+
+def _version(section: Section, key: str) -> int:
+    version = section.natural(key)
+    if version > MAX_VERSION:
+        raise FormatError(f"{section.name}: {key!r} is larger than {MAX_VERSION}: {version}")
+    return version
+
+
+def _payload(section: Section) -> PayloadInfo:
+    section.only({"name", "kind", "size", "crc32c"})
+    return PayloadInfo(
+        section.matching("name", PAYLOAD_NAME),
+        section.matching("kind", re.compile("bytes|file|tree")),
+        section.natural("size"),
+        section.natural("crc32c"),
+    )
+
+
+def _table_to_json(info: TableInfo) -> dict[str, Any]:
+    spec = info.spec
+    return {
+        "rows": spec.rows,
+        "fields": [
+            {"name": name, "dim": item.dim, "dtype": item.dtype}
+            for name, item in spec.fields.items()
+        ],
+        "backend": spec.backend,
+        "sparse": spec.sparse,
+        "compression": spec.compression,
+        "chunk_rows": spec.chunk_rows,
+        "generation": info.generation,
+        "deltas": [vars(delta) for delta in info.deltas],
+        "scalars": info.scalars,
+        "keys": None if info.keys is None else vars(info.keys),
+        "digest": None if info.digest is None else vars(info.digest),
+    }
+
+
+def _table(section: Section, is_first: bool) -> TableInfo:
+    section.only(
+        {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
+        | {"generation", "deltas", "scalars", "keys"}
+        | (set() if is_first else {"digest"})
+    )
+    spec = _spec(section)
+    unbound = is_first or section.value("digest") is None
+    return TableInfo(
+        spec=spec,
+        generation=section.matching("generation", GENERATION_NAME),
+        deltas=tuple(
+            _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
+        ),
+        scalars=_scalars(section.section("scalars")),
+        keys=None if section.value("keys") is None else _keys(section.section("keys")),
+        digest=None if unbound else _digest(section.section("digest")),
+    )
+
+
+def _spec(section: Section) -> TableSpec:
+    fields: dict[str, Field] = {}
+    try:
+        for item in section.items("fields"):
+            part = Section(item, section.name)
+            part.only({"name", "dim", "dtype"})
+            if part.text("name") in fields:
+                raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
+            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"))
+        for key in ("compression", "chunk_rows"):
+            if section.value(key) is not None:
+                (section.text if key == "compression" else section.integer)(key)
+        return TableSpec(
+            rows=section.integer("rows"),
+            fields=fields,
+            backend=section.text("backend"),
+            sparse=section.flag("sparse"),
+            compression=section.value("compression"),
+            chunk_rows=section.value("chunk_rows"),
+        )
+    except FormatError:
+        raise
+    except TierStoreError as error:
+        raise FormatError(f"{section.name}: {error}") from None
+
+
+def _scalars(section: Section) -> dict[str, Any]:
+    try:
+        nbytes = len(canonical(section.content))
+    except RecursionError:
+        raise FormatError(f"{section.name} are nested too deep") from None
+    if nbytes > MAX_SCALARS_BYTES:
+        raise FormatError(
+            f"{section.name} take {nbytes} bytes, at most {MAX_SCALARS_BYTES}; keep large values "
+            "in the payload"
+        )
+    return section.content
+
+
+def _delta(section: Section, table_rows: int) -> DeltaInfo:
+    section.only({"name", "size", "rows", "version", "crc32c"})
+    if section.natural("rows") > MAX_DELTA_IMAGES * table_rows:
+        raise FormatError(
+            f"{section.name}: a delta of {section.natural('rows')} records for a table of "
+            f"{table_rows} rows; at most {MAX_DELTA_IMAGES} for each are written"
+        )
+    return DeltaInfo(
+        section.matching("name", DELTA_NAME),
+        section.natural("size"),
+        section.natural("rows"),
+        section.natural("version"),
+        section.natural("crc32c"),
+    )
+
+
+def _digest(section: Section) -> DigestInfo:
+    section.only({"name", "size", "crc32c"})
+    return DigestInfo(
+        section.matching("name", DIGEST_NAME), section.natural("size"), section.natural("crc32c")
+    )
+
+
+def _keys(section: Section) -> KeysInfo:
+    section.only({"kind", "files"})
+    files = section.section("files")
+    sizes: dict[str, tuple[int, int]] = {}
+    for name in files:
+        pair = files.items(name)
+        if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
+            raise FormatError(f"{files.name}: {name!r} is not a size and a checksum")
+        sizes[name] = (pair[0], pair[1])
+    kind = section.matching("kind", re.compile("int64|str"))
+    endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
+    found = {name.rpartition(".")[2] for name in sizes}
+    if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
+        found == endings and len(sizes) == len(endings)
+    ):
+        raise FormatError(f"{section.name}: files {sorted(sizes)} are not those of {kind} keys")
+    return KeysInfo(kind, sizes)

@@ -1,0 +1,278 @@
+"""Records that lie row after row in one or more files, mapped to be read and patched by writes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._disk import readahead
+from tierstore._disk.files import Files
+from tierstore._disk.readahead import Place
+from tierstore._unique import unique
+from tierstore.errors import CorruptStoreError
+
+__all__ = ["BLOCK_BYTES", "LaidRecords", "RecordFiles"]
+
+BLOCK_BYTES = 4 << 20
+"""Bytes that are staged at a time: small enough for the caches, large enough for the disk."""
+
+_DENSE_PAGES = 1 / 8
+"""Share of the pages between the first and the last row above which all are rewritten."""
+_WRITTEN_AT_ONCE = 16
+"""Files that are written to before they are synced: so many descriptors a fold needs at most."""
+_SENT_AT_ONCE = 1 << 20
+"""Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
+
+_Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
+"""Writes records over rows of a block."""
+
+
+class LaidRecords:
+    """Fixed-size records in files of `rows_per_file` each, the first of which starts at `offset`.
+
+    Where there is more than one file, each starts at 0 and holds whole pages.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        record_bytes: int,
+        offset: int = 0,
+        rows_per_file: int | None = None,
+    ) -> None:
+        """Take note of how they lie."""
+        self.rows = rows
+        self.record_bytes = record_bytes
+        self._offset = offset
+        self._rows_per_file = rows_per_file or rows
+
+    def forget(self) -> None:
+        """Do nothing: bytes are read from the files each time."""
+
+    def _damaged(self, last: _io.File) -> list[str]:
+        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        rows = (self.rows - 1) % self._rows_per_file + 1
+        end = self._offset + rows * self.record_bytes
+        rest = self._rows_per_file * self.record_bytes + self._offset - end
+        block = np.frombuffer(last.read(rest, end), np.uint8)
+        return [os.path.basename(last.path)] if block.any() else []
+
+
+class RecordFiles(LaidRecords):
+    """Records that are mapped to be read, and written to the files."""
+
+    def __init__(self, files: Files, **laid: Any) -> None:
+        """Map the files; see `LaidRecords`."""
+        super().__init__(**laid)
+        self._files = files
+        self._inodes = np.empty(files.count, np.uint64)
+        self._writing: dict[int, _io.File] = {}
+        self._written: list[tuple[int, int, int]] = []
+        mapped = _io.map_files(
+            self._noted(), files.nbytes, count=files.count, advice=mmap.MADV_RANDOM
+        )
+        data = mapped[self._offset : self._offset + self.rows * self.record_bytes]
+        self.records: npt.NDArray[np.uint8] = data.reshape(self.rows, self.record_bytes)
+        """The rows, `(rows, record_bytes)`, read-only."""
+
+    def _noted(self) -> Iterator[_io.File]:
+        """Yield the files, and take note of which they are."""
+        for number, file in enumerate(self._files.each()):
+            self._inodes[number] = file.inode
+            yield file
+
+    def _file(self, number: int) -> _io.File:
+        """Return a file that is written to, which stays open until it is synced.
+
+        The system reports an error of writing to descriptions that were open when it happened.
+        """
+        file = self._writing.get(number)
+        if file is None:
+            if len(self._writing) == _WRITTEN_AT_ONCE:
+                self.sync()
+            file = self._writing[number] = self._open_mapped(number)
+        return file
+
+    def _open_mapped(self, number: int) -> _io.File:
+        """Open a file for writing; raises CorruptStoreError if it is not the one that is mapped."""
+        try:
+            file = self._files.open(number, write=True)
+        except FileNotFoundError as error:
+            raise _replaced(str(error.filename)) from None
+        if file.inode != int(self._inodes[number]):
+            file.close()
+            raise _replaced(file.path)
+        return file
+
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
+        np.take(self.records, rows, axis=0, out=out, mode="clip")
+
+    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+        """Return where `rows` lie, for their pages to be announced."""
+        return [Place(self.records, rows)]
+
+    def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
+
+        Where many pages of a block change, the block is read, patched and written in one piece;
+        elsewhere a write to part of a page must read it, and pages of the next block are on their
+        way while one is written. What had to be read is not kept in memory: others need that more.
+        """
+        span = max(1, BLOCK_BYTES // self.record_bytes)
+        starts = np.flatnonzero(np.diff(rows // span, prepend=-1)).tolist()
+        blocks = [slice(*ends) for ends in pairwise([*starts, rows.size])]
+        ways = [self._way(rows[block]) for block in blocks[:1]]
+        for block, following in zip_longest(blocks, blocks[1:]):
+            if following is not None:
+                ways.append(self._way(rows[following]))
+            ways.pop(0)(rows[block], records[block])
+
+    def _let_go(self) -> None:
+        """Wait until the pages before are on the disk, and let the system forget them."""
+        written, self._written = self._written, []
+        for number, offset, nbytes in written:
+            if number in self._writing:  # or it was synced meanwhile
+                self._writing[number].write_out(offset, nbytes)
+
+    def _way(self, rows: npt.NDArray[np.int64]) -> _Way:
+        """Return how best to write `rows` of a block, and have the disk read what that needs."""
+        if int(rows[-1] - rows[0]) + 1 == rows.size:
+            return self._put_all
+        cached = readahead.looks_resident(self.records, rows)
+        if self._is_dense(rows):
+            return self._rewrite if cached else self._rewrite_past_cache
+        if cached:
+            return self._put_runs
+        readahead.announce(self.records, rows)
+        return self._put_runs_and_forget
+
+    def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Whether `rows` touch so many pages that all between are best written too."""
+        pages = unique(rows * self.record_bytes // mmap.PAGESIZE).size
+        between = int(rows[-1] - rows[0] + 1) * self.record_bytes / mmap.PAGESIZE
+        return pages > _DENSE_PAGES * between
+
+    def _put_all(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write a block of rows that lie side by side."""
+        self._put(int(rows[0]), records)
+
+    def _put_runs(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write rows that lie far apart, each with those right behind it."""
+        runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
+        for begin, end in pairwise([*runs, rows.size]):
+            self._put(int(rows[begin]), records[begin:end])
+
+    def _put_runs_and_forget(
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
+    ) -> None:
+        """Do the same, and let go of the pages that the block before this one needed."""
+        self._put_runs(rows, records)
+        self._let_go()
+        self._written = [*self._ranges(int(rows[0]), int(rows[-1]))]
+
+    def _rewrite(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write a block from the first row to the last, with all that lies in between."""
+        for number, offset, data in self._patched(rows, records, _io.File.read_into):
+            _send(self._file(number), data, offset)
+
+    def _rewrite_past_cache(
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
+    ) -> None:
+        """Do the same with a block that is not in memory, and leave it so."""
+        for number, offset, data in self._patched(rows, records, _io.direct.read):
+            _io.direct.write(self._file(number), data, offset)
+
+    def _patched(
+        self,
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        read: Callable[[_io.File, npt.NDArray[np.uint8], int], None],
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+        """Yield which file, where in it, and what is to be there, from first to last row.
+
+        `read` fills memory with what is there.
+        """
+        first, done = int(rows[0]), 0
+        for number, offset, nbytes in self._ranges(first, int(rows[-1])):
+            data = _io.direct.memory_for(nbytes, offset)
+            read(self._file(number), data, offset)
+            block = data.reshape(-1, self.record_bytes)
+            stop = int(np.searchsorted(rows, first + len(block)))
+            block[rows[done:stop] - first] = records[done:stop]
+            yield number, offset, data
+            first, done = first + len(block), stop
+
+    def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
+        """Write consecutive records, each part into the file that holds it."""
+        data, done = np.ascontiguousarray(records).reshape(-1), 0
+        for number, offset, nbytes in self._ranges(first, first + len(records) - 1):
+            _send(self._file(number), data[done : done + nbytes], offset)
+            done += nbytes
+
+    def _ranges(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield where rows `first` to `last` lie: which file, where in it, and how many bytes."""
+        while first <= last:
+            number, row = divmod(first, self._rows_per_file)
+            count = min(last + 1 - first, self._rows_per_file - row)
+            offset = self._offset + row * self.record_bytes
+            yield number, offset, count * self.record_bytes
+            first += count
+
+    def sync(self) -> None:
+        """Make every write durable.
+
+        Raises CorruptStoreError if another program put a file in the place of one of these, as zarr
+        does with chunks it writes: what was written here would be lost with the old one.
+        """
+        self._let_go()
+        for number, file in list(self._writing.items()):
+            file.sync()
+            if file.nameless:
+                raise _replaced(file.path)
+            del self._writing[number]
+            file.close()
+
+    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from the cache."""
+        numbers, within = np.divmod(rows, self._rows_per_file)
+        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, rows.size]):
+            with self._open_mapped(int(numbers[begin])) as file:
+                offsets = self._offset + within[begin:end] * self.record_bytes
+                _io.direct.gather(file, offsets, out[begin:end])
+
+    def damaged_files(self) -> list[str]:
+        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        with self._files.open(self._files.count - 1) as file:
+            return self._damaged(file)
+
+    def close(self) -> None:
+        """Close the files; the mapping goes with the last view of it."""
+        for file in self._writing.values():
+            file.discard()
+        self._writing.clear()
+        self._written.clear()
+        self.records = np.empty((0, self.record_bytes), np.uint8)
+
+
+def _replaced(path: str) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"{path} was replaced by another program while the store was open; "
+        "what was committed since the last fold is intact: open it again and verify it"
+    )
+
+
+def _send(file: _io.File, data: npt.NDArray[np.uint8], offset: int) -> None:
+    """Write bytes, and have many of them go to the disk from now on."""
+    file.write(data, offset)
+    if data.nbytes >= _SENT_AT_ONCE:
+        file.start_writing(offset, data.nbytes)

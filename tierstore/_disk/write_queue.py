@@ -1,0 +1,177 @@
+"""Writing behind the caller: records wait in memory, in order, until a thread has written them.
+
+The thread begins when something waits and ends when nothing does. What it cannot write goes on
+waiting: whoever comes next tries that himself, and meets the error where he can be told of it. So
+an error comes from nowhere else than before, and nothing that was taken is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._threads import Condition
+
+__all__ = ["Behind", "Piece"]
+
+_WORTH_A_THREAD = 128 << 10
+"""Fewer bytes are written in the time it takes to hand them over."""
+_BLOCK_BYTES = 2 << 20
+_BLOCKS = 4
+"""At least so many are made of the room there is: one is written while others are filled."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Records `(n, record_bytes)` of `rows` `(n,)`, for distinct, ascending `positions` `(n,)`.
+
+    `cached`: whether they are to stay in the page cache.
+    """
+
+    positions: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    records: Bytes
+    cached: bool = True
+
+    def part(self, which: slice) -> Piece:
+        """Return a part of it."""
+        return Piece(self.positions[which], self.rows[which], self.records[which], self.cached)
+
+    def copy(self, block: Bytes) -> Piece:
+        """Return the same, with its records in a block, where they lie in pages as in the file."""
+        records = self.records
+        offset = int(self.positions[0]) * records.shape[1]
+        records = _io.direct.placed(block, records.nbytes, offset).reshape(records.shape)
+        records[:] = self.records
+        return Piece(self.positions.copy(), self.rows.copy(), records, self.cached)
+
+    def find(
+        self, positions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Return which of `positions` it has, and where."""
+        near = (positions >= self.positions[0]) & (positions <= self.positions[-1])
+        which = np.flatnonzero(near)
+        at = np.searchsorted(self.positions, positions[which])
+        here = self.positions[at] == positions[which]
+        return which[here], at[here]
+
+
+class Behind:
+    """Pieces on their way to a file, in a few blocks of memory.
+
+    It is for one thread, beside its own, at a time.
+    """
+
+    def __init__(self, write: Callable[[Piece], None], record_bytes: int, room: int) -> None:
+        """Have pieces written by `write`, one after another; `room` bytes of records may wait."""
+        self._write = write
+        self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
+        self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
+        self._most = room // (self._rows * record_bytes)
+        self._waiting: deque[tuple[Piece, Bytes]] = deque()
+        self._spare: list[Bytes] = []
+        self._thread: threading.Thread | None = None
+        self._changed = Condition()
+
+    def put(self, piece: Piece, *, now: bool = False) -> None:
+        """Have a piece written soon; waits until there is room. Its arrays are copied.
+
+        A small one is written at once if none waits, and so are all where there is no room, or with
+        `now`: to hand them over and back takes a few tenths of a millisecond. Raises what writing
+        raises, for this piece or those before it; of this one, parts may be taken.
+        """
+        if now:
+            self.drain()
+        if now or not self._most or (piece.records.nbytes < _WORTH_A_THREAD and not self._waiting):
+            self._write(piece)
+            return
+        for start in range(0, len(piece.records), self._rows):
+            self._put(piece.part(slice(start, start + self._rows)))
+
+    def _put(self, piece: Piece) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle() or len(self._waiting) < self._most)
+        if self._idle():
+            self._write_waiting()
+        block = self._spare.pop() if self._spare else np.empty(self._block_bytes, np.uint8)
+        piece = piece.copy(block)
+        with self._changed:
+            self._waiting.append((piece, block))
+            if self._idle():
+                self._start()
+
+    def find(
+        self, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Bytes, npt.NDArray[np.intp]]]:
+        """Yield which of `positions` wait, in what records, and where in these; the last counts.
+
+        Whatever is not among them was written before the first was yielded.
+        """
+        with self._changed:
+            waiting = tuple(self._waiting)
+        for piece, _ in waiting:
+            which, at = piece.find(positions)
+            if which.size:
+                yield which, piece.records, at
+
+    def drain(self) -> None:
+        """Wait until everything is written, and give the memory back.
+
+        Raises what writing raises; then it still waits.
+        """
+        with self._changed:
+            self._changed.wait_for(self._idle)
+        self._write_waiting()  # what the thread could not
+        self._spare.clear()
+
+    def drop(self) -> None:
+        """Forget what waits; one piece may be written yet, before this returns."""
+        with self._changed:
+            while len(self._waiting) > 1:
+                self._waiting.pop()
+            self._changed.wait_for(self._idle)
+            self._waiting.clear()
+            self._spare.clear()
+
+    def _idle(self) -> bool:
+        return self._thread is None
+
+    def _start(self) -> None:
+        """Begin a thread; where none can be had, the next caller does its work."""
+        self._thread = threading.Thread(target=self._work, name="tierstore-write", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+
+    def _work(self) -> None:
+        try:
+            self._write_waiting()
+        except BaseException:
+            with self._changed:
+                self._end()
+
+    def _write_waiting(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._end()  # in the same moment, so that nothing is put where nobody looks
+                    return
+                piece, block = self._waiting[0]
+            self._write(piece)
+            with self._changed:
+                self._waiting.popleft()
+                self._spare.append(block)
+                self._changed.notify_all()
+
+    def _end(self) -> None:
+        self._thread = None
+        self._changed.notify_all()

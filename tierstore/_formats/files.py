@@ -1,0 +1,157 @@
+"""Files that come from anywhere, opened for reading only."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from tierstore._allowance import DEFAULT_MEMORY, Allowance
+from tierstore._io import Directory, File
+from tierstore.budget import Size
+from tierstore.errors import FormatError, StoreIOError, TierStoreError
+
+__all__ = ["InputFile", "open_input", "parsing", "unless_it_fails"]
+
+BUFFER_BYTES = 1 << 20
+
+
+class InputFile:
+    """A regular file of a fixed size, read at positions or as independent streams.
+
+    Attributes:
+        path: for messages.
+        size: bytes of the file when it was opened.
+        allowance: memory that may be taken for what the file holds.
+    """
+
+    def __init__(self, file: File, path: Path, memory: Size) -> None:
+        """Take over the open `file`."""
+        self._file = file
+        self.path = path
+        self.size = file.size
+        self.allowance = Allowance(path, memory)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly `nbytes` bytes from `offset`; raises FormatError if the file ends."""
+        data = self._file.read(nbytes, offset)
+        if len(data) != nbytes:
+            raise FormatError(
+                f"{self.path}: truncated: {nbytes} bytes expected at {offset}, {len(data)} found"
+            )
+        return data
+
+    def stream(self) -> io.BufferedReader:
+        """Return a seekable stream from the start, with a position of its own."""
+        return io.BufferedReader(self.raw(), BUFFER_BYTES)
+
+    def raw(self) -> io.RawIOBase:
+        """Return a stream as `stream` does, but without a buffer."""
+        return _Stream(self._file)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file, for a process that is to read it."""
+        return self._file.fd
+
+    def close(self) -> None:
+        """Close the file; streams end with it."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+class _Stream(io.RawIOBase):
+    """A position in a file that is shared."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._file.read(len(buffer), self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
+    """Open a file for reading, which may take `memory` bytes; a link to one is followed.
+
+    Raises FormatError if there is none or it is not a regular file, StoreIOError if it cannot be
+    opened. A FIFO does not block.
+    """
+    try:
+        real = path.resolve(strict=True)
+        with Directory.open(real.parent) as parent:
+            return InputFile(parent.open_file(real.name), path, memory)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: no such file") from None
+    except NotADirectoryError:
+        raise FormatError(f"{path}: a part of this path is not a directory") from None
+    except RuntimeError:
+        raise FormatError(f"{path}: a link that leads to itself") from None
+    except FormatError:
+        raise FormatError(f"{path}: not a regular file") from None
+    except PermissionError as error:
+        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+_C = TypeVar("_C", bound=_Closeable)
+
+
+@contextlib.contextmanager
+def unless_it_fails(file: _C) -> Iterator[_C]:
+    """Hand on `file`, closed only if the body raises: for what a body returns if all goes well."""
+    try:
+        yield file
+    except BaseException:
+        file.close()
+        raise
+
+
+@contextlib.contextmanager
+def parsing(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn what a parser raises about a bad file into a FormatError; our own errors pass."""
+    try:
+        yield
+    except TierStoreError:
+        raise
+    except errors as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = "".join(c if c.isprintable() else "?" for c in reason)
+        raise FormatError(f"{path}: not a readable {what}: {reason}") from error

@@ -1,0 +1,272 @@
+""".parquet: a column of vectors, and one of keys. Needs pyarrow.
+
+Written are a column of fixed-size lists, named like the field, and with keys a column `key`.
+Trained floats hardly repeat, so there is no dictionary; what makes them smaller is to split them
+into streams of bytes before zstd. Read is any column of lists of floats that all have the same
+length, without nulls, and the column `key` if it holds integers or strings. A process of its own
+decodes them, within the memory that reading may take (`parquet_child`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.keys import Keys, blob_to_strings
+from tierstore.budget import Size, format_bytes
+from tierstore.errors import FormatError, MissingExtraError, StoreIOError
+from tierstore.spec import DTYPES
+
+__all__ = ["FORMAT", "Columns", "read_key_column"]
+
+_KEY = "key"
+_KEY_ROWS = 1 << 16
+_MAGIC = b"PAR1"
+_CHILD = Path(__file__).with_name("parquet_child.py")
+_MAX_ANSWER = 16 << 20
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Allocators that take the memory they need, not address space by the gigabyte."""
+
+
+def _need_pyarrow() -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingExtraError("parquet files need pyarrow: pip install 'tierstore[parquet]'")
+
+
+class Columns:
+    """The columns of a Parquet file, decoded by a process of its own in batches of rows.
+
+    Attributes:
+        rows: number of rows.
+        kinds: of each column, as the child says: `text` is its type in words, `element` the type
+            of lists of floats, `size` the length of lists of a fixed one, and `key` "integer" or
+            "string" where it can be keys.
+    """
+
+    def __init__(self, file: InputFile) -> None:
+        """Take over `file`, which is closed if this raises."""
+        self.path = file.path
+        self.file = file
+        with unless_it_fails(file):
+            _need_pyarrow()
+            _check_ends(file)
+            self._process = _child(file)
+        self._closed = weakref.finalize(self, _end, self._process)
+        self._numbers = count()
+        with unless_it_fails(self):
+            found, _ = self._ask(do="schema")
+            self.rows: int = found["rows"]
+            self.kinds: dict[str, dict[str, Any]] = found["columns"]
+
+    def length(self, column: str) -> int:
+        """Return how many numbers each list of a column has, by its type or the first one."""
+        size = self.kinds[column]["size"]
+        return int(self._ask(do="length", column=column)[0]["length"] if size is None else size)
+
+    def blocks(self, column: str, rows: int, dim: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield a column, at most `rows` at a time: how many there are, and their buffers.
+
+        With `dim` it is lists of so many floats. Raises FormatError.
+        """
+        number = next(self._numbers)
+        self._ask(do="start", number=number, column=column, rows=rows, dim=dim)
+        while True:
+            found, buffers = self._ask(do="next", number=number)
+            if not found["rows"]:
+                return
+            yield found["rows"], buffers
+
+    def integers(self, column: str) -> npt.NDArray[np.int64]:
+        """Return a column of integers as int64, within the allowance of the file."""
+        blocks = [np.empty(0, np.int64)]
+        for _, (data,) in self.blocks(column, _KEY_ROWS):
+            self.file.allowance.take(2 * len(data), f"the integers in {column!r}")
+            blocks.append(np.frombuffer(data, np.int64))
+        return np.concatenate(blocks)
+
+    def _ask(self, **request: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """Send a request; return what the child answers, and its buffers."""
+        sent, received = self._process.stdin, self._process.stdout
+        if sent is None or received is None or sent.closed:
+            raise FormatError(f"{self.path}: the file was closed")
+        try:
+            sent.write(json.dumps(request).encode() + b"\n")
+            sent.flush()
+            (length,) = struct.unpack("<I", self._read(received, 4))
+            header = json.loads(self._read(received, min(length, _MAX_ANSWER)))
+            buffers = [self._read(received, nbytes) for nbytes in header["buffers"]]
+        except (BrokenPipeError, EOFError, ValueError):
+            code = self._process.wait()
+            raise self._refusal(f"the process that decodes it ended with {code}") from None
+        if "error" in header:
+            if header["error"] == "memory":
+                raise self._refusal("decoding it takes more memory")
+            reason = "".join(c if c.isprintable() else "?" for c in header["reason"][:200])
+            parsed = header["error"] == "parser"
+            raise FormatError(
+                f"{self.path}: {'not a readable Parquet file: ' if parsed else ''}{reason}"
+            )
+        return header, buffers
+
+    def _read(self, stream: IO[bytes], nbytes: int) -> bytes:
+        self.file.allowance.check(nbytes, "a batch of rows")
+        data = stream.read(nbytes)
+        if len(data) < nbytes:
+            raise EOFError
+        return data
+
+    def _refusal(self, why: str) -> FormatError:
+        memory = format_bytes(self.file.allowance.memory)
+        return FormatError(
+            f"{self.path}: {why}; it was given {memory}. If the file is to be trusted, allow more "
+            "(memory=, --memory)"
+        )
+
+    def close(self) -> None:
+        """End the process and close the file."""
+        self._closed()
+        self.file.close()
+
+
+def _check_ends(file: InputFile) -> None:
+    """Raise FormatError, before a process is started, for what is no Parquet file at all."""
+    ends = file.read_at(0, 4) + file.read_at(file.size - 8, 8) if file.size >= 12 else b""
+    footer = int.from_bytes(ends[4:8], "little")
+    if ends[:4] != _MAGIC or ends[8:] != _MAGIC or footer > file.size - 12:
+        raise FormatError(f"{file.path}: not a Parquet file, or truncated")
+
+
+def _child(file: InputFile) -> subprocess.Popen[bytes]:
+    """Start the process that reads a file."""
+    command = [sys.executable, "-P", str(_CHILD), str(file.fd), str(file.allowance.left)]
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[file.fd],
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+        )
+    except OSError as error:
+        raise StoreIOError(
+            f"cannot start a process to read {file.path}: {error.strerror}"
+        ) from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    process.kill()
+    process.wait()
+
+
+class _ParquetSource(Source):
+    def __init__(self, columns: Columns, column: str) -> None:
+        element = columns.kinds[column]["element"]
+        super().__init__(columns.path, columns.rows, columns.length(column), element)
+        self._columns = columns
+        self._column = column
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        for rows, (data,) in self._columns.blocks(self._column, block_rows, self.dim):
+            yield np.frombuffer(data, DTYPES[self.dtype]).reshape(rows, self.dim)
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        found = self._columns.kinds.get(_KEY, {}).get("key")
+        return None if found is None else _keys(self._columns, _KEY)
+
+    def close(self) -> None:
+        self._columns.close()
+
+
+def _keys(columns: Columns, column: str) -> Keys:
+    if columns.kinds[column]["key"] == "integer":
+        keys: Keys = columns.integers(column)
+    else:
+        strings: list[str] = []
+        for _, (offsets, text) in columns.blocks(column, _KEY_ROWS):
+            ends = np.frombuffer(offsets, np.int64)
+            strings += blob_to_strings(columns.path, text, ends, columns.file.allowance)
+        keys = strings
+    if len(keys) != columns.rows:
+        raise FormatError(
+            f"{columns.path}: {len(keys)} keys in column {column!r} of {columns.rows}"
+        )
+    return keys
+
+
+def read_key_column(path: Path, column: str, memory: Size = DEFAULT_MEMORY) -> Keys:
+    """Return a column of integers or strings; raises FormatError if there is none such."""
+    with contextlib.closing(Columns(open_input(path, memory))) as columns:
+        able = [name for name, kind in columns.kinds.items() if "key" in kind]
+        if column not in able:
+            raise FormatError(
+                f"{path}: no column {column!r} of integers or strings; there are {able}"
+            )
+        return _keys(columns, column)
+
+
+def _open(path: Path, wanted: Wanted) -> Source:
+    with unless_it_fails(Columns(open_input(path, wanted.memory))) as columns:
+        described = {name: kind["text"] for name, kind in columns.kinds.items()}
+        lists = {name: described[name] for name, k in columns.kinds.items() if k.get("element")}
+        return _ParquetSource(columns, choose(path, wanted, lists, described))
+
+
+@contextlib.contextmanager
+def _write(path: Path, content: Content) -> Iterator[Write]:
+    _need_pyarrow()
+    import pyarrow.parquet
+
+    element = pyarrow.field("element", pyarrow.from_numpy_dtype(content.storage), nullable=False)
+    fields = [pyarrow.field(content.field, pyarrow.list_(element, content.dim), nullable=False)]
+    if content.keys is not None:
+        kind = pyarrow.int64() if content.keys.integers else pyarrow.string()
+        fields.insert(0, pyarrow.field(_KEY, kind, nullable=False))
+    schema = pyarrow.schema(fields)
+
+    def write(start: int, block: Array) -> None:
+        values = pyarrow.array(block.reshape(-1))
+        columns = [pyarrow.FixedSizeListArray.from_arrays(values, type=fields[-1].type)]
+        if content.keys is not None:
+            columns.insert(0, pyarrow.array(content.keys.block(start, start + len(block)), kind))
+        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+
+    options = {
+        "compression": "zstd",
+        "use_dictionary": False,
+        "use_byte_stream_split": [f"{content.field}.list.element"],
+        "write_statistics": False,
+    }
+    with (
+        path.open("xb") as file,
+        pyarrow.parquet.ParquetWriter(file, schema, **options) as writer,
+    ):
+        yield write
+
+
+FORMAT = Format(
+    (".parquet",), _open, _write, ("float16", "float32", "float64"), block_bytes=16 << 20
+)

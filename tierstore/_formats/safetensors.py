@@ -1,0 +1,212 @@
+""".safetensors: named tensors behind a JSON header, as the Hugging Face tools read and write it.
+
+Eight bytes hold the length of the header, the header maps each name to dtype, shape and span, and
+the spans fill the rest of the file without gaps. Integer keys are a tensor `keys`; strings are
+their UTF-8 bytes, `keys`, and where each starts, `keys_offsets`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._allowance import JSON_COST
+from tierstore._formats.base import Content, Format, Source, SpanSource, Wanted, Write, choose
+from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore.errors import FormatError
+
+__all__ = ["FORMAT"]
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 64
+_KEYS, _OFFSETS = "keys", "keys_offsets"
+
+_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_CODES = {name: code for code, name in _NAMES.items()}
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
+    "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One entry of the header: element code, shape, and the bytes `start..stop-1` of the data."""
+
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.shape}"
+
+
+def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
+    """Return the tensors by name and the offset of the data; raises FormatError."""
+    path = file.path
+    (length,) = struct.unpack("<Q", file.read_at(0, 8))
+    if length > min(MAX_HEADER_BYTES, file.size - 8):
+        raise FormatError(
+            f"{path}: a header of {length} bytes in a file of {file.size}; "
+            f"at most {MAX_HEADER_BYTES} are read"
+        )
+    file.allowance.check(JSON_COST * length, f"a header of {length} bytes")
+    text = file.read_at(8, length)
+    if not text.startswith(b"{"):
+        raise FormatError(f"{path}: not a .safetensors file: its header does not start with {{")
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the header is not JSON: {error!s:.200}") from None
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        raise FormatError(f"{path}: __metadata__ must map names to texts")
+    tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
+    _check_spans(path, tensors, file.size - 8 - length)
+    return tensors, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return entries
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _tensor(path: Path, name: str, entry: object) -> _Tensor:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{path}: {name!r} must have dtype, shape and data_offsets")
+    code, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in _BITS:
+        raise FormatError(f"{path}: {name!r} has an unknown dtype {code!r:.100}")
+    if not _are_counts(shape) or not _are_counts(span) or len(span) != 2:
+        raise FormatError(f"{path}: {name!r} has no proper shape and data_offsets")
+    bits = math.prod(shape) * _BITS[code]
+    if span[1] - span[0] != bits // 8 or bits % 8:
+        raise FormatError(
+            f"{path}: {name!r} is {code} {tuple(shape)} in a span of {span[1] - span[0]} bytes"
+        )
+    return _Tensor(code, tuple(shape), span[0], span[1])
+
+
+def _are_counts(values: object) -> bool:
+    if not isinstance(values, list) or len(values) > MAX_DIMENSIONS:
+        return False
+    return all(type(n) is int and 0 <= n < 2**63 for n in values)
+
+
+def _check_spans(path: Path, tensors: dict[str, _Tensor], data_bytes: int) -> None:
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != end:
+            raise FormatError(f"{path}: {name!r} starts at byte {tensor.start}, not at {end}")
+        end = tensor.stop
+    if end != data_bytes:
+        raise FormatError(
+            f"{path}: {data_bytes} bytes of data, but the header makes {end}: "
+            f"{'truncated' if data_bytes < end else 'something follows the tensors'}"
+        )
+
+
+class _SafetensorsSource(SpanSource):
+    def __init__(
+        self, file: InputFile, tensors: dict[str, _Tensor], data_offset: int, name: str
+    ) -> None:
+        tensor = tensors[name]
+        rows, dim = tensor.shape
+        super().__init__(file, rows, dim, _NAMES[tensor.code], offset=data_offset + tensor.start)
+        self._tensors = tensors
+        self._data_offset = data_offset
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        keys, offsets = self._tensors.get(_KEYS), self._tensors.get(_OFFSETS)
+        if keys is not None and (keys.code, keys.shape) == ("I64", (self.rows,)):
+            return self._integers(keys)
+        if keys is None or offsets is None or (keys.code, len(keys.shape)) != ("U8", 1):
+            return None
+        if (offsets.code, offsets.shape) != ("I64", (self.rows + 1,)):
+            return None
+        blob, bounds = self._bytes(keys), self._integers(offsets)
+        return blob_to_strings(self.path, blob, bounds, self._file.allowance)
+
+    def _bytes(self, tensor: _Tensor) -> bytes:
+        self._file.allowance.take(tensor.stop - tensor.start, f"keys as {tensor}")
+        return self._file.read_at(self._data_offset + tensor.start, tensor.stop - tensor.start)
+
+    def _integers(self, tensor: _Tensor) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self._bytes(tensor), "<i8")
+
+
+def _open(path: Path, wanted: Wanted) -> Source:
+    with unless_it_fails(open_input(path, wanted.memory)) as file:
+        tensors, data_offset = _read_header(file)
+        matrices = {n: t for n, t in tensors.items() if t.code in _NAMES and len(t.shape) == 2}
+        name = choose(path, wanted, matrices, tensors)
+        return _SafetensorsSource(file, tensors, data_offset, name)
+
+
+@contextmanager
+def _write(path: Path, content: Content) -> Iterator[Write]:
+    """Write tensors in order of decreasing alignment: int64 keys or offsets, matrix, UTF-8."""
+    keys = content.keys
+    with path.open("xb") as file:
+        file.write(_format_header(content))
+        if keys is not None:
+            for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
+                file.write(numbers.astype("<i8", copy=False).data)
+        yield lambda _, block: file.write(block.data)
+        if keys is not None and not keys.integers:
+            for strings in keys.bytes_blocks():
+                file.write(b"".join(strings))
+
+
+def _format_header(content: Content) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+
+    def add(name: str, code: str, *shape: int) -> None:
+        nonlocal end
+        start, end = end, end + math.prod(shape) * _BITS[code] // 8
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+
+    keys = content.keys
+    if keys is not None:
+        add(
+            *(
+                (_KEYS, "I64", content.rows)
+                if keys.integers
+                else (_OFFSETS, "I64", content.rows + 1)
+            )
+        )
+    add(content.field, _CODES[content.dtype], content.rows, content.dim)
+    if keys is not None and not keys.integers:
+        add(_KEYS, "U8", _blob_bytes(keys))
+
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _blob_bytes(keys: KeyColumn) -> int:
+    return sum(len(key) for block in keys.bytes_blocks() for key in block)
+
+
+FORMAT = Format((".safetensors",), _open, _write, tuple(_CODES))

@@ -1,0 +1,256 @@
+""".zarr: a zarr v3 group with the matrix as an array named like the field, and one or two of keys.
+
+Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and where each starts,
+`keys_offsets`. zarr has no bfloat16: such arrays are uint16 with the attribute `dtype: bfloat16`.
+Read is a group or a single array, of v2 or v3.
+
+Besides a path, a zarr store is taken: an object store, one of fsspec's file systems, memory.
+Those have no rename, so the attribute `complete` of the group says whether writing it came to an
+end; a group where it did not is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tierstore._allowance import JSON_COST, Allowance
+from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.files import parsing
+from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore.errors import ExistsError, FormatError
+from tierstore.spec import DTYPES
+
+__all__ = ["FORMAT", "new_group", "open_in"]
+
+_CHUNK_COST = 3
+"""Chunks that are held at a time of each that is decoded: packed, unpacked and in the block."""
+_METADATA_BYTES = 16 << 20
+_METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+_KEYS, _OFFSETS = "keys", "keys_offsets"
+_COMPLETE = "complete"
+_KEY_CHUNK = 1 << 20
+
+
+class _ZarrSource(Source):
+    def __init__(
+        self, path: Path, array: Any, siblings: dict[str, Any], allowance: Allowance
+    ) -> None:
+        """Read from an array of the zarr group at `path`, which may be one in a store's name."""
+        rows, dim = array.shape
+        super().__init__(path, rows, dim, str(_element(array)))
+        self._array = _checked(path, array, allowance)
+        self._siblings = siblings
+        self._allowance = allowance
+        self._chunk_rows = _outer_chunks(array)[0]
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        """Read whole chunks, several or a part of one to a block."""
+        step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
+        for start in range(0, self.rows, step):
+            with parsing(self.path, "zarr array", Exception):
+                chunks = self._array[start : start + step]
+            chunks = np.ascontiguousarray(chunks, DTYPES[self.dtype])
+            for at in range(0, len(chunks), block_rows):
+                yield chunks[at : at + block_rows]
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        keys, offsets = self._siblings.get(_KEYS), self._siblings.get(_OFFSETS)
+        if keys is None or keys.ndim != 1 or keys.name == self._array.name:
+            return None
+        if keys.dtype.kind in "iu" and keys.dtype.itemsize > 1 and keys.shape == (self.rows,):
+            return KeyColumn(self._all(keys), self.rows).integer_block(0, self.rows)
+        if offsets is None or keys.dtype != np.uint8:
+            return None
+        if offsets.shape != (self.rows + 1,) or offsets.dtype != np.int64:
+            return None
+        blob, bounds = self._all(keys).tobytes(), self._all(offsets)
+        return blob_to_strings(self.path, blob, bounds, self._allowance)
+
+    def _all(self, array: Any) -> Array:
+        nbytes = array.shape[0] * array.dtype.itemsize
+        self._allowance.take(2 * nbytes, f"the array {array.basename!r} of {nbytes} bytes")
+        checked = _checked(self.path, array, self._allowance)
+        with parsing(self.path, "zarr array", Exception):
+            return np.asarray(checked[:])
+
+    def close(self) -> None:
+        """Do nothing: zarr opens files as it reads them."""
+
+
+def _element(array: Any) -> str | None:
+    """Return the name of the element type if it is one of a table's."""
+    if array.dtype == np.uint16 and array.attrs.get("dtype") == "bfloat16":
+        return "bfloat16"
+    return array.dtype.name if array.dtype.kind == "f" and array.dtype.name in DTYPES else None
+
+
+def _outer_chunks(array: Any) -> tuple[int, ...]:
+    """Return the shape of what one file holds, a shard or a chunk."""
+    return tuple(array.shards or array.chunks)
+
+
+def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
+    """Return an array that decodes no chunk to more than it may hold.
+
+    Raises FormatError if a row of chunks is too large to decode, or files of chunks are missing or
+    larger than their rows: zarr would read missing ones as fill values. Some writers leave out
+    chunks that hold nothing else, but a copy that broke off looks the same.
+    """
+    outer = _outer_chunks(array)
+    chunk_row_bytes = outer[0] * math.prod(array.shape[1:]) * array.dtype.itemsize
+    chunk_row_bytes = max(chunk_row_bytes, math.prod(outer) * array.dtype.itemsize)
+    allowance.check(
+        _CHUNK_COST * chunk_row_bytes,
+        f"{outer[0]} rows of {array.shape} in a chunk (rechunk it)",
+    )
+    if path.is_dir():  # where files are objects, listing them costs, and `complete` tells
+        _check_files(path, array)
+    from tierstore._formats.zarr_codecs import bounded  # imports zarr, which takes long
+
+    with parsing(path, "zarr array", Exception):
+        return bounded(array)
+
+
+def _check_files(path: Path, array: Any) -> None:
+    outer = _outer_chunks(array)
+    needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
+    inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
+    most = math.prod(outer) * array.dtype.itemsize * 9 // 8 + 64 * inner + (64 << 10)
+    found = 0
+    for parent, _, names in os.walk(path / array.path):
+        found += len(names)
+        for name in names:
+            status = os.stat(os.path.join(parent, name))
+            if not stat.S_ISREG(status.st_mode) or status.st_size > max(most, _METADATA_BYTES):
+                raise FormatError(
+                    f"{path}: {name} is no file of a chunk, which has at most {most} bytes"
+                )
+    if found >= needed:  # zarr's own count takes as long as the shape is large
+        with parsing(path, "zarr array", Exception):
+            found = array.nchunks_initialized // inner
+    if found < needed:
+        raise FormatError(
+            f"{path}: of {needed} files of chunks some are missing; if they are empty on purpose, "
+            "write the array with write_empty_chunks=True"
+        )
+
+
+def _check_metadata(path: Path, allowance: Allowance) -> None:
+    """Raise FormatError if the JSON of a group and its arrays is too large, or in no files."""
+    for directory in [path, *filter(Path.is_dir, path.iterdir())]:
+        for name in _METADATA:
+            try:
+                status = os.stat(directory / name)
+            except OSError:
+                continue  # missing, or a link to nowhere: zarr says what it thinks of that
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{path}: {name} is not a regular file")
+            allowance.take(JSON_COST * status.st_size, f"its metadata in {name}")
+
+
+def _open(path: Path, wanted: Wanted) -> Source:
+    if not path.is_dir():
+        raise FormatError(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
+    allowance = Allowance(path, wanted.memory)
+    _check_metadata(path, allowance)
+    return open_in(path, path, wanted, allowance)
+
+
+def open_in(where: Any, path: Path, wanted: Wanted, allowance: Allowance | None = None) -> Source:
+    """Open a group or array in `where`, which zarr takes for a store; `path` is for messages."""
+    import zarr
+
+    allowance = allowance or Allowance(path, wanted.memory)
+
+    with parsing(path, "zarr group or array", Exception):
+        node = zarr.open(where, mode="r")
+        if node.attrs.get(_COMPLETE, True) is not True:
+            raise FormatError(f"{path}: writing it did not come to an end; write it again")
+        arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
+        described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
+        matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
+    name = choose(path, wanted, matrices, described)
+    with parsing(path, "zarr array", Exception):
+        return _ZarrSource(path, arrays[name], arrays, allowance)
+
+
+@contextmanager
+def _write(path: Path, content: Content) -> Iterator[Write]:
+    import zarr
+
+    with _filled(zarr.create_group(path), content) as write:
+        yield write
+
+
+@contextmanager
+def new_group(where: Any, path: Path, content: Content, *, force: bool) -> Iterator[Write]:
+    """Write a group in `where`, which zarr takes for a store; `path` is for messages.
+
+    Raises ExistsError, unless `force`, if there is something. Incomplete while the body runs.
+    """
+    import zarr
+
+    try:
+        group = zarr.create_group(where, overwrite=force, attributes={_COMPLETE: False})
+    except (ValueError, FileExistsError) as error:
+        raise ExistsError(f"{path} holds something; force it to be replaced: {error}") from error
+    with _filled(group, content) as write:
+        yield write
+    group.attrs[_COMPLETE] = True
+
+
+@contextmanager
+def _filled(group: Any, content: Content) -> Iterator[Write]:
+    """Fill a new group: keys first, then the matrix as it comes."""
+    if content.keys is not None:
+        _write_keys(group, content.keys)
+    array = group.create_array(
+        content.field,
+        shape=(content.rows, content.dim),
+        chunks=(max(1, min(content.rows, content.block_rows)), content.dim),
+        dtype=content.storage,
+        attributes={"dtype": content.dtype},
+        config={"write_empty_chunks": True},
+    )
+
+    def write(start: int, block: Array) -> None:
+        array[start : start + len(block)] = block
+
+    yield write
+
+
+def _write_keys(group: Any, keys: KeyColumn) -> None:
+    if keys.integers:
+        _write_vector(group, _KEYS, "<i8", len(keys), keys.integer_blocks())
+        return
+    _write_vector(group, _OFFSETS, "<i8", len(keys) + 1, keys.offset_blocks())
+    nbytes = sum(len(key) for block in keys.bytes_blocks() for key in block)
+    blobs = (np.frombuffer(b"".join(block), np.uint8) for block in keys.bytes_blocks())
+    _write_vector(group, _KEYS, "u1", nbytes, blobs)
+
+
+def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterator[Array]) -> None:
+    array = group.create_array(
+        name,
+        shape=(length,),
+        chunks=(max(1, min(length, _KEY_CHUNK)),),
+        dtype=dtype,
+        config={"write_empty_chunks": True},
+    )
+    start = 0
+    for part in parts:
+        array[start : start + len(part)] = part
+        start += len(part)
+
+
+FORMAT = Format((".zarr",), _open, _write, tuple(DTYPES))

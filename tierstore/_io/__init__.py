@@ -1,0 +1,35 @@
+"""The only package that opens, maps, reads, writes, syncs, links or unlinks files of a store.
+
+Every name is a single path component, resolved against an open directory and never followed through
+a link, so a store that is renamed while it is open stays the same store. Writes are positioned and
+complete, sizes are checked before anything is mapped, and nothing is ever written through a
+mapping: on a full disk that would kill the process with SIGBUS instead of raising. The files of a
+store that is only read may also be objects of a zarr store, behind the same classes.
+"""
+
+from tierstore._io import direct
+from tierstore._io.atomic import leftovers, publish, withdraw
+from tierstore._io.directory import Directory
+from tierstore._io.file import File
+from tierstore._io.filesystems import TESTED, filesystem
+from tierstore._io.mmap import map_files
+from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
+from tierstore._io.system import explained
+
+__all__ = [
+    "TESTED",
+    "Directory",
+    "File",
+    "ObjectFile",
+    "Objects",
+    "direct",
+    "explained",
+    "filesystem",
+    "leftovers",
+    "locate",
+    "map_files",
+    "publish",
+    "reach",
+    "read_ranges",
+    "withdraw",
+]

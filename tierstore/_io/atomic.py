@@ -1,0 +1,183 @@
+"""Files and directories that appear under their name complete and durable, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tierstore._io import system
+from tierstore._io.directory import Directory
+from tierstore._io.system import FULL, explained
+from tierstore.errors import (
+    CommitFailedError,
+    ExistsError,
+    InvalidInputError,
+    StoreFullError,
+    StoreIOError,
+    TierStoreError,
+)
+
+__all__ = ["leftovers", "publish", "withdraw"]
+
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
+
+
+@contextlib.contextmanager
+def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
+    """Make a file or directory that appears under its name complete and durable, or not at all.
+
+    Yields a fresh path beside `target` for the body to create. When the body ends, what it made is
+    synced and moved to `target`; when it raises, it is removed. Raises ExistsError if the target
+    exists and `force` is False; a target that is a symbolic link is always refused, and `force`
+    replaces files only. What the body cannot write is a StoreFullError or StoreIOError.
+
+    CommitFailedError says that the target is there and complete, but perhaps not durable. A
+    RuntimeWarning names what could not be removed after another error.
+    """
+    target = Path(os.path.abspath(target))
+    with explained("create", str(target)):
+        _check_target(target, force=force)
+    temporary = _beside(target)
+    try:
+        with _writing(temporary, target):
+            yield temporary
+        with explained("publish", str(target)), Directory.open(target.parent) as parent:
+            _sync_tree(parent, temporary.name)
+            _check_target(target, force=force)
+            _give_name(parent, temporary.name, target.name, force=force)
+    except BaseException:
+        _clean_up(temporary)
+        raise
+
+
+def withdraw(path: str | Path) -> None:
+    """Take a directory that was published away again: its name at once, then what is in it."""
+    path = Path(os.path.abspath(path))
+    temporary = _beside(path)
+    with explained("remove", str(path)), Directory.open(path.parent) as parent:
+        parent.rename(path.name, temporary.name)
+    _clean_up(temporary)
+
+
+def leftovers(place: str | Path) -> list[Path]:
+    """Return what `publish` left in a directory where it was killed, or is making now, by name."""
+    with explained("list", str(place)):
+        return sorted(each for each in Path(place).iterdir() if _PARTIAL.fullmatch(each.name))
+
+
+def _beside(path: Path) -> Path:
+    """Return a fresh name beside `path` for what is not yet, or no more, under its own."""
+    return path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    if not target.parent.is_dir():
+        raise InvalidInputError(f"{target.parent} is not a directory; create it first")
+    if target.is_symlink():
+        raise ExistsError(f"{target} is a symbolic link; name the file itself")
+    if target.is_dir() or (target.exists() and not force):
+        hint = "" if target.is_dir() else ", or force it to be replaced"
+        raise ExistsError(f"{target} exists; choose another name{hint}")
+
+
+@contextlib.contextmanager
+def _writing(temporary: Path, target: Path) -> Iterator[None]:
+    """Explain the errors of what the body writes; those about other files are the body's own."""
+    try:
+        yield
+    except OSError as error:
+        about = str(error.filename or temporary)
+        foreign = isinstance(error, TierStoreError) or error.errno == errno.EPIPE
+        if foreign or not about.startswith(str(temporary)):
+            raise
+        reason = error.strerror or str(error)
+        failure: OSError = StoreIOError(f"cannot write {target}: {reason}; nothing was left behind")
+        if error.errno in FULL:
+            failure = StoreFullError(
+                f"no space to write {target} ({reason}); nothing was left behind, free some space "
+                "and try again"
+            )
+        failure.errno = error.errno
+        raise failure from error
+
+
+def _sync_tree(parent: Directory, name: str) -> None:
+    """Make a file, or a directory with all it holds, durable; its own name is not."""
+    if not parent.is_directory(name):
+        with parent.open_file(name) as file:
+            file.sync()
+        return
+    with parent.directory(name) as inside:
+        for entry in inside.names():
+            _sync_tree(inside, entry)
+        inside.sync()
+
+
+def _give_name(parent: Directory, temporary: str, name: str, *, force: bool) -> None:
+    """Move what is complete to its name, durably.
+
+    Where an error comes with or behind the move, the target is looked at: what is there is taken
+    back, unless it replaced a file.
+    """
+    made = parent.status(temporary)
+    try:
+        if force and not parent.is_directory(temporary):
+            parent.rename(temporary, name)
+        elif not parent.put_if_absent(temporary, name):
+            raise ExistsError(f"{parent.join(name)} exists; nothing was changed")
+        parent.sync()
+    except BaseException as error:
+        if not parent.is_same(name, made) or (not force and _withdrawn(parent, temporary, name)):
+            raise
+        if not isinstance(error, OSError):
+            raise
+        raise CommitFailedError(
+            f"{parent.join(name)} is there and complete, but its name may not outlast a power cut "
+            f"({error}); check the disk"
+        ) from error
+
+
+def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
+    """Take back the name of what was just published; return whether that was possible."""
+    with contextlib.suppress(OSError):
+        if parent.is_directory(name):
+            parent.rename(name, temporary)
+        else:
+            parent.unlink(name)
+        return True
+    return False
+
+
+def _clean_up(temporary: Path) -> None:
+    """Remove what came to nothing, and say where that cannot be done."""
+    try:
+        with explained("remove", str(temporary)):
+            _remove(str(temporary))
+    except OSError as error:
+        warnings.warn(
+            f"{temporary} is left over and could not be removed ({error}); remove it",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or a directory with all it holds; one descriptor is enough."""
+    try:
+        system.calls.rmdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        system.calls.unlink(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        for name in system.calls.listdir(path):
+            _remove(os.path.join(path, name))
+        system.calls.rmdir(path)

@@ -1,0 +1,273 @@
+"""An open directory: every name is one component, resolved against it, and links are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from tierstore._io import system
+from tierstore._io.descriptor import Descriptor
+from tierstore._io.file import Buffer, File
+from tierstore._io.filesystems import filesystem_of
+from tierstore._io.system import explained, sync_descriptor
+from tierstore.errors import FormatError, NotAStoreError, StoreIOError
+
+__all__ = ["Directory", "component"]
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_COMPONENT = re.compile(r"[^/\0]{1,255}")
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Directory(Descriptor):
+    """An open directory; all names are resolved against it and links are refused."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the directory at `path`; raises FileNotFoundError or NotADirectoryError."""
+        name = os.fspath(path)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with explained("open", name):
+            return cls(system.calls.open(path, flags), name)
+
+    def join(self, name: str) -> str:
+        """Path of an entry, for messages."""
+        return os.path.join(self.path, name)
+
+    def again(self) -> Directory:
+        """Open the same directory once more, wherever it has been moved to."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with explained("open", self.path):
+            return Directory(system.calls.open(".", flags, dir_fd=self.fd), self.path)
+
+    def directory(self, name: str) -> Directory:
+        """Open a directory within this one; raises FormatError for anything else."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
+        path = self.join(name)
+        try:
+            with explained("open", path):
+                return Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
+        except NotADirectoryError as error:
+            raise FormatError(f"{path} is not a directory") from error
+        except StoreIOError as error:
+            if error.errno == errno.ELOOP:
+                raise FormatError(f"{path} is not a directory") from error
+            raise
+
+    @classmethod
+    def make(cls, path: str | Path) -> Self:
+        """Create the directory at `path`, whose parent exists, and open it."""
+        with explained("create", os.fspath(path)):
+            system.calls.mkdir(path)
+            return cls.open(path)
+
+    def make_directory(self, name: str) -> Directory:
+        """Create a directory within this one and open it."""
+        with explained("create", self.join(name)):
+            system.calls.mkdir(component(name), 0o777, dir_fd=self.fd)
+        return self.directory(name)
+
+    def create(self, name: str) -> File:
+        """Create a file that did not exist, open for reading and writing.
+
+        Raises NotAStoreError where the directory itself has been removed.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
+        path = self.join(name)
+        try:
+            with explained("create", path):
+                return File(system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), path)
+        except StoreIOError as error:
+            if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
+                raise NotAStoreError(
+                    f"{self.path} was removed while the store was open, with what it held; "
+                    "restore it from a copy and open it again"
+                ) from error
+            raise
+
+    def open_file(self, name: str, *, write: bool = False) -> File:
+        """Open a regular file; raises FormatError for links, FIFOs, devices and directories."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | _OPEN
+        path = self.join(name)
+        try:
+            with explained("open", path):
+                fd = system.calls.open(component(name), flags, dir_fd=self.fd)
+        except StoreIOError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise FormatError(f"{path} is not a regular file") from error
+            raise
+        file = File(fd, path)
+        try:
+            if not file.regular:
+                raise FormatError(f"{path} is not a regular file")
+        except BaseException:  # which would hold it as long as the error is looked at
+            file.close()
+            raise
+        return file
+
+    def copy_up(self) -> None:
+        """On overlayfs, have what lies here copied from lower layers, before it is mapped.
+
+        There a mapping of a file stays with the lower layer when the file is written to later
+        (Linux: Documentation/filesystems/overlayfs.rst, "Non-standard behavior").
+        """
+        if self.filesystem != "overlay":
+            return
+        for name in self.names():
+            try:
+                self.open_file(name, write=True).close()
+            except FormatError:  # a directory, or nothing of ours
+                with contextlib.suppress(FormatError), self.directory(name) as inner:
+                    inner.copy_up()
+
+    def read_file(self, name: str, limit: int) -> bytes:
+        """Return a whole file; raises FormatError if it is larger than `limit` bytes."""
+        with self.open_file(name) as file:
+            size = file.size
+            if size > limit:
+                raise FormatError(f"{file.path} has {size} bytes; at most {limit} are read")
+            return file.read(size)
+
+    def write_file(self, name: str, data: Buffer) -> None:
+        """Create a file with these bytes and make them durable; the name is not yet."""
+        with self.create(name) as file:
+            file.write(data, 0)
+            file.sync()
+
+    def names(self) -> list[str]:
+        """Names of all entries, sorted.
+
+        They are listed through a description that is opened for it: btrfs ends a listing where the
+        directory ended when its description was opened, or rewound.
+        """
+        with explained("list", self.path):
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with Descriptor(system.calls.open(".", flags, dir_fd=self.fd), self.path) as fresh:
+                return sorted(system.calls.listdir(fresh.fd))
+
+    def size(self, name: str) -> int:
+        """Bytes of an entry."""
+        return self.status(name).st_size
+
+    def exists(self, name: str) -> bool:
+        """Whether an entry of this name exists, of whatever kind."""
+        try:
+            self.status(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names_file(self, name: str, file: File) -> bool:
+        """Whether an entry is this open file, and not another that took its place."""
+        try:
+            entry = self.status(name)
+        except FileNotFoundError:
+            return False
+        with explained("examine", file.path):
+            return os.path.samestat(entry, system.calls.fstat(file.fd))
+
+    def is_directory(self, name: str) -> bool:
+        """Whether the entry is a directory itself, not a link to one."""
+        return stat.S_ISDIR(self.status(name).st_mode)
+
+    def is_same(self, name: str, status: os.stat_result) -> bool:
+        """Whether the entry is the file or directory that has this status."""
+        try:
+            return os.path.samestat(self.status(name), status)
+        except FileNotFoundError:
+            return False
+
+    def status(self, name: str) -> os.stat_result:
+        """Return the status of an entry itself, not of what a link points to."""
+        with explained("examine", self.join(name)):
+            status: os.stat_result = system.calls.stat(
+                component(name), dir_fd=self.fd, follow_symlinks=False
+            )
+        return status
+
+    def put_if_absent(self, temporary: str, name: str) -> bool:
+        """Give a complete file or directory its final name unless that is taken.
+
+        Returns whether the name was free. A hard link is the one file-system call that creates a
+        name atomically and never replaces one; where links are not to be had, and for directories,
+        a rename that replaces nothing serves. Raises StoreIOError where neither is to be had.
+        """
+        with explained("publish", self.join(name)):
+            try:
+                system.calls.link(
+                    temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False
+                )
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._rename_if_absent(temporary, name)
+            with contextlib.suppress(OSError):
+                system.calls.unlink(temporary, dir_fd=self.fd)
+        return True
+
+    def _rename_if_absent(self, old: str, new: str) -> bool:
+        try:
+            system.calls.rename_noreplace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_FLAGS:
+                raise
+            if not self.is_directory(old):
+                raise StoreIOError(
+                    f"cannot publish {self.join(new)}: this file system "
+                    f"({self.filesystem or 'unknown'}) has neither hard links nor renames that "
+                    "replace nothing; keep the store on another disk"
+                ) from error
+            if self.exists(new):
+                return False
+            self.rename(old, new)  # which replaces no file, and no directory that holds any
+        return True
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename an entry, replacing a file of the new name."""
+        with explained("rename", self.join(old)):
+            system.calls.rename(
+                component(old), component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
+            )
+
+    def unlink(self, name: str) -> None:
+        """Remove a file; one that is gone already is no error."""
+        with explained("remove", self.join(name)), contextlib.suppress(FileNotFoundError):
+            system.calls.unlink(component(name), dir_fd=self.fd)
+
+    def remove_directory(self, name: str) -> None:
+        """Remove an empty directory; one that is not empty is left, and that is no error."""
+        with contextlib.suppress(OSError):
+            system.calls.rmdir(component(name), dir_fd=self.fd)
+
+    def sync(self) -> None:
+        """Make the directory's names durable; raises CommitFailedError, which is final."""
+        sync_descriptor(self.fd, self.path)
+
+    @cached_property
+    def filesystem(self) -> str:
+        """Name of the file system, such as "ext4"; "" if it cannot be told."""
+        return filesystem_of(self.fd)
+
+    def free_bytes(self) -> int:
+        """Bytes a user may still write to this file system."""
+        with explained("examine", self.path):
+            status = system.calls.fstatvfs(self.fd)
+        return int(status.f_bavail * status.f_frsize)
+
+
+def component(name: str) -> str:
+    """Return a name that is a single path component; raises FormatError for any other."""
+    if _COMPONENT.fullmatch(name) is None or name in (".", ".."):
+        raise FormatError(f"not a file name: {name!r}")
+    return name

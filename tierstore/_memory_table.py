@@ -1,0 +1,155 @@
+"""A table without a store: the same tiers in memory alone, gone when it is closed.
+
+    with Scratch(TableSpec(rows=1_000_000, dim=64), device="auto") as scratch:
+        scratch.table.write([3, 5], rows)
+
+For rows that need not outlive the process: nothing is written to a disk, nothing can be committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self, cast
+
+import numpy as np
+
+from tierstore._disk.base import Progress
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import TableInfo
+from tierstore._door import Guard
+from tierstore._table.placement import find_device, place
+from tierstore._table.prefetch import Prefetcher
+from tierstore._table.table import Table
+from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.volatile import Origin
+from tierstore.budget import Budget
+from tierstore.errors import ClosedError, InvalidInputError
+from tierstore.initializers import Law
+from tierstore.policy import lru
+from tierstore.spec import Field, TableSpec
+
+__all__ = ["Scratch"]
+
+_LOAD_BYTES = 8 << 20
+
+
+class Scratch:
+    """A table in memory, and the owner it needs.
+
+    Attributes:
+        table: the table, which does all that a store's does but change its shape.
+        guard, prefetcher, sync_checks: for the table.
+    """
+
+    sync_checks = False
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        name: str = "scratch",
+        budget: Budget | None = None,
+        device: str | Device = "cpu",
+        progress: Progress | None = None,
+    ) -> None:
+        """Make every row by the laws of its fields.
+
+        Args:
+            spec: what the table is made of; its backend does not matter.
+            name: what errors call the table.
+            budget: memory for the tiers; None gives every row a place on the host.
+            device: as in `tierstore.open`.
+            progress: called with rows done and in all while rows are made.
+
+        Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
+        """
+        self.guard = Guard(f"table {name!r}", writable=True)
+        self.prefetcher = Prefetcher(self.guard)
+        origin = Origin(spec)
+        budget = Budget(host_rows=spec.rows) if budget is None else budget
+        tiers = place(origin, name, budget, share=1.0, device=find_device(device), policy=lru())
+        self.table = Table(self, name, cast(Generation, _Ground(spec, origin)), tiers)
+        if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
+            self._load(progress)
+
+    def _load(self, progress: Progress | None) -> None:
+        """Bring every row into the tiers, in order: made singly, each would cost a block."""
+        rows = self.table.rows
+        step = max(1, _LOAD_BYTES // self.table.spec.layout.record_bytes)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            with self.table.lease(np.arange(start, stop)):
+                pass
+            if progress is not None:
+                progress(stop, rows)
+
+    def close(self) -> None:
+        """Give the memory back, and the rows with it; harmless when repeated."""
+        self.prefetcher.close()
+        with contextlib.suppress(ClosedError), self.guard.use():
+            self.guard.close()
+            self.table.close()
+
+    def __enter__(self) -> Self:
+        """Return the scratch itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    # -- what a table asks of a store
+
+    def grow(
+        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+    ) -> None:
+        """Refuse: a table in memory keeps its shape."""
+        self._refuse(name, "grow")
+
+    def set_keys(self, table: str, keys: Sequence[Any]) -> None:
+        """Refuse: a table in memory has no keys."""
+        self._refuse(table, "have keys")
+
+    def add_fields(
+        self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
+    ) -> None:
+        """Refuse: a table in memory keeps its shape."""
+        self._refuse(name, "get more fields")
+
+    def pointer(self) -> dict[str, Any]:
+        """Refuse: there is nothing to point to."""
+        self._refuse(self.table.name, "be found again")
+
+    def check_pointer(self, state: Mapping[str, Any]) -> None:
+        """Refuse: no pointer is to a table in memory."""
+        self._refuse(self.table.name, "be found again")
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        raise InvalidInputError(
+            f"table {name!r} lives in memory alone and cannot {what}; tierstore.create makes a "
+            "store, whose tables can"
+        )
+
+
+class _Ground:
+    """Stands in for a generation, under a table that has no files."""
+
+    disk_bytes = 0
+    base_path = ""
+
+    def __init__(self, spec: TableSpec, tier: Origin) -> None:
+        self.info = TableInfo(spec, "")
+        self.tier = tier
+
+    def keys(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass

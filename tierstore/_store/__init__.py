@@ -1,0 +1,1 @@
+"""Stores: tables that are committed together, their versions, locks, payload and housekeeping."""

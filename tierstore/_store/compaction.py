@@ -1,0 +1,375 @@
+"""Folding and compaction: deltas become part of the base, or fewer, behind all who use the store.
+
+A fold has three parts.
+
+1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
+   cannot be opened from then on. That takes a moment in which no older one is read.
+2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
+   needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
+   Commits go on meanwhile; their deltas stay.
+3. The first commit that finds this done publishes a manifest without those deltas, and removes
+   them.
+
+Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
+stopped or is cut off is simply done again, and no reader ever sees its traces.
+
+Deltas of versions that no fold can take, because an older one is kept or read, are compacted among
+themselves where many have gathered. That has the last two parts alone: it writes files that no
+manifest names before the one that names them in place of others. Those others stay for as long as
+an older manifest names them, and readers have them open. Deltas up to the floor are never compacted
+with later ones: what the base holds of their rows may be torn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError
+from typing import Protocol
+
+from tierstore._disk.compact import Compaction, spans
+from tierstore._disk.delta import Delta
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import DigestInfo, TableInfo
+from tierstore._disk.readahead import at_leisure
+from tierstore._disk.tier import DiskTier
+from tierstore._store.opened import Opened
+from tierstore._threads import Worker
+from tierstore._tiers import memory
+from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
+
+__all__ = ["Behind", "Folder"]
+
+_MOST_DELTAS = 64
+_MOST_BYTES = 1 << 30
+_QUICK_BYTES = 64 << 20
+_MOST_MAPPINGS = 8 << 10
+"""Deltas of all tables together, an eighth of the mappings that Linux lets a process have."""
+_FEWEST_DELTAS = 8
+_TIMES_ROWS = 4
+"""Records that deltas hold for each row of their table, at most, where no fold can take them."""
+
+
+class Work(Protocol):
+    """Something done to deltas in steps that need no lock, and published when they are taken."""
+
+    def steps(self) -> Iterator[None]:
+        """Do it, durably, some of it at each step."""
+
+    def publish(self) -> None:
+        """Publish a manifest that says it is done, and remove what that no longer needs."""
+
+    def drop(self) -> None:
+        """Leave no trace of what will not be published."""
+
+
+class _Fold:
+    """The deltas of versions up to one go into the bases."""
+
+    def __init__(self, store: Opened, upto: int) -> None:
+        self._store = store
+        self._upto = upto
+        # Who holds this holds the store and its lock: no second writer may come beside it.
+        self._merges = {name: table.disk.merge(upto) for name, table in store.tables.items()}
+        self._digests: dict[str, DigestInfo] = {}
+
+    def steps(self) -> Iterator[None]:
+        for name, merge in self._merges.items():
+            yield from merge.steps()
+            generation = self._store.tables[name].generation
+            if not generation.is_bound(self._upto):
+                self._digests[name] = generation.bind(self._upto)
+
+    def publish(self) -> None:
+        store = self._store
+        infos = {}
+        for name, table in store.tables.items():
+            info = table.generation.info
+            kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
+            digest = self._digests.get(name, info.digest)
+            infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
+        try:
+            store.publish(tables=infos)
+        except (StoreIOError, StoreFullError, InvalidInputError):
+            self.drop()  # after other errors there may be a manifest that names them
+            raise
+        store.sweep(1 if self._upto == store.manifest.version else store.keep)
+
+    def drop(self) -> None:
+        for name, digest in self._digests.items():
+            self._store.tables[name].generation.unbind(digest)
+
+
+class _Compacting:
+    """Groups of consecutive deltas become one each."""
+
+    def __init__(self, store: Opened, groups: Mapping[str, list[list[Delta]]]) -> None:
+        self._store = store
+        self._compactions = {
+            name: [store.tables[name].generation.compact(group) for group in found]
+            for name, found in groups.items()
+        }
+
+    def steps(self) -> Iterator[None]:
+        for compactions in self._compactions.values():
+            for compaction in compactions:
+                yield from compaction.steps()
+
+    def publish(self) -> None:
+        store = self._store
+        infos = dict(store.manifest.tables)
+        for name, compactions in self._compactions.items():
+            infos[name] = _compacted(store.tables[name].generation, compactions)
+        try:
+            store.publish(tables=infos)
+        except (StoreIOError, StoreFullError, InvalidInputError):
+            self.drop()  # after other errors there may be a manifest that names them
+            raise
+        store.sweep(store.keep)
+
+    def drop(self) -> None:
+        for compactions in self._compactions.values():
+            for compaction in compactions:
+                compaction.remove()
+
+
+def _compacted(generation: Generation, compactions: list[Compaction]) -> TableInfo:
+    """Return what a manifest says of a table whose compactions are done."""
+    deltas = list(generation.info.deltas)
+    for compaction in compactions:
+        if compaction.delta is None:
+            raise RuntimeError("a compaction is published before it is done")
+        first = deltas.index(compaction.deltas[0].info)
+        deltas[first : first + len(compaction.deltas)] = [compaction.delta.info]
+        generation.adopt(compaction.delta)
+    return dataclasses.replace(generation.info, deltas=tuple(deltas))
+
+
+class Folder:
+    """Folds and compacts a store; its methods expect the guard, as its only writer."""
+
+    def __init__(self, store: Opened) -> None:
+        """Do nothing yet."""
+        self._store = store
+        self._since = 0
+        self._work: Work | None = None
+        self._behind: Behind | None = None
+
+    def tend(self) -> None:
+        """After a commit: end work whose thread is done, and begin some if much has gathered.
+
+        Where twice as much has gathered while it was under way, wait for that: deltas must not come
+        faster than they go.
+        """
+        if self._store.damaged:
+            return
+        newest = self._store.manifest.version
+        if self._behind is not None:
+            if not self._behind.done() and not self._much(self._since, newest, times=2):
+                return
+            self.finish()
+        if not self._much(0, newest):
+            return
+        oldest = self._oldest()
+        if self._much(0, oldest) and self._begin(oldest):
+            self._start(_Fold(self._store, oldest))
+            return
+        floor = self._store.manifest.floor
+        after = floor if self._much(0, oldest) else max(floor, oldest)
+        if groups := self._groups(after, newest):
+            self._start(_Compacting(self._store, groups))
+
+    def fold(self, upto: int) -> bool:
+        """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
+
+        Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
+        """
+        for error in self._store.damaged.values():
+            raise error
+        self.finish()
+        if not self._begin(upto):
+            return False
+        work = _Fold(self._store, upto)
+        try:
+            for _ in work.steps():
+                pass
+        except BaseException:
+            work.drop()
+            raise
+        work.publish()
+        memory.give_back()
+        return True
+
+    def fold_if_quick(self) -> None:
+        """Fold as far as can be, if there is something and it takes but a moment."""
+        if self._store.damaged:
+            return
+        oldest = self._oldest()
+        sizes = [
+            sum(delta.info.size for delta in _between(tier, 0, oldest)) for tier in self._tiers()
+        ]
+        if any(sizes) and sum(sizes) <= _QUICK_BYTES:
+            self.fold(oldest)
+
+    def finish(self) -> None:
+        """Wait for the work under way, if there is any, and publish it.
+
+        Raises what went wrong in it; then there is none any more. An interrupt stops it.
+        """
+        work, behind = self._work, self._behind
+        self._work = self._behind = None
+        if work is None or behind is None:
+            return
+        try:
+            behind.finish()
+        except BaseException:
+            behind.stop()
+            work.drop()
+            raise
+        work.publish()
+        memory.give_back()
+
+    def leave(self) -> None:
+        """End the work under way if its thread is done; else leave it to a later session.
+
+        Of a large table it may take hours. Where three times as much has gathered as lets it begin,
+        wait for it: deltas must not come faster than they go, over short sessions either.
+        """
+        if self._behind is None:
+            return
+        if self._behind.done() or self._much(0, self._store.manifest.version, times=3):
+            self.finish()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop the work under way, if there is any; a later one does it again."""
+        work, behind = self._work, self._behind
+        self._work = self._behind = None
+        if work is not None and behind is not None:
+            behind.stop()
+            work.drop()
+
+    def _start(self, work: Work) -> None:
+        """Have a thread take the steps of work."""
+        self._since = self._store.manifest.version
+        try:
+            self._behind = Behind(work.steps())
+        except BaseException:
+            work.drop()
+            raise
+        self._work = work
+
+    def _tiers(self) -> list[DiskTier]:
+        return [table.disk for table in self._store.tables.values()]
+
+    def _oldest(self) -> int:
+        """Return the oldest version that is kept or read, up to which deltas can be folded."""
+        kept = self._store.ledger.oldest
+        read = self._store.writer.oldest_reader(kept)
+        return kept if read is None else read
+
+    @property
+    def _most(self) -> int:
+        """How many deltas a table may have before something is done about them."""
+        share = _MOST_MAPPINGS // max(1, len(self._store.tables))
+        return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
+
+    def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
+        """Whether much has gathered in deltas of versions after one and up to another.
+
+        In any table more than 64 deltas, or fewer where there are hundreds of tables, or both 1 GiB
+        and a quarter of its base.
+        """
+        most = times * self._most
+        for tier in self._tiers():
+            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
+            if len(tier.deltas) <= most and tier.delta_bytes <= most_bytes:
+                continue
+            found = _between(tier, after, upto)
+            if len(found) > most or sum(delta.info.size for delta in found) > most_bytes:
+                return True
+        return False
+
+    def _groups(self, after: int, upto: int) -> dict[str, list[list[Delta]]]:
+        """Return, by table, which deltas of versions after one and up to another to compact.
+
+        All of a table's where they hold its rows several times over.
+        """
+        groups: dict[str, list[list[Delta]]] = {}
+        for name, table in self._store.tables.items():
+            found = _between(table.disk, after, upto)
+            rows = sum(delta.info.rows for delta in found)
+            if rows > _TIMES_ROWS * table.rows:
+                parts = [found]
+            elif len(found) > self._most:
+                parts = spans(found, upto, self._most * 3 // 4)
+            else:
+                continue
+            parts = [part for part in parts if len(part) > 1]
+            if parts:
+                groups[name] = parts
+        return groups
+
+    def _begin(self, upto: int) -> bool:
+        """Say that deltas up to `upto` are being merged; return False where readers prevent it.
+
+        A reader of an older version would see newer rows in the base; one of a later version sees
+        none of them.
+        """
+        store = self._store
+        newest = upto == store.manifest.version
+        with store.writer.without_readers_before(upto) as is_free:
+            if not is_free:
+                return False
+            store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
+        store.sweep(1 if newest else store.keep)
+        return True
+
+
+def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
+    """Return the deltas of versions after one and up to another."""
+    return [delta for delta in tier.deltas if after < delta.info.version <= upto]
+
+
+class Behind:
+    """Work that a thread of its own does in steps, resting in between until it is waited for."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        """Begin with it; raises StoreIOError where no thread can be had."""
+        self._steps: Iterator[None] | None = steps
+        self._error: BaseException | None = InternalError(
+            "the thread that was to fold ended; memory may have run out, fold again"
+        )
+        self._hurry = threading.Event()
+        self._over = threading.Event()
+        self._worker = Worker(self._run, "fold the store")
+
+    def _run(self) -> None:
+        try:
+            for _ in at_leisure(self._steps or iter(()), self._hurry):
+                if self._over.is_set():
+                    raise CancelledError
+            self._error = None
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._steps = None
+
+    def done(self) -> bool:
+        """Whether nothing of it goes on any more."""
+        return not self._worker.alive
+
+    def finish(self) -> None:
+        """Wait until all is done, without more rests; raise what went wrong."""
+        self._hurry.set()
+        self._worker.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Have it end after the step it is at, and wait for that."""
+        self._over.set()
+        self._hurry.set()
+        self._worker.join()

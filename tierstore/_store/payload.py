@@ -1,0 +1,472 @@
+"""Payload: what a trainer commits together with the tables, without pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BufferedIOBase, BytesIO, RawIOBase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._allowance import DEFAULT_MEMORY, JSON_COST, Allowance
+from tierstore._bfloat16 import to_float32
+from tierstore._checksum import crc32c
+from tierstore._disk.manifest import PayloadInfo, unique_name
+from tierstore._strictjson import Section, parse
+from tierstore.budget import Size
+from tierstore.errors import (
+    FILE_CURE,
+    CorruptStoreError,
+    FormatError,
+    InvalidInputError,
+    InvalidTypeError,
+)
+
+__all__ = [
+    "Payload",
+    "copy_payload",
+    "decode_tree",
+    "encode_tree",
+    "remove_payloads",
+    "write_payload",
+    "write_payloads",
+]
+
+
+_MAX_HEADER = DEFAULT_MEMORY // JSON_COST
+"""Bytes of a header that is written: what is read without being allowed more memory."""
+_MAX_DEPTH = 100
+_MAX_DIMS = 32
+_MAX_DIGITS = 4000
+_NAMES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
+    "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
+_CODES = {np.dtype(text): code for code, text in _NAMES.items() if code != "BF16"}
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+Leaf = tuple[str, npt.NDArray[Any]]
+"""The safetensors name of an element type, and an array whose elements have that size."""
+
+
+def encode_tree(value: object) -> Iterator[bytes]:
+    """Return the pieces of a file that holds a tree.
+
+    Raises InvalidTypeError or InvalidInputError, before anything is yielded, for what cannot be
+    stored.
+    """
+    leaves: dict[str, Leaf] = {}
+    skeleton = _skeleton(value, leaves, "payload", 0)
+    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(skeleton)}}
+    offset = 0
+    for name, (code, array) in leaves.items():
+        span = [offset, offset + array.nbytes]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": span}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER:
+        raise InvalidInputError(
+            f"a payload without its tensors takes {len(text)} bytes, at most {_MAX_HEADER} are "
+            "written; give large values as arrays or bytes"
+        )
+    return _pieces(text, leaves)
+
+
+def _pieces(header: bytes, leaves: Mapping[str, Leaf]) -> Iterator[bytes]:
+    yield struct.pack("<Q", len(header)) + header
+    for _, array in leaves.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
+
+
+def decode_tree(
+    stream: RawIOBase | BufferedIOBase,
+    size: int,
+    name: str,
+    make: Callable[[npt.NDArray[Any], str], Any],
+    allowance: Allowance,
+) -> Any:
+    """Return the tree in a file of `size` bytes; `make(array, code)` makes each tensor.
+
+    Each tensor is read into a fresh array of its own. The rest of the tree is bounded by the
+    `allowance`. Raises FormatError; `name` is the file's, for messages.
+    """
+    length = int.from_bytes(_exactly(stream, min(8, size), name).tobytes(), "little")
+    if size < 8 or length > size - 8:
+        raise FormatError(f"{name} is no tree: its header does not fit into {size} bytes")
+    allowance.check(JSON_COST * length, f"a tree with a header of {length} bytes")
+    header = Section(parse(_exactly(stream, length, name).tobytes(), name), name)
+    metadata = header.section("__metadata__")
+    metadata.only({"tree"})
+    skeleton = parse(metadata.text("tree").encode("utf-8", "surrogatepass"), name)
+    leaves, end, data_bytes = {}, 0, size - 8 - length
+    for key in header:
+        if key != "__metadata__":
+            code, dtype, shape, stop = _tensor(header.section(key), end, data_bytes)
+            values = _exactly(stream, stop - end, name)
+            leaves[key] = make(_array(values, code, dtype, shape, f"{name}: {key}"), code)
+            end = stop
+    if end != data_bytes:
+        raise FormatError(f"{name} holds {data_bytes} bytes of tensors, {end} are named")
+    return _assemble(skeleton, leaves, name, 0)
+
+
+def _exactly(stream: RawIOBase | BufferedIOBase, nbytes: int, name: str) -> npt.NDArray[np.uint8]:
+    """Return the next bytes in an array of their own; raises FormatError if the stream ends."""
+    found = np.empty(nbytes, np.uint8)
+    filled = 0
+    while filled < nbytes:
+        count = stream.readinto(found[filled:].data)
+        if not count:
+            raise FormatError(f"{name} ends within bytes that its header names")
+        filled += count
+    return found
+
+
+def _tensor(
+    entry: Section, start: int, data_bytes: int
+) -> tuple[str, np.dtype[Any], list[int], int]:
+    """Return what a tensor is that begins at `start`, where the one before ended, and its end."""
+    entry.only({"dtype", "shape", "data_offsets"})
+    code, shape, span = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
+    if code not in _NAMES:
+        raise FormatError(f"{entry.name}: no element type: {code[:80]!r}")
+    if any(type(size) is not int or size < 0 for size in [*shape, *span]):
+        raise FormatError(f"{entry.name}: sizes and offsets are whole numbers, not negative")
+    dtype = np.dtype(_NAMES[code])
+    stop = start + math.prod(shape) * dtype.itemsize
+    if len(shape) > _MAX_DIMS or span != [start, stop] or stop > data_bytes:
+        raise FormatError(f"{entry.name}: a tensor of this shape does not lie at its offsets")
+    return code, dtype, shape, stop
+
+
+def _array(
+    values: npt.NDArray[np.uint8], code: str, dtype: np.dtype[Any], shape: list[int], name: str
+) -> npt.NDArray[Any]:
+    if code == "BOOL" and values.max(initial=0) > 1:
+        raise FormatError(f"{name}: a truth value is 0 or 1")
+    try:
+        return values.view(dtype).reshape(shape)
+    except (ValueError, OverflowError):  # no elements, but a side no array can have
+        raise FormatError(f"{name}: no array has this shape") from None
+
+
+def _skeleton(value: object, leaves: dict[str, Leaf], where: str, depth: int) -> Any:
+    """Return `value` as JSON with tagged containers, its arrays moved to `leaves`."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_DIGITS:
+            raise InvalidInputError(f"{where}: an int of {value.bit_length()} bits is too large")
+        return int(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(float(value))}
+    if depth == _MAX_DEPTH:
+        raise InvalidInputError(
+            f"{where[:80]}…: a payload is at most {_MAX_DEPTH} levels deep; does it hold itself?"
+        )
+    if isinstance(value, Mapping):
+        items = [
+            [_key(key, where), _skeleton(item, leaves, f"{where}[{key!r}]", depth + 1)]
+            for key, item in value.items()
+        ]
+        return {"dict": items}
+    if isinstance(value, list | tuple):
+        parts = [
+            _skeleton(item, leaves, f"{where}[{at}]", depth + 1) for at, item in enumerate(value)
+        ]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    name = f"{len(leaves)}"
+    leaves[name] = _leaf(value, where)
+    return {"tensor": name}
+
+
+def _key(key: object, where: str) -> str | int:
+    if type(key) is str or (type(key) is int and key.bit_length() <= _MAX_DIGITS):
+        return key
+    if type(key) is int:
+        raise InvalidInputError(f"{where}: an int of {key.bit_length()} bits is too large")
+    raise InvalidTypeError(f"{where}: a key of a payload is a text or an int, not {key!r:.80}")
+
+
+def _leaf(value: Any, where: str) -> Leaf:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        if value.dtype == torch.bfloat16:
+            return "BF16", value.view(torch.uint16).numpy()
+        value = value.numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        if array.dtype in _CODES and array.ndim <= _MAX_DIMS:
+            return _CODES[array.dtype], array
+        raise InvalidTypeError(f"{where}: arrays of {array.dtype} cannot be stored")
+    raise InvalidTypeError(
+        f"{where}: a {type(value).__name__} cannot be stored; a payload is bytes, a Path, or dicts "
+        "and lists of tensors, arrays, numbers, texts, booleans and None"
+    )
+
+
+def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> Any:
+    """Return what a skeleton stands for."""
+    if node is None or type(node) in (bool, str, int, float):
+        return node
+    if type(node) is not dict or len(node) != 1 or depth > _MAX_DEPTH:
+        raise FormatError(f"{name} holds no tree")
+    ((tag, content),) = node.items()
+    if tag == "tensor" and type(content) is str and content in leaves:
+        return leaves[content]
+    if tag == "float" and content in _NOT_FINITE:
+        return float(content)
+    if tag == "dict" and type(content) is list:
+        found = {}
+        for pair in content:
+            if type(pair) is not list or len(pair) != 2 or type(pair[0]) not in (str, int):
+                raise FormatError(f"{name}: an item of a dict is a key and a value")
+            found[pair[0]] = _assemble(pair[1], leaves, name, depth + 1)
+        if len(found) != len(content):
+            raise FormatError(f"{name}: a key occurs twice")
+        return found
+    if tag in ("list", "tuple") and type(content) is list:
+        parts = [_assemble(item, leaves, name, depth + 1) for item in content]
+        return tuple(parts) if tag == "tuple" else parts
+    raise FormatError(f"{name} holds no tree: {tag[:80]!r}")
+
+
+_CHUNK = 8 << 20
+_VOUCHED = 64
+"""Bytes of a file that a byte on the disk vouches for: file systems compress, and copies of files
+leave out zeros."""
+
+
+class Payload:
+    """One committed value; nothing is read before it is asked for."""
+
+    def __init__(self, directory: _io.Directory, info: PayloadInfo, *, hold: bool = False) -> None:
+        """Refer to a payload file of an open store.
+
+        With `hold` the file is opened now, and can be read when its name has been swept away.
+        """
+        self._directory = directory
+        self._info = info
+        self._held = self._open() if hold else None
+
+    @property
+    def kind(self) -> str:
+        """How the value was given: "bytes", "file" or "tree"."""
+        return self._info.kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value's file."""
+        return self._info.size
+
+    def read(self, *, memory: Size = DEFAULT_MEMORY) -> bytes:
+        """Return the bytes of the value's file, checked against its checksum.
+
+        Raises FormatError for a file that is nearly all holes and larger than `memory` bytes.
+        """
+        self._check_holes(memory)
+        data = BytesIO()
+        for chunk in self.chunks():
+            data.write(chunk)
+        return data.getvalue()  # not a copy
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the value's file to `path`, which appears complete or not at all."""
+        with _io.publish(path, force=force) as temporary, open(temporary, "xb") as target:
+            for chunk in self.chunks():
+                target.write(chunk)
+
+    def verify(self) -> None:
+        """Raise CorruptStoreError if the file is missing, or not the one that was committed."""
+        for _ in self.chunks():
+            pass
+
+    def tree(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
+        """Return a committed tree, its tensors as fresh NumPy arrays (bfloat16 as float32).
+
+        Raises FormatError where the tree without its tensors takes more than `memory` bytes.
+        """
+
+        def array_of(array: npt.NDArray[Any], code: str) -> npt.NDArray[Any]:
+            return to_float32(array) if code == "BF16" else array
+
+        return self._decode(array_of, memory)
+
+    def state_dict(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
+        """Return a committed tree with its tensors as torch tensors on the CPU.
+
+        Raises FormatError as `tree` does.
+        """
+        import torch
+
+        def tensor(array: npt.NDArray[Any], code: str) -> Any:
+            made = torch.from_numpy(array)
+            return made.view(torch.bfloat16) if code == "BF16" else made
+
+        return self._decode(tensor, memory)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the value's file in pieces; a mismatch is raised after the last."""
+        file = self._held or self._open()
+        found = 0
+        size = file.size
+        for offset in range(0, size, _CHUNK):
+            chunk = file.read(_CHUNK, offset)
+            found = crc32c(chunk, found)
+            yield chunk
+        if (size, found) != (self._info.size, self._info.crc32c):
+            raise CorruptStoreError(
+                f"{file.path} does not match its size and checksum; open an older "
+                f"version, {FILE_CURE}"
+            )
+
+    def close(self) -> None:
+        """Close the file that is held, if any."""
+        if self._held is not None:
+            self._held.close()
+
+    def _open(self) -> _io.File:
+        name = self._info.name
+        try:
+            return self._directory.open_file(name)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)} is missing; open an older version, {FILE_CURE}"
+            ) from None
+
+    def _check_holes(self, memory: Size) -> None:
+        """Refuse a file that is nearly all holes and takes more than `memory` bytes.
+
+        Bytes on the disk had to be written, but holes cost nothing to make.
+        """
+        file = self._held or self._open()
+        size = min(file.size, self._info.size)
+        Allowance(file.path, memory).check(size - _VOUCHED * file.written, "a file of holes")
+
+    def _decode(self, make: Callable[[npt.NDArray[Any], str], Any], memory: Size) -> Any:
+        if self.kind != "tree":
+            raise InvalidTypeError(f"this payload is {self.kind}, not a tree; use read() or save()")
+        self._check_holes(memory)
+        name = self._directory.join(self._info.name)
+        stream = _Pieces(self.chunks())
+        try:
+            found = decode_tree(stream, self.nbytes, name, make, Allowance(name, memory))
+        except FormatError:
+            stream.drain()  # a file that is damaged is not one that was made up
+            raise
+        stream.drain()
+        return found
+
+
+class _Pieces(RawIOBase):
+    """The pieces of a file as a stream."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._piece))
+        buffer[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        return count
+
+    def drain(self) -> None:
+        """Read the rest; raises what the pieces raise after the last."""
+        for _ in self._pieces:
+            pass
+
+
+def write_payload(directory: _io.Directory, name: str, value: object) -> PayloadInfo:
+    """Write a value to a new file and make it durable; its name is not, until the directory is.
+
+    Raises InvalidTypeError, before anything is written, for what cannot be stored.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _write(directory, name, "bytes", [bytes(value)])
+    if isinstance(value, os.PathLike):
+        return _write(directory, name, "file", _file_chunks(Path(value)))
+    return _write(directory, name, "tree", encode_tree(value))
+
+
+def write_payloads(
+    directory: _io.Directory, seq: int, payload: Mapping[str, object]
+) -> dict[str, PayloadInfo]:
+    """Write the values of a commit, names included, durably; after an error none is left."""
+    files: dict[str, PayloadInfo] = {}
+    try:
+        for name, value in payload.items():
+            files[name] = write_payload(directory, unique_name("payload-", seq), value)
+        if files:
+            directory.sync()
+    except BaseException:
+        remove_payloads(directory, files)
+        raise
+    return files
+
+
+def remove_payloads(directory: _io.Directory, files: Mapping[str, PayloadInfo]) -> None:
+    """Remove the values of a commit that did not take place."""
+    for info in files.values():
+        directory.unlink(info.name)
+
+
+def copy_payload(value: Payload, directory: _io.Directory, name: str) -> PayloadInfo:
+    """Copy a committed value to a new, durable file of another store, checking it on the way."""
+    return _write(directory, name, value.kind, value.chunks())
+
+
+def _write(directory: _io.Directory, name: str, kind: str, chunks: Iterable[bytes]) -> PayloadInfo:
+    size = found = 0
+    file = directory.create(name)
+    try:
+        with file:
+            for chunk in chunks:
+                file.write(chunk, size)
+                size += len(chunk)
+                found = crc32c(chunk, found)
+            file.sync()
+    except BaseException:
+        directory.unlink(name)
+        raise
+    return PayloadInfo(name, kind, size, found)
+
+
+def _file_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a regular file, as many as it has now, whether it grows or not."""
+    with _source(path) as source:
+        size = source.size
+        for offset in range(0, size, _CHUNK):
+            chunk = source.read(min(_CHUNK, size - offset), offset)
+            if len(chunk) < min(_CHUNK, size - offset):
+                raise InvalidInputError(f"the payload {path} was cut while it was copied")
+            yield chunk
+
+
+def _source(path: Path) -> _io.File:
+    """Open a file to be copied; a FIFO does not block. Raises InvalidInputError."""
+    try:
+        real = path.resolve(strict=True)
+        with _io.Directory.open(real.parent) as parent:
+            return parent.open_file(real.name)
+    except FormatError:
+        raise InvalidInputError(f"the payload {path} is not a regular file") from None
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a link that leads to itself"
+        raise InvalidInputError(f"cannot read the payload {path}: {reason}") from None

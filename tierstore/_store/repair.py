@@ -1,0 +1,443 @@
+"""Repair: a new store of every row that is whole in one that is damaged, and a list of the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._disk import generation as generations
+from tierstore._disk.base import Progress
+from tierstore._disk.images import LOST, OLDER, Found, Images
+from tierstore._disk.keys import Keys, open_keys, write_keys
+from tierstore._disk.manifest import (
+    Identity,
+    KeysInfo,
+    Manifest,
+    Parent,
+    PayloadInfo,
+    TableInfo,
+    manifest_name,
+    unique_name,
+)
+from tierstore._store.locking import folds_kept_away
+from tierstore._store.payload import Payload, copy_payload
+from tierstore._store.publish import write_skeleton
+from tierstore._store.survey import Survey, survey
+from tierstore._store.versions import open_directory
+from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
+from tierstore.initializers import BLOCK_ROWS, Law
+from tierstore.spec import TableSpec
+
+__all__ = ["RepairReport", "TableRepair", "repair"]
+
+Fill = str | Law
+"""What a damaged row becomes: "version", "zeros", "nan", or values by a law."""
+
+Rows = npt.NDArray[np.int64]
+Records = npt.NDArray[np.uint8]
+
+
+@dataclass
+class TableRepair:
+    """What became of a table.
+
+    Attributes:
+        rows: rows in all.
+        older: those that hold an image from before the one that is damaged.
+        filled: those that hold zeros, NaN or what a law gives.
+        unknown: how many more at most are older, and cannot be told, because a delta is missing or
+            its ids are damaged.
+    """
+
+    rows: int
+    older: int = 0
+    filled: int = 0
+    unknown: int = 0
+
+
+@dataclass
+class RepairReport:
+    """What a repaired store holds.
+
+    Attributes:
+        version: the version that was copied.
+        tables: what became of each table.
+        left_out: keys and payload that are damaged, and which manifests are.
+        listed: the CSV file of the rows that are not the newest image.
+    """
+
+    version: int
+    listed: Path
+    tables: dict[str, TableRepair] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the copy is all that the newest version held."""
+        counts = self.tables.values()
+        return not self.left_out and not any(t.older + t.filled + t.unknown for t in counts)
+
+
+def repair(
+    src: Any,
+    dest: str | Path,
+    *,
+    version: int | None = None,
+    fill: Fill | Sequence[Fill] = ("version", "zeros"),
+    listed: str | Path | None = None,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Copy every row of a damaged store that is whole to a new store, and list the others.
+
+    A row is whole if its checksum holds, wherever its image lies: in a delta whose footer or ids
+    are damaged, in the base, or in a delta that a kept version still names. `src` is only read, and
+    need not open: STORE.json, the newest manifest, tables and deltas may be damaged or missing, and
+    a writer may have it open. The new store, folded and of one version, appears complete or not at
+    all.
+
+    Args:
+        src: the store; a path, a URL for fsspec, or a zarr store.
+        dest: the path of the new store, which must not exist.
+        version: a kept version to copy; the newest whose manifest is whole if None.
+        fill: what a row becomes whose newest image is damaged, tried in turn: "version" is the
+            newest older image that is whole; "zeros", "nan", or a law such as
+            `tierstore.normal(0, 0.01)`, which is for the first field, others are zero then. Zeros
+            where nothing else applies. The laws a table was made with are not stored.
+        listed: where the list goes, a CSV file with the columns table, first, last (rows), rows
+            (their number), outcome ("older", "filled" or "unknown") and version (of an older
+            image); `dest` with ".rows.csv" behind it if None.
+        progress: called with the rows done and in all.
+
+    Keys and payload are copied where they are whole, and else named in the report.
+
+    Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
+    and StoreIOError.
+    """
+    fills, source, where = _checked(fill), _io.locate(src), _on_disk(dest)
+    to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
+    for path in (where, to):
+        if isinstance(source, Path) and path.resolve().is_relative_to(source.resolve()):
+            raise InvalidInputError(f"{path} lies inside {source}, which is only read")
+    with open_directory(source) as directory, folds_kept_away(directory):
+        found = survey(directory)
+        job = _Repair(directory, found, found.choose(version), fills, progress)
+        return job.run(where, to)
+
+
+def _on_disk(path: str | Path) -> Path:
+    where = _io.locate(path)
+    if not isinstance(where, Path):
+        raise InvalidInputError(f"{where} is not on a disk; repair to one, and save a copy there")
+    return where
+
+
+def _checked(fill: Fill | Sequence[Fill]) -> list[Fill]:
+    fills: list[Fill] = [fill] if isinstance(fill, str | Law) else list(fill)
+    for each in fills:
+        if each not in ("version", "zeros", "nan") and not isinstance(each, Law):
+            raise InvalidInputError(
+                f"not a way to fill rows: {each!r}; 'version', 'zeros', 'nan' or a law"
+            )
+    return fills
+
+
+class _Repair:
+    """A repair under way."""
+
+    def __init__(
+        self,
+        directory: _io.Directory,
+        found: Survey,
+        manifest: Manifest,
+        fills: list[Fill],
+        progress: Progress | None,
+    ) -> None:
+        self._directory = directory
+        self._found = found
+        self._floor = found.history.floor()
+        self._manifest = manifest
+        known = sorted(found.history.manifests(), key=lambda each: each.seq, reverse=True)
+        self._older = [
+            each for each in known if each.seq < manifest.seq and each.version <= manifest.version
+        ]
+        self._fills = fills
+        self._progress = progress
+        self._total = sum(info.spec.rows for info in manifest.tables.values())
+        self._done = 0
+
+    def run(self, where: Path, to: Path) -> RepairReport:
+        """Write the list and the store; the list goes where the store cannot be given its name."""
+        manifest = self._manifest
+        report = RepairReport(manifest.version, to, left_out=list(self._found.damage))
+        if where.exists() or where.is_symlink():
+            raise ExistsError(f"{where} exists; choose another name")
+        with contextlib.ExitStack() as undo:
+            with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
+                with _io.publish(to) as list_file, _RowList(list_file) as rows:
+                    self._write(directory, rows, report)
+                undo.callback(to.unlink, missing_ok=True)
+                self._check_still_there(report)
+            undo.pop_all()
+        return report
+
+    def _write(self, directory: _io.Directory, rows: _RowList, report: RepairReport) -> None:
+        manifest = self._manifest
+        parent = Parent(manifest.uuid, manifest.version, manifest.previous)
+        identity = Identity(uuid.uuid4().hex, parent)
+        tables: dict[str, TableInfo] = {}
+        for name, info in manifest.tables.items():
+            tables[name] = self._copy_table(directory, name, info, rows, report)
+            self._done += info.spec.rows
+        payload: dict[str, PayloadInfo] = {}
+        for name, value in manifest.payload.items():
+            committed = Payload(self._directory, value)
+            try:
+                committed.verify()
+            except TierStoreError as error:
+                report.left_out.append(f"payload {name}: {error}")
+            else:
+                payload[name] = copy_payload(committed, directory, unique_name("payload-", 1))
+        copied = Manifest(
+            uuid=identity.uuid,
+            seq=1,
+            version=manifest.version,
+            tables=tables,
+            step=manifest.step,
+            confirmed=manifest.version,
+            payload=payload,
+            previous=manifest.previous,
+            mark=manifest.mark,
+        )
+        write_skeleton(directory, identity, copied)
+
+    def _copy_table(
+        self,
+        directory: _io.Directory,
+        name: str,
+        info: TableInfo,
+        rows: _RowList,
+        report: RepairReport,
+    ) -> TableInfo:
+        outcome = report.tables[name] = TableRepair(info.spec.rows)
+        with (
+            _Sources(self._directory, name, self._manifest, self._older, self._floor) as sources,
+            directory.make_directory(name) as target,
+        ):
+            outcome.unknown = sources.unknown
+            rows.unknown(name, outcome.unknown)
+            blocks = self._blocks(name, sources, rows, outcome)
+            created = generations.create(target, info.spec, 1, blocks, self._report)
+            keys, damage = _copy_keys(sources.table, info, target, created.generation)
+        if damage:
+            report.left_out.append(f"keys of table {name}: {damage}")
+        return dataclasses.replace(created, scalars=dict(info.scalars), keys=keys)
+
+    def _report(self, done: int, _: int) -> None:
+        if self._progress is not None:
+            self._progress(self._done + done, self._total)
+
+    def _blocks(
+        self, name: str, sources: _Sources, rows: _RowList, outcome: TableRepair
+    ) -> Iterator[Records]:
+        """Yield the records of the new table, and note which are not the newest image."""
+        filler = _filler(self._fills, self._manifest.tables[name].spec)
+        takes_older = "version" in self._fills
+        for found in sources.blocks():
+            older = (found.state == OLDER) & takes_older
+            filled = (found.state == LOST) | ((found.state == OLDER) & ~older)
+            if filled.any():
+                found.records[filled] = filler(found.rows[filled])
+            outcome.older += int(older.sum())
+            outcome.filled += int(filled.sum())
+            rows.add(name, found.rows, older, filled, found.versions)
+            yield found.records
+
+    def _check_still_there(self, report: RepairReport) -> None:
+        """Raise if a writer removed the version meanwhile, and what is missing may be no damage."""
+        if not report.complete and not self._directory.exists(manifest_name(self._manifest.seq)):
+            raise StoreIOError(
+                f"{self._directory.path} was changed by its writer while version "
+                f"{self._manifest.version} was copied; close the writer, and repair again"
+            )
+
+
+class _Sources:
+    """The images of a table in all its generations; a context manager."""
+
+    def __init__(
+        self,
+        store: _io.Directory,
+        name: str,
+        manifest: Manifest,
+        older: Sequence[Manifest],
+        floor: int,
+    ) -> None:
+        self.table: _io.Directory | None = None
+        with contextlib.suppress(FileNotFoundError, TierStoreError):
+            self.table = store.directory(name)
+        self._newest = Images(self.table, name, manifest, older, floor=floor)
+        self.unknown = self._newest.unknown
+        self._before: list[Images] = []
+        layout, seen = manifest.tables[name].spec.layout, {manifest.tables[name].generation}
+        for each in older:
+            info = each.tables.get(name)
+            if info is not None and info.generation not in seen and info.spec.layout == layout:
+                seen.add(info.generation)
+                self._before.append(Images(self.table, name, each, floor=floor))
+
+    def blocks(self) -> Iterator[Found]:
+        """Yield all rows in order, in blocks, from where each is whole."""
+        for found in self._newest.blocks():
+            for images in self._before:
+                self._look_in(images, found)
+            yield found
+
+    @staticmethod
+    def _look_in(images: Images, found: Found) -> None:
+        """Take what an older generation has of the rows that are lost."""
+        lost = np.flatnonzero((found.state == LOST) & (found.rows < images.info.spec.rows))
+        if not lost.size:
+            return
+        before = images.find(found.rows[lost])
+        here = np.flatnonzero(before.state != LOST)
+        found.records[lost[here]] = before.records[here]
+        found.versions[lost[here]] = before.versions[here]
+        found.state[lost[here]] = OLDER
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all files."""
+        for images in [self._newest, *self._before]:
+            images.close()
+        if self.table is not None:
+            self.table.close()
+
+
+def _copy_keys(
+    table: _io.Directory | None, info: TableInfo, target: _io.Directory, generation: str
+) -> tuple[KeysInfo | None, str]:
+    """Copy a table's keys; return what was written, or what is wrong with them."""
+    if info.keys is None:
+        return None, ""
+    try:
+        if table is None:
+            return None, "the table's directory is missing"
+        with table.directory(info.generation) as directory:
+            keys = Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)[:]
+    except FileNotFoundError as error:
+        return None, f"{error.filename} is missing"
+    except TierStoreError as error:
+        return None, str(error)
+    with target.directory(generation) as directory:
+        return write_keys(directory, keys.tolist(), info.spec.rows), ""
+
+
+def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:
+    """Return what gives records for rows that no image is taken for."""
+    fill = next((each for each in fills if each != "version"), "zeros")
+    layout = spec.layout
+    if isinstance(fill, Law):
+        return _by_law(spec, fill)
+    record = np.zeros((1, layout.record_bytes), np.uint8)
+    if fill == "nan":
+        for name, item in layout.fields:
+            layout.view(record, name)[:] = generations.encode(
+                np.full((1, item.dim), np.nan, np.float32), item
+            )
+    return lambda rows: np.repeat(record, rows.size, axis=0)
+
+
+def _by_law(spec: TableSpec, law: Law) -> Callable[[Rows], Records]:
+    """Return what gives first records, where a law says those of the first field."""
+    fields = {name: dataclasses.replace(item, init=None) for name, item in spec.fields.items()}
+    made = dataclasses.replace(spec, fields=fields, init=law, sparse=False)
+
+    def records(rows: Rows) -> Records:
+        parts = []
+        for block in np.unique(rows // BLOCK_ROWS).tolist():
+            here = rows[rows // BLOCK_ROWS == block] - block * BLOCK_ROWS
+            parts.append(next(generations.initial_records(made, block * BLOCK_ROWS))[here])
+        return np.concatenate(parts)
+
+    return records
+
+
+class _RowList:
+    """The list of rows that are not their newest image, as CSV, runs of rows in a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x", newline="", encoding="utf-8")
+        self._out = csv.writer(self._file, lineterminator="\n")
+        self._out.writerow(("table", "first", "last", "rows", "outcome", "version"))
+        self._run: tuple[str, int, int, str, int | str] | None = None
+
+    def unknown(self, table: str, count: int) -> None:
+        """Say that so many rows of a table may be older."""
+        if count:
+            self._out.writerow((table, "", "", count, "unknown", ""))
+
+    def add(
+        self,
+        table: str,
+        rows: Rows,
+        older: npt.NDArray[np.bool_],
+        filled: npt.NDArray[np.bool_],
+        versions: npt.NDArray[np.int64],
+    ) -> None:
+        """List those of `rows` that are older, and of which version, and those that are filled."""
+        which = np.flatnonzero(older | filled)
+        kinds = np.where(filled[which], -1, versions[which])
+        ids = rows[which]
+        cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(kinds) != 0)) + 1
+        for part in np.split(np.arange(ids.size), cuts) if ids.size else ():
+            kind = int(kinds[part[0]])
+            self._add_run(table, int(ids[part[0]]), int(ids[part[-1]]), kind)
+
+    def _add_run(self, table: str, first: int, last: int, kind: int) -> None:
+        """Lengthen the run before by one that goes on from there, or write it."""
+        outcome: tuple[str, int | str] = ("filled", "") if kind < 0 else ("older", kind)
+        run = self._run
+        if run is not None and (run[0], run[2] + 1, *run[3:]) == (table, first, *outcome):
+            self._run = (table, run[1], last, *outcome)
+            return
+        self._flush()
+        self._run = (table, first, last, *outcome)
+
+    def _flush(self) -> None:
+        if self._run is not None:
+            table, first, last, outcome, version = self._run
+            self._out.writerow((table, first, last, last + 1 - first, outcome, version))
+        self._run = None
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write the last line and close the file."""
+        with self._file:
+            self._flush()

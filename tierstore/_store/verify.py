@@ -1,0 +1,416 @@
+"""Checking a store, open or not: every row and file against its checksum, going on after damage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._disk import binding
+from tierstore._disk.base import CHECKSUMS, Base, Progress
+from tierstore._disk.delta import Delta
+from tierstore._disk.generation import Generation
+from tierstore._disk.keys import Keys, open_keys
+from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._store.locking import folds_kept_away
+from tierstore._store.payload import Payload
+from tierstore._store.survey import Survey, survey
+from tierstore._store.versions import open_directory
+from tierstore._tiers import memory
+from tierstore.errors import TierStoreError
+
+__all__ = ["VerifyReport", "verify", "verify_store"]
+
+Rows = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 1 << 20
+"""Records checked at a time: they stay in a core's cache from the copy to the checksum."""
+_ATTEMPTS = 8
+_NOTHING = np.empty(0, np.int64)
+
+
+@dataclass
+class VerifyReport:
+    """What was checked, and what is damaged.
+
+    Attributes:
+        version: the version that was checked; others were checked as far as their files differ.
+        rows_checked: rows of its bases.
+        bad_rows: by table, its rows that are damaged in the base or in a delta, ascending.
+        bad_files: what else is damaged: manifests, files of tables, keys and payload, each with
+            what is wrong with it.
+        whole: the versions whose every row, key and payload can be read, of those that were
+            checked; none is known where only a sample was.
+        mended: by table, those of `bad_rows` that were written again; see `Store.verify`.
+    """
+
+    version: int = 0
+    rows_checked: int = 0
+    bad_rows: dict[str, list[int]] = field(default_factory=dict)
+    bad_files: list[str] = field(default_factory=list)
+    whole: list[int] = field(default_factory=list)
+    mended: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.bad_files and not any(self.bad_rows.values())
+
+
+def verify(
+    path: Any,
+    *,
+    version: int | None = None,
+    sample: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check a store that need not open: every manifest, table and file by itself, to the end.
+
+    Args:
+        path: the store; a path, a URL for fsspec, or a zarr store.
+        version: the one version to check; if None the newest, and what older ones add to it.
+        sample: check that many random rows of each base, and only the version.
+        progress: called with the rows done and in all.
+
+    Returns what is damaged, and which versions are whole. A writer may go on meanwhile. Raises
+    NotAStoreError; FormatError where no manifest can be read; VersionError.
+    """
+    with open_directory(_io.locate(path)) as directory, folds_kept_away(directory):
+        for _ in range(_ATTEMPTS):
+            found = survey(directory)
+            report = verify_store(
+                directory, found, version=version, sample=sample, progress=progress
+            )
+            now = survey(directory)
+            if report.ok or {m.seq for m in found.versions.values()} <= {
+                m.seq for m in now.versions.values()
+            }:
+                break  # else a writer swept files away while they were looked for
+    return report
+
+
+def verify_store(
+    directory: _io.Directory,
+    found: Survey,
+    *,
+    opened: Mapping[str, Generation] | None = None,
+    manifest: Manifest | None = None,
+    payload: Mapping[str, Payload] | None = None,
+    version: int | None = None,
+    sample: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check a version and, unless one is named or sampled, what older ones add to it.
+
+    For a store that is open, `opened`, `manifest` and `payload` are those of the open version,
+    whose files a writer may have removed from the directory.
+    """
+    chosen = found.choose(version) if manifest is None else manifest
+    check = _Check(directory, found, sample, progress)
+    report = check.report
+    report.version = chosen.version
+    report.bad_files += found.damage
+    check.total(chosen)
+    with contextlib.closing(check):
+        whole = check.version(chosen, opened or {}, payload, newest=True)
+        if sample is None:
+            report.whole = [chosen.version] if whole else []
+        if sample is None and version is None:
+            for older in reversed(found.versions.values()):
+                if older.version != chosen.version and check.version(older, {}, None):
+                    report.whole.append(older.version)
+    report.whole.sort()
+    memory.give_back()
+    return report
+
+
+class _Checked(Protocol):
+    """A base, or the tier over it."""
+
+    rows: int
+    record_bytes: int
+
+    def damaged(self, rows: Rows) -> list[int]:
+        """Return those of `rows` that are damaged in the base."""
+
+    def damaged_files(self) -> list[str]:
+        """Return names of files with damage outside any row."""
+
+    def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Return what the checksums of `rows` of the base are by their records."""
+
+
+class _Check:
+    """Checks under way: each file once, whatever versions name it."""
+
+    def __init__(
+        self,
+        directory: _io.Directory,
+        found: Survey,
+        sample: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.report = VerifyReport()
+        self._directory = directory
+        self._found = found
+        self._floor = found.history.floor()
+        self._sample = sample
+        self._progress = progress
+        self._total = 0
+        self._bases: dict[str, Rows | None] = {}  # None: cannot be read at all
+        self._deltas: dict[str, tuple[Delta | None, Rows]] = {}
+        self._files: dict[str, bool] = {}  # payload and keys: whole or not
+
+    def total(self, manifest: Manifest) -> None:
+        """Note how many rows there are to check."""
+        rows = [info.spec.rows for info in manifest.tables.values()]
+        self._total = sum(rows if self._sample is None else (min(self._sample, n) for n in rows))
+
+    def close(self) -> None:
+        """Let go of what was mapped."""
+        self._deltas.clear()
+
+    def version(
+        self,
+        manifest: Manifest,
+        opened: Mapping[str, Generation],
+        payload: Mapping[str, Payload] | None,
+        *,
+        newest: bool = False,
+    ) -> bool:
+        """Check what no version before this one named; return whether all of it can be read."""
+        before = len(self.report.bad_files)
+        if payload is None:
+            payload = {
+                name: Payload(self._directory, info) for name, info in manifest.payload.items()
+            }
+        whole = self._payload(manifest, payload)
+        for name, info in manifest.tables.items():
+            whole &= self._table(manifest, name, info, opened.get(name), newest=newest)
+        found = len(self.report.bad_files) > before
+        if found and not newest and not self._is_kept(manifest):
+            del self.report.bad_files[before:]  # a writer swept it, or what it named, meanwhile
+            return False
+        return whole
+
+    def _is_kept(self, manifest: Manifest) -> bool:
+        """Whether the version is kept, by this manifest still."""
+        now = self._found.history.versions().get(manifest.version)
+        return now is not None and now.seq == manifest.seq
+
+    def _payload(self, manifest: Manifest, payload: Mapping[str, Payload]) -> bool:
+        for name, info in manifest.payload.items():
+            if info.name not in self._files:
+                self._files[info.name] = True
+                try:
+                    payload[name].verify()
+                except TierStoreError as error:
+                    self._files[info.name] = False
+                    self.report.bad_files.append(
+                        f"payload {name} of version {manifest.version}: {error}"
+                    )
+        return all(self._files[info.name] for info in manifest.payload.values())
+
+    def _table(
+        self,
+        manifest: Manifest,
+        name: str,
+        info: TableInfo,
+        opened: Generation | None,
+        *,
+        newest: bool,
+    ) -> bool:
+        """Check a table; return whether a reader of this version can read all of it."""
+        where = f"table {name} of version {manifest.version}"
+        if newest:
+            self.report.bad_rows[name] = []
+        with contextlib.ExitStack() as files:
+            directory: _io.Directory | None = None
+            try:
+                if opened is None:
+                    table = files.enter_context(self._directory.directory(name))
+                    directory = files.enter_context(table.directory(info.generation))
+            except (TierStoreError, FileNotFoundError) as error:
+                if info.generation not in self._bases:
+                    self._bases[info.generation] = None
+                    self.report.bad_files.append(f"{where}: {error}")
+                return False
+            deltas = self._check_deltas(where, info, manifest.uuid, opened, directory)
+            merging = [each.ids for each, _ in deltas if each and each.info.version <= self._floor]
+            base = self._check_base(where, info, merging, opened, directory)
+            keys = self._check_keys(where, info, opened, directory)
+        bad = np.concatenate([_NOTHING if base is None else base, *(rows for _, rows in deltas)])
+        if newest:
+            self.report.bad_rows[name] = np.unique(bad).tolist()
+        if base is None or not keys or any(delta is None for delta, _ in deltas):
+            return False
+        return not _shown(base, [(delta, rows) for delta, rows in deltas if delta is not None])
+
+    def _check_base(
+        self,
+        where: str,
+        info: TableInfo,
+        merging: list[Rows],
+        opened: Generation | None,
+        directory: _io.Directory | None,
+    ) -> Rows | None:
+        """Return the damaged rows of a base; None if it cannot be opened."""
+        if info.generation in self._bases:
+            return self._bases[info.generation]
+        self._bases[info.generation] = None
+        base: _Checked
+        try:
+            if directory is None and opened is not None:
+                base = opened.tier
+            elif directory is not None:
+                base = mapped = Base.open(directory, info.spec)
+        except TierStoreError as error:
+            self.report.bad_files.append(f"{where}: {error}")
+            return None
+        try:
+            self.report.bad_files += [f"{where}: {file}" for file in base.damaged_files()]
+            self._check_binding(where, info, base, merging, opened, directory)
+            bad = self._damaged_base(base, merging)
+        finally:
+            if directory is not None:
+                mapped.close()
+        self._bases[info.generation] = bad
+        return bad
+
+    def _check_binding(
+        self,
+        where: str,
+        info: TableInfo,
+        base: _Checked,
+        merging: list[Rows],
+        opened: Generation | None,
+        directory: _io.Directory | None,
+    ) -> None:
+        """Compare the digest that the version names with the base's row checksums."""
+        if directory is None:
+            found = [] if opened is None else self._damaged_binding(opened)
+        else:
+            found = _damaged_binding(info, base, merging, directory)
+        self.report.bad_files += [f"{where}: {each}" for each in found]
+
+    def _damaged_binding(self, opened: Generation) -> list[str]:
+        """Return what is wrong by a floor that did not rise while that was looked at."""
+        floor = self._found.history.floor()
+        while bad := opened.damaged_binding(floor):
+            before, floor = floor, self._found.history.floor()
+            if floor == before:
+                break
+        return bad
+
+    def _damaged_base(self, base: _Checked, merging: list[Rows]) -> Rows:
+        """Return the damaged rows of a base, reporting progress.
+
+        Those in `merging`, which deltas up to the floor hold, do not count: a fold that was cut
+        short may have left them torn, and they are not read there.
+        """
+        bad: list[int] = []
+        held = np.concatenate([_NOTHING, *merging])
+        for rows in self._blocks(base):
+            bad += base.damaged(rows[~np.isin(rows, held)] if held.size else rows)
+            self.report.rows_checked += rows.size
+            if self._progress is not None:
+                done = self.report.rows_checked
+                self._progress(done, max(done, self._total))
+        return np.array(bad, np.int64)
+
+    def _blocks(self, base: _Checked) -> Iterator[Rows]:
+        step = max(1, _BLOCK_BYTES // base.record_bytes)
+        if self._sample is not None and self._sample < base.rows:
+            rows = np.random.default_rng().choice(base.rows, self._sample, replace=False)
+            yield from np.array_split(np.sort(rows), max(1, -(-self._sample // step)))
+            return
+        for start in range(0, base.rows, step):
+            yield np.arange(start, min(start + step, base.rows), dtype=np.int64)
+
+    def _check_deltas(
+        self,
+        where: str,
+        info: TableInfo,
+        store: str,
+        opened: Generation | None,
+        directory: _io.Directory | None,
+    ) -> list[tuple[Delta | None, Rows]]:
+        """Return the deltas of a table, oldest first, and the damaged rows of each."""
+        known = {} if opened is None else {each.info.name: each for each in opened.tier.deltas}
+        found = []
+        for each in info.deltas:
+            if each.name not in self._deltas:
+                delta, bad = known.get(each.name), _NOTHING
+                try:
+                    if delta is None and directory is not None:
+                        width = info.spec.layout.record_bytes
+                        secret = bytes.fromhex(store)
+                        delta = Delta(directory, each, store=secret, record_bytes=width)
+                    if delta is not None and self._sample is None:
+                        bad = np.array(delta.damaged(), np.int64)
+                except TierStoreError as error:
+                    self.report.bad_files.append(f"{where}: {error}")
+                if bad.size and opened is None:
+                    self.report.bad_files.append(
+                        f"{where}: {each.name}: {bad.size} rows, the first is row {bad[0]}"
+                    )
+                self._deltas[each.name] = delta, bad
+            found.append(self._deltas[each.name])
+        return found
+
+    def _check_keys(
+        self,
+        where: str,
+        info: TableInfo,
+        opened: Generation | None,
+        directory: _io.Directory | None,
+    ) -> bool:
+        """Return whether the keys of a table are whole."""
+        if info.keys is None:
+            return True
+        name = min(info.keys.files)
+        if name not in self._files:
+            try:
+                if directory is not None:
+                    Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)
+                elif opened is not None:
+                    opened.keys()
+                self._files[name] = True
+            except TierStoreError as error:
+                self._files[name] = False
+                self.report.bad_files.append(f"{where}: keys: {error}")
+        return self._files[name]
+
+
+def _damaged_binding(
+    info: TableInfo, base: _Checked, merging: list[Rows], directory: _io.Directory
+) -> list[str]:
+    """Return what is wrong with the digest of a version, or with a base by it."""
+    if info.digest is None:
+        return []
+    try:
+        digest = binding.read_digest(directory, info.digest, info.spec.rows)
+    except TierStoreError as error:
+        return [str(error)]
+    if digest is None:
+        return [info.digest.name]
+    touched = np.unique(np.concatenate([_NOTHING, *merging]) // binding.DIGEST_ROWS)
+    return [
+        f"{CHECKSUMS}: rows from {block * binding.DIGEST_ROWS} on are of another moment"
+        for block in binding.foreign_blocks(directory, base, info.spec.rows, digest, touched)
+    ]
+
+
+def _shown(base: Rows, deltas: list[tuple[Delta, Rows]]) -> bool:
+    """Whether any damaged row is what a reader gets: no later delta holds the row too."""
+    hidden = base
+    for delta, bad in deltas:
+        if hidden.size:
+            hidden = hidden[~np.isin(hidden, delta.ids)]
+        hidden = np.concatenate([hidden, bad])
+    return bool(hidden.size)

@@ -1,0 +1,175 @@
+"""The versions of a store: which manifests there are, and what they say.
+
+The manifest with the highest number is the store as it is now. Manifests are never changed, and
+their numbers never given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tierstore import _io
+from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
+from tierstore.errors import FormatError, NotAStoreError, StoreIOError, VersionError
+
+__all__ = [
+    "FOLD",
+    "LOCK",
+    "STORE",
+    "History",
+    "open_directory",
+    "read_identity",
+]
+
+STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
+
+
+class History:
+    """The manifests in a store's directory, read as they are asked for."""
+
+    def __init__(self, directory: _io.Directory, store: str) -> None:
+        """Refer to the open directory of the store with this uuid."""
+        self._directory = directory
+        self._store = store
+        self._known: Manifest | None = None
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all manifests, ascending.
+
+        Those right behind the highest are asked for by name: a listing may not show them yet.
+        """
+        found = map(MANIFEST_NAME.fullmatch, self._directory.names())
+        numbers = sorted(int(match.group(1)) for match in found if match)
+        while numbers and self._directory.exists(manifest_name(numbers[-1] + 1)):
+            numbers.append(numbers[-1] + 1)
+        return numbers
+
+    def _load(self, seq: int) -> Manifest:
+        name = manifest_name(seq)
+        path = self._directory.join(name)
+        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path)
+        if manifest.uuid != self._store:
+            raise FormatError(f"{path} belongs to another store, {manifest.uuid}")
+        if manifest.seq != seq:
+            raise FormatError(f"{path} bears the number {manifest.seq} inside")
+        return manifest
+
+    def newest(self) -> Manifest:
+        """Return the store as it is now.
+
+        A manifest that cannot be read is an error, never a reason to go back to an older one.
+        """
+        for _ in range(8):
+            numbers = self._numbers()
+            if not numbers:
+                raise NotAStoreError(
+                    f"{self._directory.path} has no manifest: it is not a store, or was never "
+                    "completed; remove it and create it again"
+                )
+            try:
+                if self._known is None or self._known.seq != numbers[-1]:
+                    self._known = self._load(numbers[-1])
+                return self._known
+            except FileNotFoundError:
+                continue  # a writer published and swept between the listing and the reading
+            except FormatError as error:
+                raise FormatError(f"{error}{self._alternatives()}") from None
+        raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
+
+    def _alternatives(self) -> str:
+        """Return which versions have a manifest that can be read, as the end of a message."""
+        versions = _openable(*self._read())
+        if not versions:
+            return ""
+        listed = ", ".join(map(str, versions))
+        return (
+            f"; versions that can be opened, with tierstore.open(path, version=N): {listed}; "
+            f"'tierstore repair {self._directory.path} DEST' copies what is whole"
+        )
+
+    def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
+        """Yield each manifest by its number, ascending, or what is wrong with it."""
+        for seq in self._numbers():
+            try:
+                yield seq, self._load(seq)
+            except FileNotFoundError:
+                continue  # swept between the listing and the reading
+            except FormatError as error:
+                yield seq, error
+
+    def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
+        """Return the manifests, ascending, and what is wrong with those that cannot be read."""
+        found = list(self.read_all())
+        manifests = [each for _, each in found if isinstance(each, Manifest)]
+        return manifests, {seq: each for seq, each in found if isinstance(each, FormatError)}
+
+    def versions(self) -> dict[int, Manifest]:
+        """Return the manifest of each version that can be opened, ascending by version."""
+        manifests, damage = self._read()
+        if not manifests:
+            self.newest()  # says what is wrong
+        return _openable(manifests, damage)
+
+    def manifests(self) -> list[Manifest]:
+        """Return all manifests that can be read, ascending."""
+        return self._read()[0]
+
+    def floor(self) -> int:
+        """Return the newest version a fold has begun to merge into the base, at most.
+
+        A newest manifest that cannot be read may say that it was any that is left.
+        """
+        try:
+            return self.newest().floor
+        except FormatError:
+            return max((manifest.version for manifest in self.manifests()), default=0)
+
+    def damaged(self) -> list[str]:
+        """Return the names of manifests that cannot be read."""
+        return [manifest_name(seq) for seq in self._read()[1]]
+
+    def version(self, number: int) -> Manifest:
+        """Return the manifest of a version; raises VersionError if it is not kept."""
+        kept = self.versions()
+        if number not in kept:
+            listed = ", ".join(map(str, kept)) or "none"
+            raise VersionError(f"version {number} is not kept; there are: {listed}")
+        return kept[number]
+
+
+def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:
+    """Return the newest manifest of each version that can be opened, ascending by version.
+
+    Not openable are versions that a fold has merged into others, and those that were newer than the
+    version a writer went back to.
+    """
+    found = {manifest.version: manifest for manifest in manifests}
+    floor = max((manifest.floor for manifest in manifests), default=0)
+    is_newest = bool(manifests) and max(damage, default=0) < manifests[-1].seq
+    limit = manifests[-1].version if is_newest else max(found, default=0)
+    return {version: found[version] for version in sorted(found) if floor <= version <= limit}
+
+
+def open_directory(path: Path | _io.Objects) -> _io.Directory:
+    """Open the directory at a path, or of objects; raises NotAStoreError or StoreIOError."""
+    if isinstance(path, _io.Objects):
+        return path.open()
+    try:
+        return _io.Directory.open(path)
+    except FileNotFoundError:
+        raise NotAStoreError(f"{path} does not exist; tierstore.create makes a store") from None
+    except NotADirectoryError:
+        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
+    except OSError as error:
+        raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+def read_identity(directory: _io.Directory) -> Identity:
+    """Return what STORE.json says; raises NotAStoreError or FormatError."""
+    try:
+        return Identity.decode(directory.read_file(STORE, 1 << 16), directory.join(STORE))
+    except FileNotFoundError:
+        raise NotAStoreError(
+            f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one"
+        ) from None

@@ -1,0 +1,174 @@
+"""JSON that is written in one way and read without trust.
+
+An object is sealed in an envelope with the crc32c of its bytes, so a file that was changed in any
+bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors.
+Whoever reads a file caps its size first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tierstore._checksum import crc32c
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, TierStoreError
+
+__all__ = ["MAX_SCALARS_BYTES", "Section", "canonical", "json_values", "parse", "seal", "unseal"]
+
+_ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
+_MAX_INT = 2**63 - 1
+MAX_SCALARS_BYTES = 64 << 10
+"""Bytes of JSON that the scalars of one table may take: every version repeats them."""
+
+
+def canonical(body: Any) -> bytes:
+    """Return the one way this format writes a JSON value."""
+    return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return the bytes of an object in its envelope."""
+    text = canonical(body)
+    return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
+
+
+def unseal(data: bytes, name: str, newest: int) -> Section:
+    """Return the body of a sealed object of a format from 1 to `newest`; raises FormatError.
+
+    The checksum is compared before a byte is parsed. `name` is the file's, for messages.
+    """
+    match = _ENVELOPE.fullmatch(data)
+    if match is None or int(match[1]) != crc32c(match[2]):
+        raise FormatError(
+            f"{name} does not match its checksum; restore it from a copy, or open an older version"
+        )
+    body = Section(parse(match[2], name), name)
+    found = body.integer("format")
+    if found > newest:
+        raise FormatError(
+            f"{name} has format {found}, this tierstore reads up to {newest}: "
+            "it was written by a newer version; pip install --upgrade tierstore"
+        )
+    if found < 1:
+        raise FormatError(f"{name}: not a format: {found}")
+    return body
+
+
+def parse(data: bytes, name: str) -> Any:
+    """Return a JSON value; raises FormatError for duplicate keys, NaN, deep nesting and no JSON."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise FormatError(f"{name}: a key occurs twice")
+        return dict(pairs)
+
+    def finite(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            raise FormatError(f"{name}: {text} is not a finite number")
+        return value
+
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=distinct,
+            parse_float=finite,
+            parse_constant=finite,
+        )
+    except TierStoreError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is not JSON ({error}); restore it from a copy") from None
+
+
+class Section:
+    """A JSON object that is read key by key, each of an exact type."""
+
+    def __init__(self, content: Any, name: str) -> None:
+        if type(content) is not dict:
+            raise FormatError(f"{name} is not a JSON object")
+        self.content: dict[str, Any] = content
+        self.name = name
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys."""
+        return iter(self.content)
+
+    def only(self, allowed: set[str]) -> None:
+        """Refuse any key but these."""
+        unknown = sorted(set(self.content) - allowed)
+        if unknown:
+            raise FormatError(f"{self.name}: unknown key {unknown[0]!r}")
+
+    def value(self, key: str) -> Any:
+        """Return what is under a key."""
+        if key not in self.content:
+            raise FormatError(f"{self.name}: {key!r} is missing")
+        return self.content[key]
+
+    def section(self, key: str) -> Section:
+        """Return the object under a key."""
+        return Section(self.value(key), f"{self.name}: {key}")
+
+    def items(self, key: str) -> list[Any]:
+        """Return the list under a key."""
+        value = self.value(key)
+        if type(value) is not list:
+            raise FormatError(f"{self.name}: {key!r} is not a list")
+        return value
+
+    def integer(self, key: str) -> int:
+        """Return the whole number under a key."""
+        value = self.value(key)
+        if type(value) is not int or abs(value) > _MAX_INT:
+            raise FormatError(f"{self.name}: {key!r} is not a whole number")
+        return value
+
+    def natural(self, key: str) -> int:
+        """Return the whole number, 0 or more, under a key."""
+        value = self.integer(key)
+        if value < 0:
+            raise FormatError(f"{self.name}: {key!r} is negative")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return the text under a key."""
+        value = self.value(key)
+        if type(value) is not str:
+            raise FormatError(f"{self.name}: {key!r} is not a text")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return the truth value under a key."""
+        value = self.value(key)
+        if type(value) is not bool:
+            raise FormatError(f"{self.name}: {key!r} is not true or false")
+        return value
+
+    def matching(self, key: str, pattern: re.Pattern[str]) -> str:
+        """Return the text under a key, all of which must match."""
+        value = self.text(key)
+        if pattern.fullmatch(value) is None:
+            raise FormatError(f"{self.name}: {key!r} is not as expected: {value[:80]!r}")
+        return value
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scalars of a table as JSON will give them back.
+
+    Raises InvalidTypeError for what JSON cannot hold, InvalidInputError for more than
+    MAX_SCALARS_BYTES.
+    """
+    try:
+        text = canonical(dict(values))
+        parsed: dict[str, Any] = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidTypeError(f"scalars are numbers, texts and lists of them: {error}") from None
+    if len(text) > MAX_SCALARS_BYTES:
+        raise InvalidInputError(
+            f"the scalars of a table take {len(text)} bytes, at most {MAX_SCALARS_BYTES} are kept; "
+            "keep large values in the payload"
+        )
+    return parsed

@@ -1,0 +1,1 @@
+"""Tables: rows by id over the tiers. Ids are checked here, and fields become byte ranges."""

@@ -1,0 +1,74 @@
+"""Some fields of a table's records, to be read or written together.
+
+A GPU copies them in one pass over the records of a batch: fewer launches, and a record is fetched
+once and whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+
+from tierstore._tiers.gpu.device import BLOCK, Device, Kernel
+from tierstore._tiers.gpu.source import on_records
+from tierstore.spec import RecordLayout
+
+__all__ = ["Columns"]
+
+_MOST_BLOCKS = 2**31 - 1
+
+
+class Columns:
+    """Fields of records of one layout.
+
+    Attributes:
+        layout: where they lie.
+        names: their names, at least one.
+    """
+
+    def __init__(self, layout: RecordLayout, names: Sequence[str]) -> None:
+        """Look the fields up; raises UnknownNameError."""
+        self.layout = layout
+        self.names = tuple(names)
+        self.spans = [layout.span(name) for name in self.names]
+        self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
+        self._argument = _argument(len(self.names))
+        self._kernels: dict[tuple[str, int], tuple[Kernel, int]] = {}
+
+    def copy(
+        self, device: Device, way: str, arrays: Mapping[str, int], rows: int
+    ) -> tuple[tuple[Kernel, int], ctypes.Structure, int]:
+        """Return the kernel that copies them between records and arrays, its argument, its items.
+
+        Args:
+            device: where the records are.
+            way: "gather" to the arrays, "scatter" from them.
+            arrays: the address of each field's array, `(rows, nbytes)` without gaps.
+            rows: at least as many as there are records.
+        """
+        addresses = [arrays[name] for name in self.names]
+        odd = functools.reduce(int.__or__, addresses, self._odd)
+        key = way, odd & -odd
+        if key not in self._kernels:
+            width = key[1]
+            units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
+            source = on_records("tierstore._table", "columns.cu")
+            kernel, _ = device.load(source, way, {"WIDTH": width, "UNITS": units})
+            self._kernels[key] = kernel, _MOST_BLOCKS
+        starts = [lo for lo, _ in self.spans]
+        # As many blocks as there is work for: a twentieth faster than as many as run at a time.
+        units_each = max(hi - lo for lo, hi in self.spans) // key[1]
+        blocks = max(1, -(-rows * units_each // BLOCK))
+        work = self._argument(tuple(addresses), tuple(starts))
+        return self._kernels[key], work, 32 * blocks
+
+
+@functools.cache
+def _argument(fields: int) -> type[ctypes.Structure]:
+    """Return `struct Columns` for so many fields."""
+
+    class Argument(ctypes.Structure):
+        _fields_ = (("array", ctypes.c_uint64 * fields), ("start", ctypes.c_uint32 * fields))
+
+    return Argument

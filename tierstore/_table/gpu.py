@@ -1,0 +1,545 @@
+"""A table's way to its tiers from a GPU: torch and CuPy arrays, streams, leases."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tierstore._door import Guard, Use
+from tierstore._table.address import Ids, check_range, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.columns import Columns
+from tierstore._table.host import Piece
+from tierstore._table.prefetch import Prefetcher
+from tierstore._table.values import from_bytes, to_bytes
+from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.gpu.device import Device, Kernel
+from tierstore._tiers.gpu.lease import GpuLease
+from tierstore.errors import (
+    CapacityError,
+    ClosedError,
+    DeviceError,
+    DeviceLostError,
+    InvalidInputError,
+    InvalidTypeError,
+)
+from tierstore.spec import Field, RecordLayout
+
+__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease", "explained", "on_device"]
+
+
+def explained(error: BaseException | None, table: str) -> BaseException | None:
+    """Return what an error of the CUDA driver means to a user, other errors as they are."""
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return CapacityError(
+            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
+            "give the store a smaller gpu budget, or the batch fewer ids"
+        )
+    if kind in ("CUDARuntimeError", "CUDADriverError"):
+        return DeviceLostError(
+            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
+            "the last commit is intact; start a new process and open the store again"
+        )
+    return error
+
+
+@contextlib.contextmanager
+def on_device(gpu: GpuTier | None, table: str) -> Iterator[None]:
+    """Make the device of a table's GPU tier the current one, and explain the driver's errors.
+
+    Without a GPU tier this does nothing.
+    """
+    if gpu is None:
+        yield
+        return
+    try:
+        with gpu.device.current():
+            yield
+    except Exception as error:
+        meaning = explained(error, table)
+        if meaning is error or meaning is None:
+            raise
+        raise meaning from error
+
+
+_WIDER = {
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+    "float32": ("float32", "float16", "bfloat16"),
+    "float64": ("float64", "float32", "float16", "bfloat16"),
+}
+
+
+class _Using(Use):
+    """A use of the store on its device, whichever was the current one, as long as the tier is open.
+
+    It explains the driver's errors, and checks ids if every call does.
+    """
+
+    __slots__ = ("_access", "_before")
+
+    def __init__(self, access: DeviceArrays, *, write: bool) -> None:
+        super().__init__(access.guard, write=write)
+        self._access = access
+        self._before = -1
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._access.gpu.epoch.check_open()
+            self._before = self._access.device.enter()
+        except BaseException as error:
+            self._end(None, error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        found = error
+        if error is None and self._access.sync_checks:
+            try:
+                self._access.gpu.check()
+            except Exception as failed:
+                found = failed
+        try:
+            self._access.device.leave(self._before)
+        except Exception as failed:
+            found = found or failed
+        self._end(error, found)
+
+    def _end(self, error: BaseException | None, found: BaseException | None) -> None:
+        """Let the next thread in, and raise what was found where the body did not raise that."""
+        if found is None:
+            super().__exit__()
+            return
+        meaning = explained(found, self._access.name) or found
+        super().__exit__(type(meaning), meaning)
+        if meaning is not error:
+            raise meaning from (found if meaning is not found else None)
+
+
+class DeviceArrays:
+    """What every access to a GPU tier needs.
+
+    Attributes:
+        gpu: the tier.
+        device: where it is.
+        layout: of its records.
+        guard: who may use the store.
+        name: of the table, for messages.
+        sync_checks: every use ends by looking for bad ids, which waits.
+    """
+
+    def __init__(
+        self, gpu: GpuTier, layout: RecordLayout, guard: Guard, name: str, *, sync_checks: bool
+    ) -> None:
+        """Refer to an open GPU tier."""
+        self.gpu = gpu
+        self.layout = layout
+        self.guard = guard
+        self.name = name
+        self.device = gpu.device
+        self.sync_checks = sync_checks
+
+    @functools.cached_property
+    def torch_device(self) -> Any:
+        """The device as torch has it."""
+        import torch
+
+        return torch.device(self.device.torch_name)
+
+    @functools.cached_property
+    def _torch_stream(self) -> Callable[[], int]:
+        """Asks torch for its current stream; the public way makes an object and costs 4 us."""
+        import torch
+
+        index = self.torch_device.index
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if raw is not None:
+            return lambda: int(raw(index))
+        return lambda: int(torch.cuda.current_stream(index).cuda_stream)
+
+    def stream(self, kind: str) -> int:
+        """Return the caller's current stream, torch's or CuPy's.
+
+        Raises DeviceError if a CUDA graph is being captured there.
+        """
+        if kind == "torch" and self.torch_device.type == "cuda":
+            stream = self._torch_stream()
+        else:
+            stream = self.device.current_stream()
+        if self.device.capturing(stream):
+            raise DeviceError(
+                f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
+                "read what lay in the slots now; read the rows before, and let the graph start "
+                "from a copy of them"
+            )
+        return stream
+
+    def empty(self, kind: str, count: int, nbytes: int) -> Any:
+        """Return uninitialised bytes `(count, nbytes)` on the device, of the library asked for."""
+        if kind == "torch":
+            import torch
+
+            return torch.empty(count, nbytes, dtype=torch.uint8, device=self.torch_device)
+        return self.device.borrow(count * nbytes, np.uint8).reshape(count, nbytes)
+
+    def tensor(self, item: Field, shape: tuple[int, ...]) -> Any:
+        """Return an uninitialised tensor of a field on the device, `shape + (dim,)`."""
+        import torch
+
+        dtype = getattr(torch, item.dtype)
+        return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
+
+    def using(self, *, write: bool = False) -> Use:
+        """Enter the store, explain the driver's errors, and check ids if every call does."""
+        return _Using(self, write=write)
+
+    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
+        """Return the bytes of a field as the array that answers these ids."""
+        if isinstance(data, np.ndarray) and ids.kind == "numpy":
+            return from_bytes(np.ascontiguousarray(data), item, ids.shape, "numpy")
+        if ids.kind == "torch":
+            import torch
+
+            typed = data.contiguous().view(getattr(torch, item.dtype))
+        else:
+            typed = _cupy_typed(data, item.dtype)
+        return typed.reshape(*ids.shape, item.dim)
+
+    def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
+        """Return values for these ids as bytes of a field, checked, where they were."""
+        if not is_torch(values) or values.device.type != self.torch_device.type:
+            return to_bytes(values, item, ids.shape, name)
+        import torch
+
+        dtype = str(values.dtype).removeprefix("torch.")
+        if dtype not in _WIDER[item.dtype]:
+            raise InvalidTypeError(
+                f"{name} holds {item.dtype}, these values are {dtype}; convert them first: "
+                f"values.to(torch.{item.dtype})"
+            )
+        expected = (*ids.shape, item.dim)
+        if tuple(values.shape) != expected:
+            raise InvalidInputError(
+                f"{name} for these ids is {expected}, not {tuple(values.shape)}"
+            )
+        plain = values.detach()
+        if dtype != item.dtype or not plain.is_contiguous() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg().to(getattr(torch, item.dtype)).contiguous()
+        if not plain.numel():  # of any strides
+            return plain.new_empty((0, item.nbytes), dtype=torch.uint8)
+        return plain.reshape(-1, item.dim).view(torch.uint8)
+
+
+def _cupy_typed(data: Any, dtype: str) -> Any:
+    import cupy
+
+    data = cupy.ascontiguousarray(data)
+    if dtype != "bfloat16":
+        return data.view(dtype)
+    import ml_dtypes
+
+    return data.view(ml_dtypes.bfloat16)
+
+
+class DeviceLease:
+    """A lease on the device; see `Lease`. `bound` is at least the number of distinct rows.
+
+    Attributes:
+        gpu: the tier's own lease, for kernels that work on records where they are.
+    """
+
+    def __init__(self, access: DeviceArrays, ids: Ids) -> None:
+        """Promote and pin the distinct rows of a batch."""
+        self._access = access
+        self._kind = ids.kind
+        with access.using():
+            self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
+        nowhere = np.empty(0, np.int64)
+        self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
+        self._batch = Ids(nowhere, ids.shape, ids.kind)
+
+    @cached_property
+    def positions(self) -> Any:
+        """Int32, in the shape of the ids, of their kind; -1 for ids outside the table."""
+        positions = self.device.export(self.gpu.positions, self._kind)
+        return positions.reshape(self._batch.shape)
+
+    @property
+    def rows(self) -> Any:
+        """The id of each distinct row, int64 `(bound,)`; undefined behind the distinct rows.
+
+        The lease's own, whatever becomes of the ids it was asked for.
+        """
+        return self._rows[: self.bound]
+
+    @cached_property
+    def _rows(self) -> Any:
+        return self.device.export(self.gpu.rows, self._kind)
+
+    @property
+    def bound(self) -> int:
+        """The rows of a compact array; see `Lease`."""
+        return self.gpu.bound
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease was released, or its epoch has ended."""
+        return self.gpu.ended
+
+    @property
+    def device(self) -> Device:
+        """Where it is, which compiles kernels for `run`."""
+        return self._access.device
+
+    def trim(self, *, wait: bool) -> bool:
+        """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
+        self.gpu.check()
+        if self.gpu.trimmed:
+            return True
+        with self._access.using():
+            trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
+        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        return trimmed
+
+    def run(
+        self,
+        kernel: tuple[Kernel, int],
+        work: ctypes.Structure,
+        items: int,
+        *,
+        writes: Iterable[str] = (),
+        positions: tuple[int, int] | None = None,
+    ) -> None:
+        """Launch a kernel on the records, which `writes` the fields of these names.
+
+        See `GpuLease.run`.
+        """
+        self.gpu.check()
+        spans = [self._access.layout.span(field) for field in writes]
+        stream = self._access.stream(self._kind)
+        with self._access.using(write=bool(spans)):
+            self.gpu.run(kernel, work, items, writes=spans, positions=positions, stream=stream)
+
+    def read(self, field: str) -> Any:
+        """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
+        return self._copied(self.gpu.gather, field, self._ids)
+
+    def expand(self, field: str) -> Any:
+        """Return one field of the row of each id, `ids.shape + (dim,)`; NaN for bad ids."""
+        return self._copied(self.gpu.read, field, self._batch)
+
+    def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
+        self.gpu.check()
+        access = self._access
+        item, span = access.layout.field(field), access.layout.span(field)
+        out = self._empty(item, ids)
+        with access.using():
+            copy(out, *span, stream=access.stream(self._kind))
+            return self._answer(out, item, ids)
+
+    def _empty(self, item: Field, ids: Ids) -> Any:
+        """Return room on the device for a field of some rows."""
+        if self._kind == "torch":
+            return self._access.tensor(item, ids.shape)
+        return self._access.empty(self._kind, math.prod(ids.shape), item.nbytes)
+
+    def _answer(self, out: Any, item: Field, ids: Ids) -> Any:
+        """Return what was copied there as an array of the ids' kind."""
+        if self._kind == "torch":
+            return out
+        if self._kind == "numpy":
+            out = self.device.download(out)
+        return self._access.to_array(out, item, ids)
+
+    def write(self, field: str, values: Any) -> None:
+        """Write `(bound, dim)` values over one field of the distinct rows."""
+        self.gpu.check()
+        access = self._access
+        data = access.to_bytes(values, access.layout.field(field), self._ids, field)
+        with access.using(write=True):
+            stream = access.stream(self._kind)
+            given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+            self.gpu.scatter(given, *access.layout.span(field), stream=stream)
+
+    def read_columns(self, columns: Columns) -> dict[str, Any]:
+        """Return several fields of the distinct rows as `read` does, by name; one launch."""
+        self.gpu.check()
+        fields = {name: columns.layout.field(name) for name in columns.names}
+        out = {name: self._empty(item, self._ids) for name, item in fields.items()}
+        self._copy(columns, "gather", out)
+        return {name: self._answer(out[name], item, self._ids) for name, item in fields.items()}
+
+    def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
+        """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
+        self.gpu.check()
+        access, layout = self._access, columns.layout
+        stream, given = access.stream(self._kind), {}
+        for name in columns.names:
+            data = access.to_bytes(values[name], layout.field(name), self._ids, name)
+            given[name] = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+        self._copy(columns, "scatter", given, writes=columns.names)
+
+    def _copy(
+        self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
+    ) -> None:
+        pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
+        kernel, work, items = columns.copy(self.device, way, pointers, self.bound)
+        self.run(kernel, work, items, writes=writes)
+
+    def release(self) -> None:
+        """End the lease; harmless when repeated."""
+        if self.ended:
+            return
+        with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
+            self.gpu.release(stream=self._access.stream(self._kind))
+
+    def __enter__(self) -> DeviceLease:
+        """Return the lease itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the lease."""
+        self.release()
+
+
+class DeviceAccess(DeviceArrays):
+    """Access to a GPU tier; see `Access`.
+
+    Ids that are on the device are checked there, without waiting: rows of bad ids read NaN, writes
+    to them are dropped, and the next call that waits raises. With `sync_checks` every call does.
+    """
+
+    def ids(self, ids: object, *, later: bool = False) -> Ids:
+        """Return ids as flat int64, where they are; those on the host are checked here, or later.
+
+        Checked as they go, in parts, the first of them are on their way before the others are read.
+        """
+        if type(ids) is not np.ndarray:
+            if is_torch(ids):
+                return self._torch_ids(ids, later=later)
+            if is_cupy(ids):
+                return self._cupy_ids(ids)
+        return self._host_ids(ids, later=later)
+
+    def _host_ids(self, ids: object, *, later: bool) -> Ids:
+        """Take ids that are on the host; where a prefetch has them on the device, return those."""
+        found = host_ids(ids, self.gpu.rows, later=later)
+        rows = self.gpu.foreseen(found.rows)
+        return found if rows is None else Ids(rows, found.shape, found.kind)
+
+    def _torch_ids(self, ids: Any, *, later: bool) -> Ids:
+        import torch
+
+        here = self.torch_device
+        if ids.device != here and ids.device.type == "cpu":
+            return self._host_ids(ids, later=later)
+        if ids.dtype is not torch.int64 and (
+            ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()
+        ):
+            raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+        shape = tuple(ids.shape)
+        if ids.device != here:
+            raise DeviceError(
+                f"the ids are on {ids.device}, table {self.name!r} is on {here}; move them: "
+                f"ids.to({str(here)!r})"
+            )
+        if ids.dtype is not torch.int64 or len(shape) != 1 or not ids.is_contiguous():
+            ids = ids.reshape(-1).to(torch.int64).contiguous()
+        return Ids(ids, shape, "torch")
+
+    def _cupy_ids(self, ids: Any) -> Ids:
+        import cupy
+
+        if ids.dtype.kind not in "iu":
+            raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+        if f"cuda:{ids.device.id}" != self.device.torch_name:
+            raise DeviceError(
+                f"the ids are on cuda:{ids.device.id}, table {self.name!r} is on "
+                f"{self.device.torch_name}"
+            )
+        return Ids(cupy.ascontiguousarray(ids.ravel(), cupy.int64), ids.shape, "cupy")
+
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
+        with self.using():
+            out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
+            stream = self.stream(ids.kind)
+            for part, first in self.gpu.parts(ids.rows):
+                if not ids.checked:
+                    check_range(part, self.gpu.rows, first)
+                self.gpu.read(part, out, lo, hi, first=first, admit=admit, stream=stream)
+            return self.device.download(out) if ids.kind == "numpy" else out
+
+    def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
+        """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
+        with self.using(write=True):
+            for lo, hi, data in pieces:
+                kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
+                stream = self.stream(kind)
+                given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
+                for part, first in self.gpu.parts(ids.rows):
+                    self.gpu.write(part, given, lo, hi, first=first, stream=stream)
+
+    def zeros(self, like: Any, nbytes: int) -> Any:
+        """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
+        if is_torch(like):
+            return like.new_zeros((len(like), nbytes))
+        return np.zeros((len(like), nbytes), np.uint8)
+
+    def lease(self, ids: Ids) -> DeviceLease:
+        """Pin the distinct rows of a batch."""
+        return DeviceLease(self, ids)
+
+    def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
+        """Start promoting rows to the device; see `GpuTier.fetch`.
+
+        Where the host tier is a cache itself, rows it lacks come from the disk first, on the
+        prefetcher's thread, and ids that are on the device are waited for.
+        """
+        if self.gpu.host.direct:
+            given = self.ids(ids)
+            with self.using():
+                self.gpu.fetch(given.rows, window, stream=self.stream(given.kind))
+            return
+        here = is_torch(ids) and getattr(ids, "device", None) == self.torch_device
+        on_device = is_cupy(ids) or here
+        if on_device:
+            rows = on_host(self.ids(ids).rows)
+            rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
+        else:
+            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the ids are the caller's
+
+        gpu, epoch = self.gpu, self.gpu.epoch
+
+        def look() -> Callable[[], None] | None:
+            if epoch.ended:
+                return None
+            advice = gpu.host.prefetch(rows)
+
+            def advise() -> None:
+                if advice is not None:
+                    advice()
+                gpu.await_fetches()  # nor does the host tier wait for them within the guard
+
+            return advise
+
+        def fetch() -> None:
+            with self.using():
+                if not epoch.ended:
+                    gpu.host.fetch(rows, window)
+                    gpu.foresee(rows, window, stream=self.device.beside)
+
+        prefetcher.submit(look, fetch)

@@ -1,0 +1,113 @@
+"""Bringing rows nearer before they are asked for, off the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from tierstore._door import Guard
+from tierstore._threads import Condition, Worker
+from tierstore.errors import TierStoreError
+
+__all__ = ["Prefetcher"]
+
+_MOST_PENDING = 64
+_PATIENCE = 0.05
+"""Seconds after which what waits for the thread looks whether it is alive."""
+_LINGER = 1.0
+"""Seconds for which the thread waits for another request before it ends."""
+
+Advice = Callable[[], object]
+"""Tells a disk of pages; may wait for it, and must not be called when their files are closed."""
+
+Request = tuple[Callable[[], Advice | None], Callable[[], object]]
+
+
+class Prefetcher:
+    """One thread that works through requests in order; those it cannot keep up with are dropped.
+
+    A dropped request costs speed, never correctness: the rows are read when they are used. For the
+    same reason an error is dropped too; the read that needs the row meets it again.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        """Start nothing: there is a thread while there are requests, and a little longer."""
+        self._guard = guard
+        self._waiting: deque[Request] = deque()
+        self._changed = Condition()
+        self._worker: Worker | None = None
+        self._busy = False
+        self._closed = False
+        self._advising = threading.Lock()
+
+    def submit(self, look: Callable[[], Advice | None], fetch: Callable[[], object]) -> None:
+        """Have `look` and then `fetch` called soon, each as a use of the store; returns at once.
+
+        The advice that `look` returns is taken in between, outside any use. Where too many requests
+        wait, or no thread can be had, this one is dropped.
+        """
+        with self._changed:
+            if self._closed or len(self._waiting) >= _MOST_PENDING:
+                return
+            self._waiting.append((look, fetch))
+            self._changed.notify()
+            if self._worker is None or not self._worker.alive:
+                self._busy = False
+                try:
+                    self._worker = Worker(self._work, "prefetch rows")
+                except (TierStoreError, MemoryError):
+                    self._waiting.clear()
+
+    def settle(self) -> None:
+        """Wait for advice that is being taken; from within a use of the store no other begins.
+
+        What closes files calls this first. It needs nothing that the thread could be waiting for.
+        """
+        self._advising.acquire()
+        self._advising.release()
+
+    def wait(self) -> None:
+        """Return when every request so far is done; not from within a use of the store."""
+        with self._changed:
+            while (self._waiting or self._busy) and self._worker is not None and self._worker.alive:
+                self._changed.wait(_PATIENCE)
+
+    def close(self) -> None:
+        """Drop what is waiting and take no more; the thread ends by itself."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (request := self._next()) is not None:
+            look, fetch = request
+            with contextlib.suppress(Exception):
+                self._take(look)
+                with self._guard.use():
+                    fetch()
+            del request, look, fetch  # which hold a table
+
+    def _next(self) -> Request | None:
+        """Return the next request, or None where this thread is to end."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            if not self._waiting and not self._closed:
+                self._changed.wait(_LINGER)
+            if not self._waiting:
+                self._worker = None  # in the same moment, so that no request waits for nothing
+                return None
+            self._busy = True
+            return self._waiting.popleft()
+
+    def _take(self, look: Callable[[], Advice | None]) -> None:
+        with contextlib.ExitStack() as stack:
+            with self._guard.use():
+                advice = look()
+                if advice is None:
+                    return
+                stack.enter_context(self._advising)
+            advice()

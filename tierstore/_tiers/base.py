@@ -1,0 +1,74 @@
+"""The seam between tiers: whole records by row, byte ranges of them, and nothing of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._counters import TierStats
+
+__all__ = ["Tier", "stream"]
+
+Rows = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Tier(Protocol):
+    """Records by row. Rows are valid: they were checked where they came in."""
+
+    rows: int
+    record_bytes: int
+    stats: TierStats
+
+    def read(
+        self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+
+        `admit=False` leaves the tier's choice of rows to keep as it is.
+        """
+
+    def write(
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
+    ) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
+
+        `kept`: whoever hands them down keeps them, so that they will not be read from there soon,
+        and somebody waits for them to be in a file.
+        """
+
+    def prefetch(self, rows: Rows) -> Callable[[], None] | None:
+        """Return what brings `rows` nearer, if anything does, to be called without any lock."""
+
+    def flush(self) -> None:
+        """Hand every changed record to the tier below."""
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A tier that reads ahead of what it hands out."""
+
+    def stream(self, rows: Rows) -> Iterator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` part by part; an array is good until the next one."""
+
+
+def stream(
+    tier: Tier, rows: Rows, part_bytes: int, *, admit: bool = True
+) -> Generator[tuple[slice, Bytes]]:
+    """Yield the records of `rows` of a tier part by part; an array is good until the next one.
+
+    `admit` is as for `Tier.read`.
+    """
+    if isinstance(tier, Streaming):
+        yield from tier.stream(rows)
+        return
+    step = max(1, part_bytes // tier.record_bytes)
+    block = np.empty((min(step, rows.size), tier.record_bytes), np.uint8)
+    for start in range(0, rows.size, step):
+        part = slice(start, min(start + step, rows.size))
+        records = block[: part.stop - part.start]
+        tier.read(rows[part], records, admit=admit)
+        yield part, records

@@ -1,0 +1,276 @@
+"""A lease on the GPU: the distinct records of a batch, pinned in their slots or in a spill."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._tiers.epoch import check_lease
+from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Rows, TierArgument
+from tierstore._tiers.gpu.device import Kernel
+from tierstore._tiers.gpu.link import Letter
+
+if TYPE_CHECKING:
+    from tierstore._tiers.gpu import GpuTier
+
+__all__ = ["GpuLease", "Holding"]
+
+
+_Launch = Callable[[str, Arguments, int, int | None], None]
+
+
+class Holding:
+    """The open leases, and ended ones whose rows in host memory may still be another's."""
+
+    def __init__(self, launch: _Launch) -> None:
+        """Start with none; `launch` runs a kernel on so many records of a lease, in a stream."""
+        self._launch = launch
+        self._open: set[GpuLease] = set()
+        self._ended: list[GpuLease] = []
+
+    @property
+    def bound(self) -> int:
+        """Most slots that the open leases can hold."""
+        return sum(lease.bound for lease in self._open)
+
+    def add(self, lease: GpuLease) -> None:
+        """Take note of a new lease."""
+        self._open.add(lease)
+
+    def end(self, lease: GpuLease, stream: int | None) -> None:
+        """Unpin the records of a lease.
+
+        Rows that leases keep in direct host memory may be promoted again when the last one ends:
+        until then another lease may hold the same.
+        """
+        if lease not in self._open:
+            return
+        self._launch("release", lease.arguments, lease.bound, stream)
+        self._open.remove(lease)
+        if lease.kept_rows:
+            self._ended.append(lease)
+        if not self._open:
+            for ended in self._ended:
+                self._launch("forget", ended.arguments, ended.bound, stream)
+            self._ended.clear()
+
+    def clear(self) -> None:
+        """Forget every lease, as the device has: their epoch has ended."""
+        self._open.clear()
+        self._ended.clear()
+
+
+class GpuLease:
+    """The distinct records of a batch of ids, pinned until `release`.
+
+    Each record stays in its slot; where all slots are taken it stays in the host tier's memory if
+    that holds every row, else in a copy: what is written there goes to the row at once, and what
+    others wrote to the row is read again before the copy is used.
+
+    A lease ends at `release`, and with the epoch of its tier. From then on every method but
+    `release`, which does nothing more, raises ClosedError.
+
+    Attributes:
+        bound: most that `count` can be; see `trim`.
+        trimmed: whether `bound` is that number.
+
+    All arrays are on the device, in no particular order of rows, valid in the stream of the lease.
+    """
+
+    def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument, stream: int) -> None:
+        """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
+        self._tier = tier
+        self.bound = min(ids, tier.rows)
+        self._block = tier.device.borrow(24 * ids + 16, np.uint8, stream)
+        start = tier.device.pointer(self._block)
+        self._batch = BatchArgument.from_buffer_copy(batch)
+        self._batch.count = start
+        self._batch.records = start + 16
+        self._batch.held = start + 16 + 8 * ids
+        self._batch.positions = start + 16 + 12 * ids
+        self._batch.rows = start + 16 + 16 * ids
+        self.arguments = Arguments(tier.memory.argument, self._batch)
+        self._rows = self._described(tier.memory.argument)
+        self.kept_rows = True
+        """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
+        self.spill: Any = None
+        self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._letter: Letter | None = None
+        self.trimmed = False
+        self._seen = tier.changes
+        self._epoch = tier.epoch
+        self._released = False
+
+    def _described(self, tier: TierArgument) -> Rows:
+        """Describe the records to kernels that are not the tier's own."""
+        batch = self._batch
+        host_changed = tier.host_changed if tier.direct else 0
+        return Rows(
+            batch.records,
+            batch.count,
+            batch.positions,
+            batch.n,
+            batch.held,
+            tier.dirty,
+            host_changed,
+            tier.host,
+            tier.record,
+        )
+
+    @property
+    def positions(self) -> Any:
+        """Int32 `(n,)`, for each id the index of its record; -1 for ids outside the table."""
+        return self._part(16 + 12 * self._batch.n, 4 * self._batch.n, np.int32)
+
+    @property
+    def rows(self) -> Any:
+        """Int64 `(n,)`, the row of each record; undefined behind the first `count`."""
+        return self._part(16 + 16 * self._batch.n, 8 * self._batch.n, np.int64)
+
+    @property
+    def count(self) -> Any:
+        """uint32 `(1,)`, the number of distinct records."""
+        return self._part(0, 4, np.uint32)
+
+    def _part(self, start: int, nbytes: int, dtype: npt.DTypeLike) -> Any:
+        return self._block[start : start + nbytes].view(dtype)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease was released, or its epoch has ended."""
+        return self._released or bool(self._epoch.ended)
+
+    def check(self) -> None:
+        """Raise ClosedError if the lease has ended."""
+        check_lease(self._epoch, released=self._released)
+
+    def __enter__(self) -> GpuLease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def gather(
+        self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy bytes `lo:hi` of record k to `out[k]`, for all k below `count`.
+
+        `out` is a device array of at least `bound` rows of `hi - lo` bytes; the rest of it stays.
+        """
+        self._copy("lease_gather", out, lo, hi, stream)
+
+    def scatter(
+        self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy `data[k]` over bytes `lo:hi` of record k, now changed, for all k below `count`."""
+        hi = self._tier.record_bytes if hi is None else hi
+        self._copy("lease_scatter", data, lo, hi, stream)
+        self._wrote([(lo, hi)], stream)
+
+    def read(
+        self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
+    ) -> None:
+        """Copy to `out[i]` bytes `lo:hi` of the i-th id's record, 0xff where there is none."""
+        self._copy("lease_read", out, lo, hi, stream)
+
+    def run(
+        self,
+        kernel: tuple[Kernel, int],
+        work: ctypes.Structure,
+        items: int,
+        *,
+        writes: Sequence[tuple[int, int]] = (),
+        positions: tuple[int, int] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Launch a kernel of the caller's own, of two arguments: `Rows` and the structure `work`.
+
+        Args:
+            kernel: from `Device.load`.
+            work: copied by the launch.
+            items: how much there is to do: a block works through 32 items or more.
+            writes: the byte ranges of the records that it writes; it calls `changed` for each.
+            positions: address and number of positions other than those of the lease's ids.
+            stream: where to run it.
+        """
+        self._begin(stream)
+        rows = self._rows
+        rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
+        arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
+        self._tier.order.run(kernel, ctypes.addressof(arguments), items, stream)
+        if writes:
+            self._wrote(writes, stream)
+
+    def trim(self, *, wait: bool, stream: int | None = None) -> bool:
+        """Lower `bound` to the number of distinct records if that is known, or wait for it.
+
+        The first call asks the device for the number. Returns whether `bound` is the number now.
+        """
+        self.check()
+        if self.trimmed or not self._batch.n:
+            return True
+        device = self._tier.device
+        stream = device.current_stream() if stream is None else stream
+        if self._letter is None:
+            self._letter = self._tier.mailbox.post(self._batch.count, stream)
+        if self._letter is None:
+            if not wait:
+                return False
+            device.synchronize(stream)
+            self.bound = int(device.download(self.count)[0])
+        elif wait or self._letter.arrived:
+            self.bound = self._letter.read()
+        else:
+            return False
+        self.trimmed = True
+        return True
+
+    def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
+        self._begin(stream)
+        if self._batch.n:
+            self._tier.describe(self._batch, data, lo, hi)
+            self._tier.order.launch(kernel, self.arguments, self._batch.n, stream)
+
+    def _begin(self, stream: int | None) -> None:
+        """Check the lease, and read its copies of rows anew where others wrote since."""
+        self.check()
+        if self.spilled.size and self._seen != self._tier.changes:
+            self._tier.read(self.spilled, self.spill, admit=False, stream=stream)
+            self._seen = self._tier.changes
+
+    def _wrote(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
+        """Take note that this lease wrote, and write what it changed in copies to their rows."""
+        self._tier.changes += 1
+        if self.spilled.size:
+            self._write_through(spans, stream)
+        self._seen = self._tier.changes
+
+    def _write_through(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
+        """Write byte ranges of the copies over their rows, wherever those are by now."""
+        device, copies, record = self._tier.device, self.spilled.size, self._tier.record_bytes
+        stream = device.current_stream() if stream is None else stream
+        spill = device.pointer(self.spill)
+        for lo, hi in spans:
+            part = device.borrow(copies * (hi - lo), np.uint8, stream)
+            target = device.pointer(part)
+            device.copy_columns(target, spill + lo, hi - lo, record, copies, stream)
+            self._tier.write(self.spilled, part, lo, hi, admit=False, stream=stream)
+
+    def release(self, *, stream: int | None = None) -> None:
+        """Let the records go. Harmless when repeated, or when the epoch has ended."""
+        if self._released:
+            return
+        self._tier.leases.end(self, stream)
+        self._released = True
+        if self._letter is not None and not self.trimmed:
+            self._letter.drop()

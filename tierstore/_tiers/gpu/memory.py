@@ -1,0 +1,270 @@
+"""The GPU tier's arrays: records, maps, marks and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._counters import TierStats
+from tierstore._tiers.gpu.abi import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
+from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.ordering import stretch
+from tierstore._tiers.host import HostTier
+from tierstore.errors import CapacityError, RowIndexError
+
+__all__ = ["Counts", "GpuMemory", "Workspace"]
+
+
+_TOTALS = (
+    "missed_ids",
+    "missed_rows",
+    "evicted_rows",
+    "written_rows",
+    "leased_rows",
+    "leased_misses",
+)
+
+
+class Counts:
+    """The counters of a tier: those the host knows by itself, and those it must ask the device for.
+
+    Attributes:
+        known: what the host has counted, and what it has taken over from the device.
+    """
+
+    def __init__(self, memory: GpuMemory) -> None:
+        """Start at zero."""
+        self.known = TierStats()
+        self._memory = memory
+        self._bad: tuple[int, int] | None = None
+
+    def read(self, ids: int, nbytes: int) -> None:
+        """Count a read of `nbytes` for each of its ids."""
+        self.known.requested += ids
+        self.known.bytes_out += ids * nbytes
+
+    def wrote(self, ids: int, nbytes: int) -> None:
+        """Count a write of `nbytes` for each of its ids."""
+        self.known.requested += ids
+        self.known.written += ids
+        self.known.bytes_in += ids * nbytes
+
+    def leased(self, ids: int) -> None:
+        """Count a lease."""
+        self.known.requested += ids
+        self.known.unique_of += ids
+
+    def take(self, stream: int) -> None:
+        """Take over what the device has counted, and wait for it."""
+        counts = self._memory.counters(stream)
+        record = int(self._memory.argument.record)
+        self.known.count(
+            hits=-int(counts["missed_ids"]),
+            evictions=int(counts["evicted_rows"]),
+            write_backs=int(counts["written_rows"]),
+            bytes_promoted=int(counts["missed_rows"]) * record,
+            bytes_written_back=int(counts["written_rows"]) * record,
+            unique=int(counts["leased_rows"]),
+            unique_hits=int(counts["leased_rows"]) - int(counts["leased_misses"]),
+        )
+        self._memory.clear(_TOTALS, stream)
+
+    def stats(self, stream: int) -> TierStats:
+        """Wait, and return the counters since the tier was made.
+
+        Distinct ids are counted for leases only: reads and writes need not tell them apart.
+        """
+        self.take(stream)
+        stats = TierStats(**vars(self.known))
+        stats.hits += stats.requested
+        return stats
+
+    def check(self, stream: int) -> None:
+        """Wait; raise RowIndexError if any id since the last `forgive` was outside the table."""
+        if self._bad is None:
+            counts = self._memory.counters(stream)
+            if counts["bad"]:
+                self._bad = int(counts["bad_row"]), int(counts["bad_position"])
+        if self._bad is not None:
+            row, position = self._bad
+            raise RowIndexError(
+                f"row {row} at position {position} of a batch is outside the table, which has rows "
+                f"0 to {self._memory.argument.rows - 1}; that batch read NaN there and wrote "
+                "nothing. Nothing can be committed until rollback()"
+            )
+
+    def forgive(self) -> None:
+        """Forget the bad id."""
+        self._bad = None
+
+
+_PER_SLOT: tuple[tuple[str, str], ...] = (
+    ("row_of", "i8"),
+    ("stamp", "u4"),
+    ("pins", "u4"),
+    ("arrival", "u4"),
+    ("mark", "u4"),
+    ("dirty", "u1"),
+)
+
+
+class GpuMemory:
+    """Slots, the map over all rows, marks by slot and the counters; plain device arrays.
+
+    `worth` tells whether rows have a worth, a float a row and one a slot.
+    """
+
+    def __init__(
+        self, device: Device, rows: int, record_bytes: int, slots: int, *, worth: bool = False
+    ) -> None:
+        """Reserve everything; `bytes_for` says how much that is."""
+        self.nbytes = self.bytes_for(rows, record_bytes, slots, worth=worth)
+        self._device = device
+        self._mailbox = device.stage(COUNTERS.itemsize)
+        self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
+        self._arrays["slots"] = device.allocate(slots * record_bytes, "u1")
+        self._arrays["slot_of"] = device.allocate(rows, "i4")
+        self._arrays["host_changed"] = device.allocate(-(-rows // 32), "u4")
+        self._arrays["poison"] = device.allocate(record_bytes, "u1")
+        if worth:
+            self._arrays["worth"] = device.allocate(rows, "f4")
+            self._arrays["key"] = device.allocate(slots, "f4")
+        self._arrays["counters"] = device.allocate(COUNTERS_BYTES, "u1")
+        self.argument = TierArgument(
+            rows=rows,
+            record=record_bytes,
+            capacity=slots,
+            stretch=stretch(rows),
+            **{name: device.pointer(array) for name, array in self._arrays.items()},
+        )
+        device.fill(self.argument.poison, 0xFF, record_bytes, 0)
+        self.reset(0)
+
+    def reach(self, host: HostTier) -> None:
+        """Tell the kernels where the host tier's records, map and marks are."""
+        self.argument.direct = host.direct
+        views = {"host": host.records, "host_dirty": host.map.dirty}
+        if not host.direct:
+            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
+        for name, view in views.items():
+            setattr(self.argument, name, self._device.host_pointer(host.arena, view))
+
+    @classmethod
+    def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, worth: bool = False) -> int:
+        """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more."""
+        per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
+        per_row = 4 * rows + 4 * -(-rows // 32)
+        worths = 4 * (rows + slots) if worth else 0
+        return slots * per_slot + per_row + worths + record_bytes + COUNTERS_BYTES
+
+    @classmethod
+    def slots_for(cls, rows: int, record_bytes: int, nbytes: int, *, worth: bool = False) -> int:
+        """Return the most slots that fit a budget, maps included; 0 for a budget of 0.
+
+        Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
+        """
+        if nbytes == 0:
+            return 0
+        fixed = cls.bytes_for(rows, record_bytes, 0, worth=worth)
+        one = cls.bytes_for(rows, record_bytes, 1, worth=worth)
+        if nbytes < one:
+            raise CapacityError(
+                f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
+                f"record: that takes {one}; give more, or 0 for no GPU tier"
+            )
+        return min(rows, (nbytes - fixed) // (one - fixed))
+
+    def reset(self, stream: int) -> None:
+        """Empty every slot, and forget what the counters say of a batch or a bad id; waits."""
+        for name in ("slot_of", "row_of"):
+            self._fill(name, 0xFF, stream)
+        for name in ("stamp", "pins", "arrival", "mark", "dirty", "host_changed", "counters"):
+            self._fill(name, 0, stream)
+        self._device.fill(self.argument.counters, 0xFF, COUNTERS["bad_position"].itemsize, stream)
+        self._device.synchronize(stream)
+
+    def _fill(self, name: str, value: int, stream: int) -> None:
+        array = self._arrays[name]
+        self._device.fill(getattr(self.argument, name), value, array.nbytes, stream)
+
+    def value(self, counts: npt.NDArray[np.float32]) -> None:
+        """Let every row be worth what `counts` says."""
+        given = np.ascontiguousarray(counts)
+        self._device.copy(self.argument.worth, given.ctypes.data, given.nbytes, 0)
+        self._device.synchronize(0)
+
+    def counters(self, stream: int) -> npt.NDArray[Any]:
+        """Wait for the stream and return the counters, a zero-dimensional record of `COUNTERS`."""
+        mailbox = self._mailbox.array
+        self._device.copy(
+            self._device.host_pointer(self._mailbox, mailbox),
+            self.argument.counters,
+            COUNTERS.itemsize,
+            stream,
+        )
+        self._device.synchronize(stream)
+        return mailbox[: COUNTERS.itemsize].view(COUNTERS)[0].copy()  # type: ignore[no-any-return]
+
+    def clear(self, names: tuple[str, ...], stream: int) -> None:
+        """Set counters to zero, or `bad_position` to none, in the order of the stream."""
+        fields: Mapping[str, Any] = COUNTERS.fields or {}
+        for name in names:
+            dtype, offset = fields[name][:2]
+            value = 0xFF if name == "bad_position" else 0
+            self._device.fill(self.argument.counters + offset, value, dtype.itemsize, stream)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._arrays.clear()
+        self._mailbox.close()
+
+
+class Workspace:
+    """Lists that a batch keeps for its misses, with room for `size` ids."""
+
+    _LISTS = (
+        ("ids", "i8"),
+        ("deferred", "u4"),
+        ("missed", "i8"),
+        ("place", "i4"),
+        ("contest", "u4"),
+    )
+    _PREFETCH_LISTS = (
+        ("ids", "i8"),
+        ("missed", "i8"),
+        ("place", "i4"),
+        ("leaving", "i8"),
+        ("held", "i4"),
+    )
+    BYTES = 28
+
+    def __init__(self, device: Device, size: int, *, prefetch: bool = False) -> None:
+        """Reserve the lists; those of a prefetch stay in use until its copies are over."""
+        self.size = size
+        self._prefetch = prefetch
+        lists = self._PREFETCH_LISTS if prefetch else self._LISTS
+        self._arrays = {name: device.allocate(size, dtype) for name, dtype in lists}
+        if prefetch:
+            self._arrays["count"] = device.allocate(2, "u4")
+        self._pointers = {name: device.pointer(array) for name, array in self._arrays.items()}
+        if not prefetch:
+            # No batch needs both.
+            self._pointers["entry"] = self._pointers["contest"]
+
+    @classmethod
+    def for_ids(cls, device: Device, ids: int, *, prefetch: bool = False) -> Workspace:
+        """Reserve lists for a batch of `ids` ids, and for batches up to twice as large."""
+        return cls(device, max(1024, 1 << (ids - 1).bit_length()), prefetch=prefetch)
+
+    def bind(self, batch: BatchArgument) -> None:
+        """Point the batch to these lists, `ids` among them for those that come from the host."""
+        for name, pointer in self._pointers.items():
+            setattr(batch, name, pointer)
+
+    @property
+    def ids(self) -> int:
+        """Address of the list of ids."""
+        return self._pointers["ids"]

@@ -1,0 +1,409 @@
+"""The GPU tier: the records of the rows used last, in slots of device memory.
+
+It reads the host tier's memory directly, so rows it lacks cost one pass over the link and no work
+of the host. Every call puts its work into the caller's stream and returns; only `flush`, `discard`,
+`check`, `stats` and `close` wait, and batches over a host tier that does not hold every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._counters import TierStats
+from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
+from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Mode
+from tierstore._tiers.gpu.device import BLOCK, Device
+from tierstore._tiers.gpu.exchange import Staging
+from tierstore._tiers.gpu.lease import GpuLease, Holding
+from tierstore._tiers.gpu.link import Inbox, Mailbox
+from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
+from tierstore._tiers.gpu.order import Order
+from tierstore._tiers.gpu.ordering import Ordering
+from tierstore._tiers.gpu.prefetch import Fetches
+from tierstore._tiers.gpu.ranking import Worth, goes_by_worth
+from tierstore._tiers.host import HostTier, nothing_to_await
+from tierstore.errors import CapacityError, InvalidInputError
+from tierstore.policy import Choice
+
+__all__ = ["GpuTier"]
+
+_MOST_IDS = 2**31 - 8
+_LAST_BATCH = 2**30 - 2
+_UNLIMITED = 2**32 - 1
+
+
+class GpuTier:
+    """A cache of records over a host tier, by row; least recently used batch first out by default.
+
+    Rows are int64 arrays `(n,)` on the device, or of NumPy, copied before a call returns; in any
+    order, with or without duplicates. Records are uint8 arrays `(n, hi - lo)` on the device, or any
+    C-contiguous arrays of as many bytes. Rows outside the table read as bytes 0xff, which is NaN,
+    and are not written; `check` reports them.
+    """
+
+    def __init__(
+        self, host: HostTier, *, slots: int, device: Device, policy: Choice | None = None
+    ) -> None:
+        """Reserve the slots and maps.
+
+        Args:
+            host: the tier below, in memory that the device can read.
+            slots: most records to hold, at least 1.
+            device: where.
+            policy: which rows to keep; least recently used go first if None.
+        """
+        if slots < 1:
+            raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
+        self.host = host
+        self.device = device
+        self.rows = host.rows
+        self.record_bytes = host.record_bytes
+        self.slots = min(slots, self.rows)
+        worth = goes_by_worth(policy)
+        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, worth=worth)
+        self.memory.reach(host)
+        self._batch = BatchArgument()
+        self._arguments = Arguments(self.memory.argument, self._batch)
+        self._staging = None if host.direct else Staging(device, host, self.memory)
+        if self._staging is not None:
+            self._staging.bind(self._arguments)
+        self.order = Order(device)
+        self.ordering = Ordering(host, self.slots)
+        self._worth = Worth(policy, self.memory, self.order) if policy and worth else None
+        self._probe = self.order.kernels["probe"][0]
+        self._fence = self.order.kernels["fence"][0]
+        self._promote, self._promote_blocks = self.order.kernels["promote"]
+        # All blocks of `promote` run at a time: beside the copies of a prefetch, leave these room.
+        self._promote_beside = max(2, self._promote_blocks - device.processors)
+        self._workspace = Workspace(device, 0)
+        self._filled = False
+        self._now = 0
+        self._fetches = Fetches(device, self.memory.argument)
+        self._inbox = Inbox(device)
+        # Where the host must help, a part would wait for it, and might fail when others are done.
+        self._undivided = self.slots if host.direct else _MOST_IDS
+        self.mailbox = Mailbox(device)
+        self.leases = Holding(self.order.launch)
+        self.epoch = Epoch()
+        """What leases live in; another one after each `discard`."""
+        self._counts = Counts(self.memory)
+        self.changes = 0
+        """How often records were written, for leases that keep copies."""
+        host.before_change = self.await_fetches
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory the tier holds, the workspace of the largest batch included."""
+        return self.memory.nbytes + self._workspace.size * Workspace.BYTES
+
+    # -- batches
+
+    def parts(self, rows: Any) -> tuple[tuple[Any, int], ...]:
+        """Return the parts that a batch is best read or written in; see `Inbox.split`."""
+        return self._inbox.split(rows, self._undivided)
+
+    def read(
+        self,
+        rows: Any,
+        out: Any,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        first: int = 0,
+        admit: bool = True,
+        stream: int | None = None,
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` from `first`.
+
+        `out` is `(first + n or more, hi - lo)`. Two launches, whatever is hit. Rows that are missed
+        take the place of others; with `admit=False` they are copied and not kept.
+        """
+        if rows.shape[0]:
+            self._begin(Mode.READ, rows, stream, admit=admit)
+            self.describe(self._batch, out, lo, hi, first)
+            self._run()
+            self._counts.read(rows.shape[0], self._batch.bytes)
+
+    def write(
+        self,
+        rows: Any,
+        records: Any,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        first: int = 0,
+        admit: bool = True,
+        stream: int | None = None,
+    ) -> None:
+        """Write `records` from `first` over bytes `lo:hi` of `rows` `(n,)`; the last of a row wins.
+
+        Rows that are missed are fetched first, unless their whole record is written; with
+        `admit=False` they are written where they are.
+        """
+        if rows.shape[0]:
+            self.changes += 1
+            self._begin(Mode.WRITE, rows, stream, admit=admit)
+            self.describe(self._batch, records, lo, hi, first)
+            self._batch.load = int(self._batch.bytes != self.record_bytes)
+            self._run()
+            self._counts.wrote(rows.shape[0], self._batch.bytes)
+
+    def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
+        """Hold the distinct records of `rows` in place; see `GpuLease`."""
+        if not rows.shape[0]:
+            lease = GpuLease(self, 0, BatchArgument(), self.order.enter(stream))
+            self.device.fill(lease.arguments.batch.count, 0, 4, self.order.stream)
+            return lease
+        self._begin(Mode.LEASE, rows, stream)
+        lease = GpuLease(self, rows.shape[0], self._batch, self.order.stream)
+        lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
+        lease.spilled = self._run(lease)
+        self.leases.add(lease)
+        self._counts.leased(rows.shape[0])
+        return lease
+
+    def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
+        """Start promoting `rows`, and keep them until they are used or `window` newer fetches ran.
+
+        Maps change at once, in the caller's stream; the copies run beside it on few blocks. Later
+        batches wait, on the device, only if they lack rows or use some that are still on their way.
+        At most half the slots are kept so, and only what the host tier holds is fetched: the rest
+        is left to be promoted when it is used.
+        """
+        if rows.shape[0]:
+            self._fetch(rows, window, None, self.order.enter(stream))
+
+    def foresee(
+        self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
+    ) -> None:
+        """Do as `fetch` for ids that are on the host, by which `foreseen` will know their batch.
+
+        Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
+        """
+        if ids.size:
+            stream = self.order.enter(stream)  # the memory of earlier ids may be in use until then
+            self._fetch(self.device.upload(ids, stream), window, ids, stream)
+
+    def foreseen(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Return the device's own copy of `ids`, if slots are held for their batch; else None."""
+        return self._fetches.find(ids)
+
+    def _fetch(
+        self, rows: Any, window: int, ids: npt.NDArray[np.int64] | None, stream: int
+    ) -> None:
+        workspace = self._fetches.begin(rows.shape[0], window, stream)
+        batch = BatchArgument()
+        workspace.bind(batch)
+        arguments = Arguments(self.memory.argument, batch)
+        with self.device.range(Mode.RANGES[Mode.PREFETCH]):
+            self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
+            batch.arrival += 1
+            if batch.alone or self._fetches.held + rows.shape[0] > self.slots // 2:
+                ids = None
+            if ids is None:
+                batch.held = 0
+            else:
+                self._fetches.hold(batch)
+            self._find(arguments, stream)
+            self._promote(self._promote_beside, arguments.address, stream)
+            # Later batches come behind the plan; `fence` keeps them from what is still on its way.
+            self.order.mark()
+            self._fetches.copy(arguments, workspace, rows, ids, self.order.last)
+
+    def await_fetches(self) -> None:
+        """Wait on the host until no prefetch reads the host tier's memory any more."""
+        self._fetches.wait()
+
+    # -- the steps of a batch
+
+    def _begin(
+        self,
+        mode: int,
+        rows: Any,
+        stream: int | None,
+        batch: BatchArgument | None = None,
+        workspace: Workspace | None = None,
+        *,
+        admit: bool = True,
+    ) -> None:
+        """Describe the batch to come, all but its data; a prefetch has one of its own."""
+        n = rows.shape[0]
+        if n > _MOST_IDS:
+            raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
+        if not self._filled:
+            self.fill()
+        self.order.enter(stream)
+        if self._staging is not None:
+            self._staging.pay()
+        if self._now >= _LAST_BATCH:
+            self._rebase()
+        self._now += 1
+        uses = mode != Mode.PREFETCH
+        gain = self._worth.gain(n) if self._worth is not None and uses else 0.0
+        if batch is None:
+            batch = self._batch
+            if n > self._workspace.size:
+                self._grow(n)
+        self._inbox.bring(rows, batch, workspace or self._workspace)
+        batch.n, batch.mode, batch.now = n, mode, self._now
+        batch.load, batch.last, batch.admit = 1, 1, int(admit)
+        batch.in_order = self.ordering.of(n, mode, admit=admit)
+        batch.alone = int(
+            self._staging is None
+            or self._staging.complete
+            or (uses and self._fetches.reach(rows, self.order.stream))
+        )
+        batch.first = 0
+        batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
+        batch.arrival = self._fetches.newest
+        batch.expired = self._fetches.expired
+        batch.gain = gain
+
+    def describe(
+        self, batch: BatchArgument, data: Any, lo: int, hi: int | None, first: int = 0
+    ) -> None:
+        """Describe the data of a batch, which begins with row `first` of it."""
+        hi = self.record_bytes if hi is None else hi
+        batch.describe(self.device.pointer(data) + first * (hi - lo), lo, hi)
+
+    def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
+        """Launch the batch that was described; return the rows a lease keeps in its spill."""
+        arguments = self._arguments if lease is None else lease.arguments
+        stream, blocks = self.order.stream, self._promote_blocks
+        with self.device.range(Mode.RANGES[arguments.batch.mode]):
+            self._find(arguments, stream)
+            if self._fetches:
+                self._fence(1, arguments.address, stream)
+                blocks = self._promote_beside
+            self._promote(blocks, arguments.address, stream)
+            spilled = self._settle(arguments, lease)
+            self.order.mark()
+        return spilled
+
+    def _find(self, arguments: Arguments, stream: int) -> None:
+        """Launch `probe`, which takes an id a thread."""
+        self._probe(-(-arguments.batch.n // BLOCK), arguments.address, stream)
+        self._inbox.sent(arguments.batch, stream)
+
+    def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+        """Finish a batch with the help of a host tier that does not hold every row."""
+        if self._staging is None or arguments.batch.alone:
+            return np.empty(0, np.int64)
+
+        def spill(records: int) -> int:
+            if lease is None:
+                raise RuntimeError("only leases spill")
+            nbytes = records * self.record_bytes
+            lease.spill = self.device.borrow(nbytes, np.uint8, self.order.stream)
+            return self.device.pointer(lease.spill)
+
+        return self._staging.settle(arguments, self.order.stream, spill=spill)
+
+    def _grow(self, ids: int) -> None:
+        """Make room for a larger batch, rarely: sizes double."""
+        self.device.synchronize(self.order.stream)
+        self._workspace = Workspace.for_ids(self.device, ids)
+        self._workspace.bind(self._batch)
+
+    def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Have a host tier with room for every row load them all: then none is ever missing.
+
+        The first batch does this where nobody did before. `progress` is called with rows done and
+        in all.
+        """
+        self.host.fill(progress)
+        self._filled = True
+
+    def _rebase(self) -> None:
+        """Renumber the batches before the stamps run out; recent ones keep their order."""
+        kept = 1 << 24
+        self._batch.now = self._now - kept
+        self._now = kept
+        self.order.launch("rebase", self._arguments, self.slots, self.order.stream)
+
+    def _has_room(self, rows: int) -> bool:
+        """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
+        ahead = self.slots // 2 if self._fetches.newest > self._fetches.expired else 0
+        return self.leases.bound + ahead + rows <= self.slots
+
+    # -- what waits
+
+    def _drain(self) -> int:
+        """Wait for everything under way; return the stream to go on in."""
+        stream = self.order.enter(None)
+        self._fetches.follow(stream)
+        self.device.synchronize(stream)
+        return stream
+
+    def flush(self) -> None:
+        """Hand every changed record to the host tier, and wait. Raises as `check` does.
+
+        All at once, or as many records at a time as the staging holds.
+        """
+        stream = self._drain()
+        if self._staging is not None:
+            self._staging.pay()
+        limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
+        listed = limit + 1
+        while listed > limit:
+            self.order.launch("flush", self._arguments, self.slots, stream)
+            listed = int(self.memory.counters(stream)["evicted"])
+            if self._staging is not None:
+                self.memory.clear(("evicted",), stream)
+                self._staging.owe(min(listed, limit))
+                self._staging.pay()
+        self._report(stream)
+        self.check()
+
+    def _report(self, stream: int) -> None:
+        """Have a direct host tier know which of its records were changed in place; waits."""
+        if self.host.direct:
+            self.order.launch("report", self._arguments, self.rows // 32 + 1, stream)
+            self.device.synchronize(stream)
+
+    def discard(self) -> None:
+        """Drop every record, changed or not, and every lease; waits.
+
+        Unchanged ones go too: they may have come from records the host tier is about to drop. What
+        changed there it is told.
+        """
+        self.epoch.end(ROLLED_BACK)
+        stream = self._drain()
+        self._report(stream)
+        self._counts.take(stream)
+        self.memory.reset(stream)
+        if self._staging is not None:
+            self._staging.forget()
+        self.leases.clear()
+        self._fetches.clear()
+        self._now = 0
+        self._filled = False
+        self._counts.forgive()
+        self.epoch = Epoch()
+
+    def check(self) -> None:
+        """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
+        self._counts.check(self.order.enter(None))
+
+    @property
+    def stats(self) -> TierStats:
+        """Counters since the tier was made, counted on the device; reading them waits."""
+        return self._counts.stats(self.order.enter(None))
+
+    def close(self) -> None:
+        """Wait for everything under way and give the memory back; changed records are lost."""
+        self.epoch.end(OPENED_ANEW)
+        self._drain()
+        self.host.before_change = nothing_to_await
+        self.leases.clear()
+        self._fetches.close()
+        self._workspace = Workspace(self.device, 0)
+        if self._staging is not None:
+            self._staging.close()
+        self._inbox.close()
+        self.mailbox.close()
+        self.memory.close()

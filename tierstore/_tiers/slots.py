@@ -1,0 +1,360 @@
+"""Which row lies in which slot of a tier.
+
+`CachedSlots` maps rows to fewer slots and asks a policy whom to evict; `DirectSlots` serves a tier
+that holds every row: slot = row, and nothing is to be looked up once all are there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._unique import unique
+from tierstore.policy import Choice
+
+__all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
+
+Rows = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.integer[Any]]
+Take = Callable[[str, int, Any], npt.NDArray[Any]]
+"""Hands out a named array of a size and dtype from the tier's arena."""
+
+
+class SlotMap(Protocol):
+    """The seam between a tier and the way it places rows."""
+
+    dirty: npt.NDArray[np.uint8]
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends."""
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a row, or are about to."""
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the slot of each row, negative where it has none."""
+
+    def use(self, rows: Rows) -> None:
+        """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Note that the current batch uses these slots, which may repeat; `done`: it did so."""
+
+    def next_batch(self) -> None:
+        """End the current batch."""
+
+    def announce(self, rows: Rows) -> None:
+        """Note that a batch to come, after those announced before, will use `rows`."""
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Take `counts`, how often every row was used before, for what was seen so far."""
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each of `rows`, none of which has a slot, once."""
+
+    def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
+
+    def free(self, rows: Rows) -> Slots:
+        """Take free slots for a leading part of `rows`, which are distinct and have none."""
+
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
+
+        Unless `force`, only as far as their rows are worth less. They keep them until `evict`.
+        """
+
+    def evict(self, victims: Slots) -> None:
+        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot."""
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Let each row, loaded or written, lie in its slot, in the current batch."""
+
+    def release(self, slots: Slots) -> None:
+        """Make slots free, whatever was in them."""
+
+
+class DirectSlots:
+    """Every row has its own slot; only whether it has been loaded is to be known."""
+
+    keeps_batch = True
+
+    def __init__(self, rows: int, take: Take) -> None:
+        """Start with no row loaded."""
+        self.resident: npt.NDArray[np.uint8] = take("resident", rows, np.uint8)
+        self.dirty: npt.NDArray[np.uint8] = take("dirty", rows, np.uint8)
+        self._missing = rows
+
+    @staticmethod
+    def bytes_for(rows: int) -> int:
+        """Bytes of the marks of a table."""
+        return 2 * rows
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a row."""
+        return self.resident.size - self._missing
+
+    @property
+    def full(self) -> bool:
+        """Whether every row has been loaded."""
+        return self._missing == 0
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the rows themselves, -1 for those not loaded."""
+        if self._missing == 0:
+            return rows
+        return np.where(self.resident[rows] != 0, rows, -1)
+
+    def use(self, rows: Rows) -> None:
+        """Do nothing: no row is ever evicted."""
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Do nothing."""
+
+    def next_batch(self) -> None:
+        """Do nothing."""
+
+    def announce(self, rows: Rows) -> None:
+        """Do nothing."""
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Do nothing."""
+
+    def order(self, rows: Rows) -> None:
+        """Return None: there is a slot for each."""
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each row once, ascending."""
+        return unique(rows)
+
+    def free(self, rows: Rows) -> Slots:
+        """Return the rows: each has its slot."""
+        return rows
+
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Return nothing: there is always room."""
+        return np.empty(0, np.int64)
+
+    def evict(self, victims: Slots) -> None:
+        """Do nothing: there are none."""
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot."""
+        return slots.astype(np.int64)
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Mark rows as loaded."""
+        self._missing -= int(rows.size - np.count_nonzero(self.resident[rows]))
+        self.resident[rows] = 1
+
+    def release(self, slots: Slots) -> None:
+        """Mark rows as not loaded."""
+        self._missing += int(np.count_nonzero(self.resident[slots]))
+        self.resident[slots] = 0
+        self.dirty[slots] = 0
+
+
+class CachedSlots:
+    """A direct map from row to slot, four bytes a row, and its inverse.
+
+    Fully associative: a table that fits has no misses after one pass, whatever its ids.
+    """
+
+    def __init__(self, rows: int, slots: int, policy: Choice, take: Take) -> None:
+        """Start with every slot free."""
+        self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
+        self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
+        self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
+        self.slot_of.fill(-1)
+        self.row_of.fill(-1)
+        self.pins = Pins(slots, take)
+        self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
+        self._unused = 0
+        self._released: list[Slots] = []
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether rows that the current batch uses stay until it ends."""
+        return self.policy.keeps_batch
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a row, or are about to."""
+        return self._unused - sum(slots.size for slots in self._released)
+
+    @staticmethod
+    def bytes_for(rows: int, slots: int, policy: Choice) -> int:
+        """Bytes of the maps, the marks and the policy."""
+        return 4 * rows + (9 + Pins.BYTES) * slots + policy.bytes_for(rows, slots)
+
+    def lookup(self, rows: Rows) -> Slots:
+        """Return the slot of each row, negative where it has none."""
+        return self.slot_of.take(rows, mode="clip")  # rows are valid; a second check takes time
+
+    def use(self, rows: Rows) -> None:
+        """Note that a batch begins, which uses `rows`, with or without slots; they may repeat."""
+        self.policy.use(rows)
+
+    def touch(self, slots: Slots, *, done: bool = False) -> None:
+        """Note that the current batch uses these slots, which may repeat; `done`: it did so."""
+        self.policy.touch(slots.astype(np.int32, copy=False), done=done)
+        self.pins.used(slots)
+
+    def next_batch(self) -> None:
+        """End the current batch."""
+        self.policy.next_batch()
+
+    def announce(self, rows: Rows) -> None:
+        """Note that a batch to come, after those announced before, will use `rows`."""
+        self.policy.announce(rows)
+
+    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+        """Take `counts`, how often every row was used before, for what was seen so far."""
+        self.policy.prime(counts)
+
+    def distinct(self, rows: Rows) -> Rows:
+        """Return each of `rows`, none of which has a slot, once.
+
+        Where they are more than there are slots, those come first that repeat most: they are most
+        likely to come again. Else they ascend.
+        """
+        first = unique(rows)
+        if first.size <= self.row_of.size:
+            return first
+        if first.size == rows.size:
+            return rows
+        distinct, counts = np.unique(rows, return_counts=True)
+        return distinct[np.argsort(-counts, kind="stable")]
+
+    def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
+        return self.policy.order(rows)
+
+    def free(self, rows: Rows) -> Slots:
+        """Take free slots for a leading part of `rows`: never used ones first, in order."""
+        fresh = min(rows.size, self.row_of.size - self._unused)
+        parts: list[Slots] = [np.arange(self._unused, self._unused + fresh, dtype=np.int32)]
+        self._unused += fresh
+        wanted = rows.size - fresh
+        while wanted and self._released:
+            slots = self._released.pop()
+            if slots.size > wanted:
+                self._released.append(slots[wanted:])
+                slots = slots[:wanted]
+            parts.append(slots)
+            wanted -= slots.size
+        return np.concatenate(parts)
+
+    def victims(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Take slots to evict for a leading part of `rows`; `evict` empties them."""
+        return self.policy.victims(rows, self.pins.barred, force=force)
+
+    def evict(self, victims: Slots) -> None:
+        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        _store(self.slot_of, self.row_of.take(victims, mode="clip"), -1)
+
+    def rows(self, slots: Slots) -> Rows:
+        """Return the row in each slot, -1 for free ones."""
+        return self.row_of[slots]
+
+    def bind(self, rows: Rows, slots: Slots) -> None:
+        """Let each row lie in its slot, in the current batch."""
+        self.row_of[slots.astype(np.intp)] = rows
+        _store(self.slot_of, rows, slots)
+        self.touch(slots)
+
+    def release(self, slots: Slots) -> None:
+        """Make slots free, whatever was in them."""
+        if not slots.size:
+            return
+        numbers: npt.NDArray[np.int32] = slots.astype(np.int32, copy=False)
+        at = numbers.astype(np.intp)
+        rows = self.row_of[at]
+        self.slot_of[rows.compress(rows >= 0)] = -1
+        self.row_of[at] = -1
+        self.dirty[at] = 0
+        self.policy.forget(numbers)
+        self._released.append(numbers)
+
+
+def _store(array: npt.NDArray[np.int32], at: Rows, values: Slots | int) -> None:
+    """Set entries that are unlikely to be in a cache of the processor.
+
+    It has more reads than writes under way at a time, so reading them first saves a third.
+    """
+    array.take(at, mode="clip")
+    array[at] = values
+
+
+class Pins:
+    """Slots that must not be evicted: those of open leases, and of rows fetched ahead.
+
+    A row fetched ahead stays until it is used or `window` newer batches were fetched ahead, so a
+    batch that never comes costs its slots for a while, and no more.
+    """
+
+    BYTES = 8
+
+    def __init__(self, slots: int, take: Take) -> None:
+        """Start with no pin."""
+        self.leases: npt.NDArray[np.int32] = take("leases", slots, np.int32)
+        self._ahead: npt.NDArray[np.int32] = take("ahead", slots, np.int32)
+        self._tickets: deque[int] = deque()
+        self._ticket = 0
+        self._floor = 0
+        self._leased = 0
+
+    @property
+    def ahead(self) -> int:
+        """Slots that batches within the window were fetched ahead into, used ones included."""
+        return sum(self._tickets)
+
+    def lease(self, slots: Slots) -> None:
+        """Pin distinct slots until they are given back."""
+        self.leases[slots] += 1
+        self._leased += slots.size
+
+    def give_back(self, slots: Slots) -> None:
+        """End one lease of distinct slots."""
+        self.leases[slots] -= 1
+        self._leased -= slots.size
+
+    def fetched(self, slots: Slots, window: int) -> None:
+        """Pin slots that were fetched ahead."""
+        self._ticket += 1
+        self._tickets.append(slots.size)
+        while len(self._tickets) > window:
+            self._tickets.popleft()
+        self._floor = self._ticket - len(self._tickets)
+        self._ahead[slots] = self._ticket
+
+    def used(self, slots: Slots) -> None:
+        """End the pins of slots that were fetched ahead and are used now."""
+        if self._tickets:
+            self._ahead[slots] = 0
+
+    def clear(self) -> None:
+        """End every pin, of leases and of what was fetched ahead."""
+        self.leases.fill(0)
+        self._leased = 0
+        self._tickets.clear()
+        self._floor = self._ticket
+
+    def barred(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell which of `slots` must stay."""
+        barred = np.zeros(slots.size, np.bool_)
+        if self._leased:
+            barred |= self.leases[slots] > 0
+        if self._tickets:
+            barred |= self._ahead[slots] > self._floor
+        return barred

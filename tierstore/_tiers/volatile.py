@@ -1,0 +1,99 @@
+"""The lowest tier of a table that has no files: where its rows begin."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _rowcopy
+from tierstore._counters import TierStats
+from tierstore._disk.generation import initial_records
+from tierstore._tiers.base import Bytes, Rows
+from tierstore.initializers import BLOCK_ROWS
+from tierstore.spec import TableSpec
+
+__all__ = ["Origin"]
+
+
+class Origin:
+    """Gives rows their first values, by the laws of their fields, and keeps what is handed down.
+
+    Where a tier above holds every row nothing is handed down, and no memory is taken for it. Rows
+    are made in blocks, so reading them in order costs each block once.
+    """
+
+    deltas: tuple[()] = ()
+    live = None
+    index_bytes = 0
+    queue_bytes = 0
+
+    def __init__(self, spec: TableSpec) -> None:
+        """Make nothing yet."""
+        self.rows = spec.rows
+        self.record_bytes = spec.layout.record_bytes
+        self.stats = TierStats()
+        self._spec = spec
+        laws = [item.init for item in spec.fields.values()]
+        self._kept = np.zeros(self.rows, np.bool_)
+        self._records: Bytes | None = None
+        self._zero = all(law is None or law.is_zero for law in laws)
+        self._last_block: tuple[int, Bytes] = (-1, np.empty((0, self.record_bytes), np.uint8))
+
+    def read(
+        self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
+    ) -> None:
+        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+
+        `admit` is for tiers that keep what they read.
+        """
+        hi = self.record_bytes if hi is None else hi
+        kept = self._kept[rows]
+        if self._zero and not kept.any():
+            out[:] = 0
+            self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+            return
+        if self._records is not None and kept.any():
+            out[kept] = self._records[rows[kept], lo:hi]
+        fresh = np.flatnonzero(~kept)
+        blocks = rows[fresh] // BLOCK_ROWS
+        for number in np.unique(blocks).tolist():
+            which = fresh[blocks == number]
+            out[which] = self._block(number)[rows[which] - number * BLOCK_ROWS, lo:hi]
+        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+
+    def _block(self, number: int) -> Bytes:
+        """Return the first records of a block of rows; the last one made is at hand."""
+        if self._last_block[0] != number:
+            block = next(initial_records(self._spec, number * BLOCK_ROWS))
+            self._last_block = number, block
+        return self._last_block[1]
+
+    def write(
+        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
+    ) -> None:
+        """Keep `records` `(n, hi - lo)` as bytes `lo:hi` of records `rows` `(n,)`, distinct.
+
+        `kept` is for tiers that write to files.
+        """
+        hi = self.record_bytes if hi is None else hi
+        if self._records is None:
+            # Pages are taken as they are written to.
+            self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
+        if (lo, hi) != (0, self.record_bytes):
+            whole = np.empty((rows.size, self.record_bytes), np.uint8)
+            self.read(rows, whole)
+            whole[:, lo:hi] = records
+            records = whole
+        _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
+        self._kept[rows] = True
+        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+
+    def prefetch(self, rows: Rows) -> None:
+        """Return nothing to do: there is nowhere to bring rows nearer from."""
+
+    def flush(self) -> None:
+        """Do nothing: there is no tier below."""
+
+    def discard(self) -> npt.NDArray[np.int64]:
+        """Return no rows: there are no versions to go back to."""
+        return np.empty(0, np.int64)

@@ -1,0 +1,185 @@
+"""Export: one field of a table, as a file that other tools read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tierstore._formats.base import Converter, block_rows_for
+from tierstore._formats.registry import format_of, is_store, open_sink, path_of, reached
+from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
+from tierstore.spec import DTYPES, check_dtype
+
+if TYPE_CHECKING:
+    from tierstore._table.table import Table
+
+__all__ = ["ExportResult", "export_table"]
+
+_NAN_BITS = 0x7FC0
+"""NaN in bfloat16, which is handled as bits."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What an export wrote.
+
+    Attributes:
+        path: the file, or the directory of a `.zarr`; the name of a zarr store.
+        rows: rows written.
+        dim: elements of each.
+        dtype: element type in the file.
+        bytes: size of the file, or of all files in the directory; of the matrix in a zarr store.
+        overflowed: finite values that became infinite in the conversion to `dtype`.
+        skipped: rows that are damaged, and NaN in the file, ascending.
+    """
+
+    path: Path
+    rows: int
+    dim: int
+    dtype: str
+    bytes: int
+    overflowed: int
+    skipped: list[int] = dataclasses.field(default_factory=list)
+
+
+def export_table(
+    table: Table,
+    out: Any,
+    *,
+    field: str | None = None,
+    rows: tuple[int, int] | None = None,
+    dtype: str | None = None,
+    keys: Any = None,
+    force: bool = False,
+    damaged: str = "raise",
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportResult:
+    """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
+
+    The file appears complete and synced, or not at all. Rows that were written but not yet
+    committed are part of it.
+
+    Args:
+        table: the table to read; caches are neither filled nor emptied.
+        out: the file; see `tierstore._formats` for the suffixes. Or a URL that fsspec knows, such
+            as "s3://bucket/items.zarr", or a zarr store: these have no rename, so readers see them
+            grow, and `load_table` refuses them until they are complete.
+        field: the field to write; the first if None.
+        rows: the first row and the one after the last; all if None.
+        dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
+            format cannot hold a half precision, float32 is written, which is exact.
+        keys: one for each row of the table, or of `rows`. None takes the table's own where the
+            format can hold keys. `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        force: replace an existing file.
+        damaged: "raise" CorruptRowError for rows that are damaged, or "skip" them: they are NaN in
+            the file, so that the others keep their places.
+        progress: called with the rows done and the rows in all.
+
+    Returns:
+        What was written. A value too large for `dtype` becomes infinite: such are counted, and a
+        warning says how many.
+
+    Raises:
+        ExistsError: `out` exists, or is a link or a directory.
+        InvalidInputError: an unknown suffix, a format that cannot hold the keys or the dtype, or a
+            file inside a store.
+        RowIndexError: `rows` outside the table.
+        UnknownNameError: no such field.
+        StoreFullError, StoreIOError: the file system failed.
+    """
+    out = reached(out, write=True)
+    path, into_store = path_of(out), is_store(out)
+    if not into_store:
+        _refuse_inside_store(path)
+    if field is None:
+        field = next(iter(table.fields))
+    if field not in table.fields:
+        raise UnknownNameError(
+            f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}"
+        )
+    stored = table.fields[field]
+    wanted = stored.dtype if dtype is None else check_dtype(dtype)
+    start, stop = _checked_range(rows, table.rows)
+    converter = Converter(stored.dtype, wanted)
+    done = 0
+    skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
+
+    with open_sink(
+        out,
+        rows=stop - start,
+        dim=stored.dim,
+        dtype=wanted,
+        field=field,
+        keys=_keys_of(table, path, keys, start, stop),
+        first_row=start,
+        force=force,
+    ) as sink:
+        size = block_rows_for(stored.nbytes)
+        for block in table.scan(start, stop, field=field, block_rows=size, damaged=skipped):
+            _blank(block, stored.dtype, start + done, skipped)
+            sink.write(converter(block))
+            done += len(block)
+            if progress is not None:
+                progress(done, stop - start)
+
+    converter.warn(f"field {field!r}")
+    width = stored.dim * DTYPES[sink.dtype].itemsize
+    nbytes = (stop - start) * width if into_store else _size(path)
+    return ExportResult(
+        path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed, skipped or []
+    )
+
+
+def _checked_choice(damaged: str) -> str:
+    if damaged not in ("raise", "skip"):
+        raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
+    return damaged
+
+
+def _blank(block: Any, dtype: str, first: int, skipped: list[int] | None) -> None:
+    """Make those rows of a block, which begins with row `first`, NaN that were skipped."""
+    for row in reversed(skipped or []):
+        if row < first:
+            break
+        block[row - first] = _NAN_BITS if dtype == "bfloat16" else np.nan
+
+
+def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
+    if rows is None:
+        return 0, count
+    start, stop = rows
+    if not (0 <= start <= count and 0 <= stop <= count):
+        raise RowIndexError(f"rows {start}:{stop} are not all within the table's 0:{count}")
+    if start > stop:
+        raise InvalidInputError(f"rows {start}:{stop} end before they start")
+    return start, stop
+
+
+def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
+    """Return the keys of rows start..stop-1, or None."""
+    if keys is None:
+        if table.keys is None or format_of(path, write=True).keys == "never":
+            return None
+        keys = table.keys
+    if len(keys) not in (table.rows, stop - start):
+        raise InvalidInputError(
+            f"{len(keys)} keys; need one for each of the table's {table.rows} rows"
+            + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
+        )
+    return keys if len(keys) == stop - start else keys[start:stop]
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _refuse_inside_store(path: Path) -> None:
+    for parent in path.resolve().parents:
+        if (parent / "STORE.json").is_file():
+            raise InvalidInputError(f"{path} lies inside the store {parent}; write it elsewhere")

@@ -1,0 +1,233 @@
+"""Load: the rows of a file, in place of all rows of one field of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._formats.base import Converter, Source, block_rows_for
+from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._formats.registry import open_source
+from tierstore._unique import unique
+from tierstore.budget import Size
+from tierstore.errors import InvalidInputError, UnknownNameError
+from tierstore.spec import Field, TableSpec, check_dtype
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+    from tierstore._table.table import Table
+
+__all__ = ["DEFAULT_TABLE", "LoadResult", "load_table"]
+
+DEFAULT_TABLE = "embeddings"
+"""Name of the table that is made in a store without one."""
+
+Progress = Callable[[int, int], None]
+Records = npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadResult:
+    """What a load did.
+
+    Attributes:
+        table: name of the table.
+        field: name of the field.
+        rows: rows loaded, which are all of the table.
+        dim: elements of each.
+        dtype: element type of the field.
+        created: whether the table was made for them.
+        keys: whether the rows have the keys of the file, or those given.
+        version: the store's version that holds them.
+        overflowed: finite values that became infinite in the conversion to `dtype`.
+    """
+
+    table: str
+    field: str
+    rows: int
+    dim: int
+    dtype: str
+    created: bool
+    keys: bool
+    version: int
+    overflowed: int
+
+
+def load_table(
+    store: Store,
+    src: Any,
+    *,
+    table: str | None = None,
+    field: str | None = None,
+    keys: Any = None,
+    dtype: str | None = None,
+    memory: Size = DEFAULT_MEMORY,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Load all rows of a field from a file, streamed, and commit them.
+
+    A table that is missing is made with the file's shape. In one that exists the file must have as
+    many rows and elements as the field; its other fields stay as they are. Nothing has changed if
+    this raises: the rows go to a new generation of the table, which the commit switches to.
+
+    Args:
+        store: an open store, mode "r+", without anything uncommitted.
+        src: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; see
+            `tierstore._formats` for the suffixes. Or a zarr store, as for `export_table`.
+        table: the table; if None the only one, or `embeddings` in a store that has none.
+        field: the field; the first if None, and `weight` in a new table. Where the file holds
+            several arrays and `src` names none, the one of this name is read.
+        keys: the key of each row, integers or strings, all distinct. None takes those that the file
+            has, if any. Keys become those of the table, in a commit of their own; if it has other
+            fields and other keys, that is refused.
+        dtype: element type of the field of a new table; the file's if None.
+        memory: bytes that reading the file may take beside a block of rows: for its keys, headers
+            and directories. What the file claims is held against it before it is believed.
+        progress: called with the rows done and the rows in all.
+
+    Returns:
+        What was loaded. Values are rounded to the field's element type; those too large for it
+        become infinite: such are counted, and a warning says how many.
+
+    Raises:
+        FormatError: the file is missing, damaged, holds no such matrix or takes more than `memory`.
+        InvalidInputError: shapes, dtypes or keys do not fit, an unknown suffix, or rows of the
+            store are uncommitted.
+        MissingExtraError: the format needs a package that is not installed.
+        UnknownNameError: the table has no such field.
+        StoreFullError, StoreIOError: the file system failed.
+    """
+    name = _table_name(store, table)
+    existing = store.tables.get(name)
+    if field is None:
+        field = "weight" if existing is None else next(iter(existing.fields))
+    wanted = None if dtype is None else check_dtype(dtype)
+    if existing is not None:
+        wanted = _field_of(existing, field, wanted).dtype
+
+    text_dtype = "float64" if wanted == "float64" else "float32"
+    with open_source(src, field=field, text_dtype=text_dtype, memory=memory) as source:
+        keys = _checked_keys(source, source.keys if keys is None else keys)
+        converter = Converter(source.dtype, wanted or source.dtype)
+        if existing is None:
+            spec = _new_spec(source, field, wanted or source.dtype)
+            records = _new_records(spec, field, source, converter)
+            loaded = store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
+        else:
+            _check_fit(existing, field, source, keys)
+            spec = dataclasses.replace(existing.spec, sparse=False)
+            records = _merged_records(existing, field, source, converter)
+            loaded = store.replace_table(name, spec, records, keys=keys, progress=progress)
+
+    converter.warn(str(src))
+    return LoadResult(
+        table=name,
+        field=field,
+        rows=loaded.rows,
+        dim=spec.fields[field].dim,
+        dtype=spec.fields[field].dtype,
+        created=existing is None,
+        keys=keys is not None,
+        version=store.version,
+        overflowed=converter.overflowed,
+    )
+
+
+def _table_name(store: Store, name: str | None) -> str:
+    if name is not None:
+        return name
+    if len(store.tables) > 1:
+        raise InvalidInputError(f"which table? The store has {', '.join(store.tables)}: name one")
+    return next(iter(store.tables), DEFAULT_TABLE)
+
+
+def _field_of(table: Table, field: str, dtype: str | None) -> Field:
+    if field not in table.fields:
+        raise UnknownNameError(
+            f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}; "
+            "add it first (Store.add_fields)"
+        )
+    found = table.fields[field]
+    if dtype is not None and dtype != found.dtype:
+        raise InvalidInputError(
+            f"field {field!r} of table {table.name!r} is {found.dtype} and stays so, not {dtype}"
+        )
+    return found
+
+
+def _checked_keys(source: Source, keys: Any) -> Keys | None:
+    """Return keys as int64 or strings, one for each row and distinct, or None."""
+    if keys is None:
+        return None
+    checked = KeyColumn(keys, source.rows).block(0, source.rows)
+    distinct = len(set(checked) if isinstance(checked, list) else unique(checked))
+    if distinct < source.rows:
+        raise InvalidInputError(
+            f"only {distinct} of the {source.rows} keys are distinct; each row needs its own"
+        )
+    return checked
+
+
+def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> None:
+    dim = table.fields[field].dim
+    if (source.rows, source.dim) != (table.rows, dim):
+        raise InvalidInputError(
+            f"{source.path} holds {source.rows} rows of {source.dim}, but field {field!r} of table "
+            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table"
+        )
+    if keys is None or table.keys is None or len(table.fields) == 1:
+        return
+    if not _equal(keys, table.keys):
+        raise InvalidInputError(
+            f"the keys of {source.path} are not those of table {table.name!r}, whose other fields "
+            "stay as they are; bring the rows into the table's order"
+        )
+
+
+def _equal(keys: Keys, others: Any) -> bool:
+    """Whether two sequences of keys are equal, compared in blocks."""
+    if others is None or len(keys) != len(others):
+        return False
+    step = 1 << 16
+    starts = range(0, len(keys), step)
+    return all(list(keys[s : s + step]) == list(others[s : s + step]) for s in starts)
+
+
+def _new_spec(source: Source, field: str, dtype: str) -> TableSpec:
+    if source.rows == 0:
+        raise InvalidInputError(f"{source.path} holds no rows; a table has at least one")
+    return TableSpec(source.rows, fields={field: Field(source.dim, dtype)})
+
+
+def _new_records(
+    spec: TableSpec, field: str, source: Source, converter: Converter
+) -> Iterator[Records]:
+    """Yield records whose only field comes from the source."""
+    width = spec.layout.record_bytes
+    for block in source.blocks(block_rows_for(width)):
+        records = np.zeros((len(block), width), np.uint8)
+        spec.layout.view(records, field)[:] = converter(block)
+        yield records
+
+
+def _merged_records(
+    table: Table, field: str, source: Source, converter: Converter
+) -> Iterator[Records]:
+    """Yield the table's records with one field from the source, which has as many rows."""
+    blocks = source.blocks()
+    rest = next(blocks)
+    for records in table.records():
+        values = table.spec.layout.view(records, field)
+        filled = 0
+        while filled < len(values):
+            part = rest[: len(values) - filled]
+            values[filled : filled + len(part)] = converter(part)
+            filled, rest = filled + len(part), rest[len(part) :]
+            if not len(rest):
+                rest = next(blocks, rest)
+        yield records

@@ -1,0 +1,343 @@
+"""Torch operators of the layers: forward, backward, and the sum of gradients by row."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tierstore._door import interrupts_deferred
+from tierstore._table.gpu import DeviceLease
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore._tiers.gpu.source import on_records
+from tierstore.errors import ClosedError
+
+__all__ = [
+    "Abandoned",
+    "Batch",
+    "Gradient",
+    "Lookup",
+    "deposit",
+    "lookup",
+    "merged",
+    "read",
+    "register",
+    "sum_by_row",
+    "summed",
+]
+
+
+_EXACT = (torch.float32, torch.float64)
+"""Types that `index_add_` sums as that operator does on the CPU, in half the time."""
+
+
+def sum_by_row(values: Tensor, positions: Tensor, bound: int) -> Tensor:
+    """Add row i of `values` `(n, dim)` to row `positions[i]` of `(bound, dim)`, unless negative.
+
+    In the order of i, so the result is that of the operator `torch.nn.Embedding` sums its gradient
+    with, to the last bit.
+    """
+    if values.device.type == "cpu" and values.dtype in _EXACT:
+        total = values.new_zeros(bound + 1, values.shape[1])  # the last is for negative positions
+        return total.index_add_(0, positions.remainder(bound + 1), values)[:bound]
+    return torch.ops.aten.embedding_dense_backward(values, positions, bound, -1, False)
+
+
+def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
+    """Do the same for the distinct rows of a lease, `(lease.bound, dim)`.
+
+    Where `positions` is None they are those of the lease's ids. On a GPU float32 is added as it
+    comes, which is several times faster, in no particular order and leaving what is behind the
+    distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
+    """
+    ordered = torch.are_deterministic_algorithms_enabled()
+    if ordered or values.dtype != torch.float32 or not isinstance(lease, DeviceLease):
+        if positions is None:
+            positions = torch.as_tensor(lease.positions)
+        return sum_by_row(values, positions.reshape(-1), lease.bound)
+    values = values.contiguous()
+    dim = values.shape[1]
+    total = values.new_empty(lease.bound, dim)
+    work = _Sum(values.data_ptr(), total.data_ptr(), dim)
+    macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
+    source = on_records("tierstore.nn", "sum.cu")
+    lease.run(lease.device.load(source, "clear", macros), work, lease.bound)
+    add = lease.device.load(source, "sum", macros)
+    given = None if positions is None else (positions.data_ptr(), len(values))
+    lease.run(add, work, len(values), positions=given)
+    return total
+
+
+class _Sum(ctypes.Structure):
+    """`struct Sum`."""
+
+    _fields_ = (("each", ctypes.c_uint64), ("total", ctypes.c_uint64), ("dim", ctypes.c_uint32))
+
+
+class Abandoned:
+    """Leases of batches that were dropped, for the next call to release.
+
+    A garbage collector may drop a batch at any moment, also one at which no lease can be released.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._leases: deque[Lease] = deque()
+
+    def add(self, lease: Lease) -> None:
+        """Leave a lease to the next call."""
+        self._leases.append(lease)
+
+    def release(self) -> None:
+        """Release all of them; after an error, the rest stays for the call after."""
+        while self._leases:
+            lease = self._leases.popleft()
+            try:
+                lease.release()
+            except BaseException:
+                self._leases.appendleft(lease)
+                raise
+
+
+class Batch:
+    """The rows of one lookup, leased until their gradient was applied, or cannot come any more.
+
+    Attributes:
+        size: the number of ids.
+        lease: the lease on their rows.
+        counted: for each id whether it takes part in training, or None if all do.
+    """
+
+    def __init__(
+        self, table: Table, ids: Tensor, padding_idx: int | None, abandoned: Abandoned
+    ) -> None:
+        """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
+
+        The ids are the caller's and may change afterwards: nothing refers to them.
+        """
+        ids = ids if ids.ndim == 1 else ids.reshape(-1)
+        self._abandoned = abandoned
+        self.size = len(ids)
+        self.lease = table.lease(ids)
+        self.counted = None if padding_idx is None else ids != padding_idx
+        self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
+
+    def __del__(self) -> None:
+        """Leave the lease to the next call."""
+        if hasattr(self, "lease"):
+            self._abandoned.add(self.lease)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids, flat, from the rows that the lease holds; -1 for bad ones."""
+        rows = torch.as_tensor(self.lease.rows)
+        return torch.where(self.positions < 0, -1, rows[self.positions.clamp(min=0).long()])
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """For each id, the index of its row in compact arrays; -1 for bad ids."""
+        return torch.as_tensor(self.lease.positions)
+
+    def rows(self, field: str) -> Tensor:
+        """Return a field of the row of each id, `(ids, dim)`."""
+        rows: Tensor = self.lease.expand(field)
+        return rows
+
+    @property
+    def usable(self) -> bool:
+        """Whether the lease goes on."""
+        return not self.lease.ended
+
+    def release(self) -> None:
+        """Let the rows go; harmless when repeated."""
+        self.lease.release()
+
+    def gradient(self, of_each: Tensor) -> Gradient:
+        """Sum the gradients `(ids, dim)` of the ids by row."""
+        positions, trained = None, None
+        if self.usable:
+            self.lease.trim(wait=False)
+        if self.counted is not None:
+            positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
+            trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
+            trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
+            trained = trained[:-1, None]
+        if self.usable:
+            return Gradient(self, summed(of_each, self.lease, positions), trained)
+        # A graph that is run backward again after the step, for example.
+        where = self.positions if positions is None else positions
+        return Gradient(self, sum_by_row(of_each, where, self.lease.bound), trained)
+
+
+@dataclass
+class Gradient:
+    """The gradient of a batch.
+
+    Attributes:
+        batch: what it is the gradient of, and whose lease holds the rows.
+        values: `(rows, dim)`, at least one row for each distinct row; undefined behind them.
+        trained: bool `(rows, 1)`, the rows that a step may change; None means all.
+    """
+
+    batch: Batch
+    values: Tensor
+    trained: Tensor | None = None
+
+    def trim(self) -> None:
+        """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
+        self.batch.lease.trim(wait=True)
+        bound = self.batch.lease.bound
+        self.values = self.values[:bound]
+        self.trained = None if self.trained is None else self.trained[:bound]
+
+
+def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) -> Gradient:
+    """Return the gradient of several batches of a table as that of one, over all their rows."""
+    batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
+    places, found = [], batch.positions.split([each.batch.size for each in gradients])
+    for each, there in zip(gradients, found, strict=True):
+        here, rows = each.batch.positions, len(each.values)
+        place = here.new_full((rows + 1,), -1)
+        place[torch.where(here < 0, rows, here)] = there
+        places.append(place[:-1])
+    where = torch.cat(places)
+    total = summed(torch.cat([each.values for each in gradients]), batch.lease, where)
+    merged = Gradient(batch, total)
+    if any(each.trained is not None for each in gradients):
+        marks = [
+            torch.ones_like(place, dtype=torch.bool) if each.trained is None else each.trained[:, 0]
+            for each, place in zip(gradients, places, strict=True)
+        ]
+        trained = where.new_zeros(batch.lease.bound + 1, dtype=torch.bool)
+        trained.index_fill_(0, torch.where(torch.cat(marks), where, -1).long(), True)
+        merged.trained = trained[:-1, None]
+    return merged
+
+
+class Module(Protocol):
+    """What the operators ask of a module."""
+
+    def lease_rows(self, ids: Tensor) -> Batch:
+        """Lease the rows of ids whose gradient may come."""
+
+    def rows_of(self, batch: Batch) -> Tensor:
+        """Return the row of each id of a batch."""
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids that take no part in training."""
+
+    def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+        """Take the gradient of each id's row."""
+
+
+class Lookup(torch.autograd.Function):
+    """Look up rows outside graphs; the batch lives as long as autograd's own graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
+        """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
+        with interrupts_deferred():  # once for all that follows
+            ctx.batch, ctx.module = module.lease_rows(ids), module
+            rows = module.rows_of(ctx.batch).to(anchor)
+        ctx.save_for_backward(anchor)
+        return rows.reshape(*ids.shape, anchor.shape[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Give the module the gradient of the rows; the anchor's own is empty."""
+        (anchor,) = ctx.saved_tensors
+        ctx.module.take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
+        return torch.empty_like(anchor), None, None
+
+
+_numbers = itertools.count(1)
+_modules: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+_batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
+
+
+def register(module: Module) -> int:
+    """Give a module a number for the operators, valid as long as the module lives."""
+    number = next(_numbers)
+    _modules[number] = module
+    return number
+
+
+class _Owner(np.ndarray[Any, Any]):
+    """Memory of a ticket, which owns the batch."""
+
+    batch: Batch
+
+
+def _ticket(batch: Batch) -> Tensor:
+    number = next(_numbers)
+    memory = np.array(number, np.int64).view(_Owner)
+    memory.batch = batch
+    _batches[number] = batch
+    return torch.from_numpy(memory)
+
+
+@torch.library.custom_op("tierstore::lookup", mutates_args=())
+def lookup(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+    """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
+
+    Rows come as the anchor is: of its type, on its device, with its `dim`.
+    """
+    found = _modules[module]
+    batch = found.lease_rows(ids)
+    rows = found.rows_of(batch).to(anchor)
+    return rows.reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
+
+
+@torch.library.custom_op("tierstore::deposit", mutates_args=())
+def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+    """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
+    batch = _batches.get(int(ticket))
+    if batch is None:
+        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
+    _modules[module].take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
+    return torch.empty_like(anchor)
+
+
+@torch.library.custom_op("tierstore::read", mutates_args=())
+def read(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+    """Return the row of each id, `ids.shape + (dim,)`, outside training."""
+    return _modules[module].read_rows(ids).to(anchor)
+
+
+@lookup.register_fake
+def _(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+    return anchor.new_empty((*ids.shape, anchor.shape[1])), torch.empty((), dtype=torch.int64)
+
+
+@deposit.register_fake
+def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+    return torch.empty_like(anchor)
+
+
+@read.register_fake
+def _(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+    return anchor.new_empty((*ids.shape, anchor.shape[1]))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, anchor, ctx.module = inputs
+    ctx.save_for_backward(output[1], anchor)
+
+
+def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, Tensor, None]:
+    ticket, anchor = ctx.saved_tensors
+    return None, deposit(gradient, ticket, anchor, ctx.module), None
+
+
+lookup.register_autograd(_backward, setup_context=_remember)

@@ -1,0 +1,289 @@
+"""Steps of an optimizer as one kernel on the records of a batch, where they lie.
+
+The results are those of torch's optimizer over lists of tensors, to the bit; what is saved is to
+copy weights and state out of the records and back, and a pass over them for every operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore._table.gpu import DeviceLease
+from tierstore._table.table import Table
+from tierstore._tiers.gpu.device import Device, Kernel
+from tierstore._tiers.gpu.source import on_records
+from tierstore.optim.row_wise import RowWiseAdagrad
+from tierstore.optim.state import StoredState
+from tierstore.spec import RecordLayout
+
+__all__ = ["InSlot"]
+
+Group = Mapping[str, Any]
+"""The options of an optimizer."""
+
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An optimizer that step.cu knows.
+
+    Attributes:
+        name: what step.cu calls it.
+        states: the names of its states, in the kernel's order.
+        flags: macros.
+        numbers: what a step needs, from the options and the number of the step, counted from 1.
+    """
+
+    name: str
+    states: Callable[[Group], tuple[str, ...]]
+    flags: Callable[[Group], dict[str, bool]]
+    numbers: Callable[[Group, float], tuple[float, ...]]
+
+
+class InSlot:
+    """The kernel for a field of a table, for as long as the options of the optimizer allow it."""
+
+    def __init__(self, optimizer_class: type, table: Table, field: str, state: StoredState) -> None:
+        """Compile nothing yet."""
+        self._rule = _RULES.get(optimizer_class)
+        self._table = table
+        self._field = field
+        self._state = state
+        self._places: dict[tuple[Any, ...], _Places | None] = {}
+        self._layout: RecordLayout | None = None
+
+    def step(self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group) -> bool:
+        """Update the distinct rows of a lease, of those `trained` if given; count the step.
+
+        Returns False, having done nothing, where this is left to torch's optimizer: off the GPU,
+        for another class, float64, and options that ask for a way of its own.
+        """
+        rule = self._rule
+        if rule is None or not isinstance(lease, DeviceLease) or not _usual(group):
+            return False
+        places = self._found(rule, group)
+        if places is None:
+            return False
+        gradient = gradient.to(places.computed).contiguous()
+        rows = lease.rows if self._state.at_random else None
+        work = places.work(gradient, trained)
+        if rows is not None:
+            work.rows, work.count = rows.data_ptr(), self._state.steps + 1
+        numbers = rule.numbers(group, self._state.steps + 1)
+        work.number[: len(numbers)] = numbers
+        lease.run(places.kernel(lease.device, gradient), work, lease.bound, writes=places.names)
+        self._state.count_step()
+        return True
+
+    def _found(self, rule: _Rule, group: Group) -> _Places | None:
+        """Return where the fields lie now, or None if these are not the fields that are needed."""
+        layout = self._table.spec.layout
+        if layout is not self._layout:
+            self._places.clear()
+            self._layout = layout
+        states, flags = rule.states(group), rule.flags(group)
+        key = (states, *flags.values())
+        if key not in self._places:
+            self._places[key] = None
+            if set(states) == set(self._state.fields):
+                names = (self._field, *(self._state.fields[state] for state in states))
+                if all(layout.field(name).dtype in _TYPES for name in names):
+                    at_random = self._state.at_random
+                    self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
+        return self._places[key]
+
+
+class _Places:
+    """Where the fields of an optimizer lie in a record, and the kernel for them.
+
+    Attributes:
+        names: the fields, the weight first.
+        computed: the type of the gradient, and of what is computed.
+    """
+
+    def __init__(
+        self,
+        rule: _Rule,
+        layout: RecordLayout,
+        names: tuple[str, ...],
+        flags: Mapping[str, bool],
+        *,
+        at_random: bool,
+    ) -> None:
+        self.names = names
+        fields = [layout.field(name) for name in names]
+        self._dim = fields[0].dim
+        self._starts = [layout.span(name)[0] for name in names]
+        sizes = [field.storage.itemsize for field in fields]
+        apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
+        self._packed = math.gcd(self._dim, *apart) % 4 == 0
+        kinds = [_TYPES[field.dtype] for field in fields] + ["None"] * 3
+        types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
+        self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
+        self._macros |= {flag: int(value) for flag, value in flags.items()}
+        computed = "float32" if at_random else fields[0].dtype
+        self.computed: torch.dtype = getattr(torch, computed)
+        self._macros |= {"COMPUTED": _TYPES[computed], "STOCHASTIC": int(at_random)}
+        self._kernels: dict[int, tuple[Kernel, int]] = {}
+
+    def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:
+        """Return what the kernel is to do, all but its numbers."""
+        marks = 0 if trained is None else trained.data_ptr()
+        work = _Step(gradient.data_ptr(), marks)
+        work.dim, work.weight = self._dim, self._starts[0]
+        work.state[: len(self._starts) - 1] = self._starts[1:]
+        work.share = 1 / self._dim
+        return work
+
+    def kernel(self, device: Device, gradient: Tensor) -> tuple[Kernel, int]:
+        """Return the kernel, for accesses as wide as the address of a gradient allows."""
+        vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
+        if vector not in self._kernels:
+            macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
+            source = on_records("tierstore.optim", "step.cu")
+            self._kernels[vector] = device.load(source, "step", {**self._macros, **macros})
+        return self._kernels[vector]
+
+
+def _usual(group: Group) -> bool:
+    """Tell whether options ask for the results of the usual way, and are known on the host."""
+    own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
+    numbers = [group["lr"], *group.get("betas", ())]
+    return not own and not any(isinstance(number, Tensor) for number in numbers)
+
+
+class _Step(ctypes.Structure):
+    """`struct Step`."""
+
+    _fields_ = (
+        ("gradient", ctypes.c_uint64),
+        ("trained", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
+        ("dim", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("weight", ctypes.c_uint32),
+        ("state", ctypes.c_uint32 * 3),
+        ("number", ctypes.c_float * 8),
+        ("share", ctypes.c_float),
+    )
+
+
+@functools.cache
+def _squares_fused(device: torch.device) -> int:
+    """Return 1 if torch rounds only once where it adds a square to a number, as torch 2.11 does."""
+    one, number = (torch.full((1,), value, device=device) for value in (-1.0, 1 + 2**-12))
+    (found,) = torch._foreach_addcmul([one], [number], [number], value=1)
+    return int(float(found) != 2**-11)
+
+
+_FLAGS = dict.fromkeys(("MAXIMIZE", "DECOUPLED", "AMSGRAD", "NESTEROV", "MOMENTUM", "CENTERED"), 0)
+
+
+def _sgd(group: Group, step: float) -> tuple[float, ...]:
+    undamped = 1 - group["dampening"]
+    return group["weight_decay"], -group["lr"], group["momentum"], undamped, float(step == 1)
+
+
+def _decouples(group: Group, kind: type) -> bool:
+    """Tell whether the decay is of the weights themselves; torch before 2.7 tells by the class."""
+    return bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW))
+
+
+def _adam(kind: type, group: Group, step: float) -> tuple[float, ...]:
+    beta1, beta2 = group["betas"]
+    lr, decay = group["lr"], group["weight_decay"]
+    return (
+        0.0 if _decouples(group, kind) else decay,
+        -(lr / (1 - beta1**step)),
+        1 - beta1,
+        beta2,
+        1 - beta2,
+        (1 - beta2**step) ** 0.5,
+        group["eps"],
+        1 - lr * decay,
+    )
+
+
+def _adagrad(group: Group, step: float) -> tuple[float, ...]:
+    rate = -group["lr"] / (1 + (step - 1) * group["lr_decay"])
+    return group["weight_decay"], rate, group["eps"]
+
+
+def _rmsprop(group: Group, step: float) -> tuple[float, ...]:
+    alpha = group["alpha"]
+    return (
+        group["weight_decay"],
+        -group["lr"],
+        alpha,
+        1 - alpha,
+        group["eps"],
+        group["momentum"],
+    )
+
+
+def _rmsprop_states(group: Group) -> tuple[str, ...]:
+    centered = ("grad_avg",) if group["centered"] else ()
+    momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
+    return ("square_avg", *centered, *momentum)
+
+
+_SGD = _Rule(
+    "SGD",
+    lambda group: ("momentum_buffer",) if group["momentum"] != 0 else (),
+    lambda group: {
+        "MAXIMIZE": group["maximize"],
+        "MOMENTUM": group["momentum"] != 0,
+        "NESTEROV": group["nesterov"],
+    },
+    _sgd,
+)
+
+
+def _adam_rule(kind: type) -> _Rule:
+    return _Rule(
+        "ADAM",
+        lambda group: (
+            "exp_avg",
+            "exp_avg_sq",
+            *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
+        ),
+        lambda group: {
+            "MAXIMIZE": group["maximize"],
+            "DECOUPLED": _decouples(group, kind),
+            "AMSGRAD": group["amsgrad"],
+        },
+        functools.partial(_adam, kind),
+    )
+
+
+_ADAGRAD = _Rule(
+    "ADAGRAD", lambda _: ("sum",), lambda group: {"MAXIMIZE": group["maximize"]}, _adagrad
+)
+_RMSPROP = _Rule(
+    "RMSPROP",
+    _rmsprop_states,
+    lambda group: {
+        "MAXIMIZE": group["maximize"],
+        "CENTERED": group["centered"],
+        "MOMENTUM": group["momentum"] > 0,
+    },
+    _rmsprop,
+)
+_RULES: dict[type, _Rule] = {
+    torch.optim.SGD: _SGD,
+    torch.optim.Adam: _adam_rule(torch.optim.Adam),
+    torch.optim.AdamW: _adam_rule(torch.optim.AdamW),
+    torch.optim.Adagrad: _ADAGRAD,
+    torch.optim.RMSprop: _RMSPROP,
+    RowWiseAdagrad: dataclasses.replace(_ADAGRAD, name="ROWWISE"),
+}

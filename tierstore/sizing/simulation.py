@@ -1,0 +1,331 @@
+"""Replay what a table was asked for through tiers of any size, beside the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._counters import Hits
+from tierstore._tiers.slots import CachedSlots
+from tierstore.errors import InvalidInputError
+from tierstore.policy import Choice, PolicyLike, choose
+from tierstore.sizing.streams import Batch, Stream
+
+__all__ = [
+    "OPTIMUM",
+    "SIZES",
+    "Point",
+    "Rates",
+    "Replay",
+    "Simulation",
+    "next_uses",
+    "optimum",
+    "replay",
+    "simulate",
+]
+
+
+NEVER = np.iinfo(np.int32).max
+
+
+def next_uses(stream: Stream) -> list[npt.NDArray[np.int32]]:
+    """Return for each row of each batch the number of the batch that uses it next, or NEVER."""
+    due = np.full(stream.rows, NEVER, np.int32)
+    found: list[npt.NDArray[np.int32]] = []
+    for number in range(len(stream.batches) - 1, -1, -1):
+        rows = stream.batches[number].rows
+        found.append(due[rows])
+        due[rows] = number
+    return found[::-1]
+
+
+def optimum(
+    stream: Stream,
+    slots: int,
+    uses: list[npt.NDArray[np.int32]] | None = None,
+    *,
+    measured: float = 0.5,
+) -> Rates:
+    """Replay a stream through a tier that knows the future; `uses` may be given for many sizes."""
+    uses = next_uses(stream) if uses is None else uses
+    due = np.full(stream.rows, NEVER, np.int32)
+    kept = np.zeros(stream.rows, np.bool_)
+    held = np.empty(0, np.int64)
+    rates, first = Rates(), first_measured(stream, measured)
+    for number, batch in enumerate(stream.batches):
+        hit = kept[batch.rows]
+        due[batch.rows] = uses[number]
+        candidates = np.concatenate([held, batch.rows[~hit]])
+        candidates = candidates[due[candidates] != NEVER]
+        if candidates.size > slots:
+            candidates = candidates[np.argpartition(due[candidates], slots - 1)[:slots]]
+        kept[held] = False
+        kept[candidates] = True
+        evictions = int(np.count_nonzero(~kept[held]))
+        held = candidates
+        if number >= first:
+            rates.count(batch, hit, evictions)
+    return rates
+
+
+@dataclass
+class Rates(Hits):
+    """What was counted over the batches that are measured, beside `Hits`.
+
+    Attributes:
+        batches: how many.
+        evictions: rows that made room for others.
+    """
+
+    batches: int = 0
+    evictions: int = 0
+
+    @property
+    def misses_per_batch(self) -> float:
+        """Distinct rows a batch that come from the tier below."""
+        return (self.unique - self.unique_hits) / self.batches if self.batches else 0.0
+
+    @property
+    def evictions_per_batch(self) -> float:
+        """Rows a batch that make room; those that changed go to the tier below."""
+        return self.evictions / self.batches if self.batches else 0.0
+
+    def count(self, batch: Batch, hit: npt.NDArray[np.bool_], evictions: int) -> None:
+        """Add a batch."""
+        self.batches += 1
+        self.requested += int(batch.counts.sum())
+        self.hits += int(batch.counts[hit].sum())
+        self.unique += batch.rows.size
+        self.unique_hits += int(hit.sum())
+        self.evictions += evictions
+
+
+class Replay:
+    """A tier without records.
+
+    `leases`: batches are leased, as in training, so that every row of a batch is admitted.
+    `chance`: where a policy values all rows of a batch alike, chance decides which rows stay of a
+    batch that exceeds the tier; the tier itself prefers hits, and rows that repeat.
+    """
+
+    def __init__(
+        self, rows: int, slots: int, policy: Choice, *, leases: bool = False, chance: bool = False
+    ) -> None:
+        """Start empty."""
+        if slots < 1:
+            raise InvalidInputError(f"a tier has at least one slot, not {slots}")
+        self._slots = CachedSlots(rows, min(slots, rows), policy, _take)
+        self._leases = leases
+        alike = self._slots.order(np.arange(1)) is None
+        self._chance = np.random.default_rng(0) if chance and alike else None
+
+    def announce(self, batch: Batch) -> None:
+        """Say that `batch` comes after those announced before."""
+        self._slots.announce(batch.rows)
+
+    def use(self, batch: Batch) -> tuple[npt.NDArray[np.bool_], int]:
+        """Run a batch; return which of its rows hit, and how many rows were evicted."""
+        slots, rows = self._slots, batch.rows
+        slots.use(rows)
+        places = slots.lookup(rows)
+        hit = places >= 0
+        stay, wanted = hit, ~hit
+        if self._chance is not None and rows.size > slots.row_of.size:
+            chosen = np.zeros(rows.size, np.bool_)
+            chosen[self._chance.permutation(rows.size)[: slots.row_of.size]] = True
+            slots.release(places[hit & ~chosen])
+            stay, wanted = hit & chosen, ~hit & chosen
+        slots.touch(places[stay], done=not self._leases)
+        evictions = self._admit(rows[wanted], batch.counts[wanted]) if wanted.any() else 0
+        slots.next_batch()
+        return hit, evictions
+
+    def _admit(self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> int:
+        """Give slots to those of `rows`, absent, that are worth it; return how many rows went."""
+        slots = self._slots
+        if rows.size > slots.row_of.size:
+            rows = rows[np.argsort(-counts, kind="stable")]
+        order = slots.order(rows)
+        rows = rows if order is None else rows[order]
+        free = slots.free(rows)
+        victims = slots.victims(rows[free.size :], force=self._leases)
+        slots.evict(victims)
+        free = np.concatenate([free, victims])
+        slots.bind(rows[: free.size], free)
+        return int(victims.size)
+
+
+def replay(
+    stream: Stream,
+    policy: Choice,
+    slots: int,
+    *,
+    leases: bool = False,
+    chance: bool = False,
+    depth: int = 4,
+    measured: float = 0.5,
+) -> Rates:
+    """Replay a stream through a tier; count over the last part `measured` (0..1) of its batches.
+
+    `depth` batches are announced ahead where the policy looks ahead; see Replay for the rest.
+    """
+    tier = Replay(stream.rows, slots, policy, leases=leases, chance=chance)
+    rates, announced = Rates(), 0
+    first = first_measured(stream, measured)
+    for number, batch in enumerate(stream.batches):
+        if policy.name == "lookahead":
+            for coming in stream.batches[announced : number + depth + 1]:
+                tier.announce(coming)
+            announced = max(announced, number + depth + 1)
+        hit, evictions = tier.use(batch)
+        if number >= first:
+            rates.count(batch, hit, evictions)
+    return rates
+
+
+def first_measured(stream: Stream, measured: float) -> int:
+    """Return the first batch that counts."""
+    if not 0 < measured <= 1:
+        raise InvalidInputError(f"the measured part is above 0 and at most 1, not {measured}")
+    return min(int(len(stream.batches) * (1 - measured)), len(stream.batches) - 1)
+
+
+def _take(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
+    return np.zeros(size, dtype)
+
+
+OPTIMUM = "optimum"
+SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Parts of the table's rows that are tried where no sizes are given."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One policy at one size; rates are 0..1, the others rows a batch."""
+
+    policy: str
+    slots: int
+    share: float
+    hit_rate: float
+    unique_hit_rate: float
+    misses_per_batch: float
+    evictions_per_batch: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The curves of a stream.
+
+    Attributes:
+        rows: of the table.
+        batches, measured_batches: how many were replayed, and counted.
+        ids_per_batch, unique_per_batch: mean ids of a batch, and distinct rows.
+        points: policy by policy, size by size.
+    """
+
+    rows: int
+    batches: int
+    measured_batches: int
+    ids_per_batch: float
+    unique_per_batch: float
+    points: tuple[Point, ...]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies, in the order they were asked for, the optimum last."""
+        return list(dict.fromkeys(point.policy for point in self.points))
+
+    def curve(self, policy: str) -> list[Point]:
+        """Return the points of one policy, by size."""
+        return [point for point in self.points if point.policy == policy]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `tierstore simulate --json` prints."""
+        data = asdict(self)
+        data["points"] = list(data["points"])
+        return data
+
+
+def simulate(
+    stream: Stream,
+    *,
+    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = ("lru", "lfu"),
+    sizes: Sequence[float | int] = SIZES,
+    with_optimum: bool = True,
+    leases: bool = False,
+    chance: bool = False,
+    depth: int = 4,
+    measured: float = 0.5,
+    progress: Callable[[int, int], None] | None = None,
+) -> Simulation:
+    """Replay a stream through policies and sizes.
+
+    Args:
+        stream: from `load_stream` or `stream_of`.
+        policies: names or values, as for `tierstore.open`; or a dict from a name of your own.
+        sizes: slots (int), or parts of the rows (float in 0..1].
+        with_optimum: add what nothing can beat (Belady, with bypass).
+        leases: batches are leased, as in training, rather than read.
+        chance: which rows of a batch stay that alone exceeds the tier is left to chance.
+        depth: batches announced ahead, for policies that look ahead.
+        measured: the last part of the batches that counts; the rest fills the tier.
+        progress: called with replays done and in all.
+    """
+    named = policies if isinstance(policies, Mapping) else {choose(p).name: p for p in policies}
+    counts = {_slots(size, stream.rows): None for size in sizes}
+    if not counts:
+        raise InvalidInputError("give at least one size")
+    total = len(counts) * (len(named) + with_optimum)
+    points: list[Point] = []
+
+    def add(policy: str, slots: int, rates: Rates) -> None:
+        points.append(_point(policy, slots, stream.rows, rates))
+        if progress is not None:
+            progress(len(points), total)
+
+    rates = Rates()
+    for name, policy in named.items():
+        for slots in counts:
+            rates = replay(
+                stream, choose(policy), slots,
+                leases=leases, chance=chance, depth=depth, measured=measured,
+            )  # fmt: skip
+            add(name, slots, rates)
+    uses = next_uses(stream) if with_optimum else []
+    for slots in counts if with_optimum else ():
+        rates = optimum(stream, slots, uses, measured=measured)
+        add(OPTIMUM, slots, rates)
+    return Simulation(
+        rows=stream.rows,
+        batches=len(stream.batches),
+        measured_batches=rates.batches,
+        ids_per_batch=stream.ids / len(stream.batches),
+        unique_per_batch=stream.unique,
+        points=tuple(points),
+    )
+
+
+def _slots(size: float | int, rows: int) -> int:
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise InvalidInputError(f"a part of the rows is above 0 and at most 1, not {size}")
+        return max(1, int(rows * size))
+    if size < 1:
+        raise InvalidInputError(f"a tier has at least one slot, not {size}")
+    return min(size, rows)
+
+
+def _point(policy: str, slots: int, rows: int, rates: Rates) -> Point:
+    return Point(
+        policy=policy,
+        slots=slots,
+        share=slots / rows,
+        hit_rate=rates.hit_rate,
+        unique_hit_rate=rates.unique_hit_rate,
+        misses_per_batch=rates.misses_per_batch,
+        evictions_per_batch=rates.evictions_per_batch,
+    )

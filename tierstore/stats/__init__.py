@@ -1,0 +1,16 @@
+"""What a store holds and what it did: counters of tiers, information, history, Prometheus."""
+
+from __future__ import annotations
+
+from tierstore._counters import Hits, Occupancy, TierStats
+from tierstore._info import StoreInfo, TableInformation, TierInformation, Version
+
+__all__ = [
+    "Hits",
+    "Occupancy",
+    "StoreInfo",
+    "TableInformation",
+    "TierInformation",
+    "TierStats",
+    "Version",
+]
