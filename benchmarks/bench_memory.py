@@ -17,9 +17,7 @@ from common import Answer, arguments, private_bytes, workspace
 
 import tierstore
 
-QUESTION = (
-    "Private memory over an epoch of power-law reads and writes, of a table 10 times the budget"
-)
+QUESTION = "Private memory over an epoch of reads and writes, power law, table 10 times the budget"
 MIB = 1 << 20
 ABOVE_PRIVATE = 200 * MIB
 ABOVE_CGROUP = 512 * MIB

@@ -25,7 +25,7 @@ from peers import have
 import tierstore
 import tierstore.speedtorch as facade
 from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import Scratch
+from tierstore._memory_table import MemoryTable
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
@@ -156,7 +156,7 @@ def with_layers(shape: Shape, gpu: int, device: str) -> Run:
         fields["sum"] = Field(shape.dim)
     spec = TableSpec(shape.rows, fields=fields)
     budget = Budget(host_rows=shape.rows, gpu=gpu // 2)
-    held = {key: Scratch(spec, name=key, budget=budget, device=device) for key in "uv"}
+    held = {key: MemoryTable(spec, name=key, budget=budget, device=device) for key in "uv"}
     for each in held.values():
         draw(each.table, device)
     layers = [TieredEmbedding(each.table) for each in held.values()]

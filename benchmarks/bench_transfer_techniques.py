@@ -20,7 +20,7 @@ from common import Answer, arguments
 from peers import have, speedtorch
 
 from tierstore import Budget, TableSpec
-from tierstore._memory_table import Scratch
+from tierstore._memory_table import MemoryTable
 
 QUESTION = "Bringing batches of rows of a host table to the GPU, alone and beside work there"
 BLOCK = 1 << 18
@@ -134,29 +134,31 @@ def kernels_over_host_memory(task: Task, gadget: Any) -> Batches:
         yield gadget.getData(cupy.asarray(ids.numpy()))
 
 
-def tierstore_once(task: Task, scratch: Scratch) -> Batches:
+def tierstore_once(task: Task, scratch: MemoryTable) -> Batches:
     """Rows that are not kept on the GPU."""
     for ids in task.ids:
         yield scratch.table.read(ids, transient=True)
 
 
-def tierstore_cache(task: Task, scratch: Scratch) -> Batches:
+def tierstore_cache(task: Task, scratch: MemoryTable) -> Batches:
     for ids in task.ids:
         yield scratch.table.read(ids)
 
 
-def tierstore_ahead(task: Task, scratch: Scratch) -> Batches:
+def tierstore_ahead(task: Task, scratch: MemoryTable) -> Batches:
     """With a cache, and the ids of the next batch given ahead."""
     for ids, coming in zip(task.ids, [*task.ids[1:], task.ids[0]], strict=True):
         scratch.table.prefetch(coming)
         yield scratch.table.read(ids)
 
 
-def table_of(task: Task, cache: int) -> Scratch:
+def table_of(task: Task, cache: int) -> MemoryTable:
     """Return the rows in a table, of which the GPU keeps `cache`."""
     rows, dim = task.values.shape
     budget = Budget(host_rows=rows, gpu_rows=cache)
-    scratch = Scratch(TableSpec(rows, dim), budget=budget, device="cuda" if task.on_gpu else "cpu")
+    scratch = MemoryTable(
+        TableSpec(rows, dim), budget=budget, device="cuda" if task.on_gpu else "cpu"
+    )
     for start in range(0, rows, BLOCK):
         block = task.values[start : start + BLOCK]
         scratch.table.write(torch.arange(start, start + len(block)), block)

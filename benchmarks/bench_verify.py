@@ -96,9 +96,9 @@ def main() -> None:
     with workspace(options) as directory:
         for width in WIDTHS:
             rows = max(100, (options.mib << 20) // width)
-            law = tierstore.uniform(-1, 1, seed=width)
+            initializer = tierstore.uniform(-1, 1, seed=width)
             path = directory / f"{width}.tier"
-            spec = tierstore.TableSpec(rows, width // 4, init=law)
+            spec = tierstore.TableSpec(rows, width // 4, init=initializer)
             tierstore.create(path, {"t": spec}).close()
             seconds = verify_seconds(path, options.repeat)
             answer.rows.append(

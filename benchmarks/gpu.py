@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import Scratch
+from tierstore._memory_table import MemoryTable
 from tierstore._tiers.gpu.device import CudaDevice
 from tierstore.errors import DeviceError, MissingExtraError
 
@@ -41,13 +41,13 @@ class PinnedDevice(CudaDevice):
 
 def filled(
     rows: int, gpu_rows: int, device: CudaDevice, values: Any, states: Sequence[str] = ()
-) -> Scratch:
+) -> MemoryTable:
     """Return a table in host memory of float32 `values` `(rows, DIM)`, and states of zeros."""
     import torch
 
     budget = Budget(host_rows=rows, gpu_rows=gpu_rows)
     fields = {name: Field(DIM) for name in ("weight", *states)}
-    scratch = Scratch(TableSpec(rows=rows, fields=fields), budget=budget, device=device)
+    scratch = MemoryTable(TableSpec(rows=rows, fields=fields), budget=budget, device=device)
     for start in range(0, rows, _BLOCK):
         ids = torch.arange(start, min(start + _BLOCK, rows), device="cuda")
         scratch.table.write(ids, values[start : start + _BLOCK], field="weight")

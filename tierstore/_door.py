@@ -26,7 +26,7 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["INTERNAL", "Guard", "Use", "internal_error", "internal_errors", "interrupts_deferred"]
+__all__ = ["INTERNAL", "Door", "Use", "internal_error", "internal_errors", "interrupts_deferred"]
 
 _PATIENCE = 0.05
 """Seconds after which a thread that waits for the store looks whether it was interrupted."""
@@ -168,7 +168,7 @@ class _LetThrough:
 
 
 class Use(interrupts_deferred):
-    """One use of a store by one thread; see `Guard.use`.
+    """One use of a store by one thread; see `Door.use`.
 
     Interrupts are held back before the lock is taken and until it is free again: one that is raised
     in between might find it taken with nobody to give it back.
@@ -176,7 +176,7 @@ class Use(interrupts_deferred):
 
     __slots__ = ("_guard", "_harmless", "_write")
 
-    def __init__(self, guard: Guard, *, write: bool) -> None:
+    def __init__(self, guard: Door, *, write: bool) -> None:
         """Prepare to enter; nothing is held yet."""
         self._guard = guard
         self._write = write
@@ -269,7 +269,7 @@ class Use(interrupts_deferred):
             interrupts_deferred.__exit__(self)
 
 
-class Guard:
+class Door:
     """The state every public call of a store passes through."""
 
     def __init__(self, path: str, *, writable: bool) -> None:

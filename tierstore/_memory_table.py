@@ -1,6 +1,6 @@
 """A table without a store: the same tiers in memory alone, gone when it is closed.
 
-    with Scratch(TableSpec(rows=1_000_000, dim=64), device="auto") as scratch:
+    with MemoryTable(TableSpec(rows=1_000_000, dim=64), device="auto") as scratch:
         scratch.table.write([3, 5], rows)
 
 For rows that need not outlive the process: nothing is written to a disk, nothing can be committed.
@@ -18,7 +18,7 @@ import numpy as np
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import TableInfo
-from tierstore._door import Guard
+from tierstore._door import Door
 from tierstore._table.placement import find_device, place
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -26,16 +26,16 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.volatile import Origin
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, InvalidInputError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.policy import lru
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Scratch"]
+__all__ = ["MemoryTable"]
 
 _LOAD_BYTES = 8 << 20
 
 
-class Scratch:
+class MemoryTable:
     """A table in memory, and the owner it needs.
 
     Attributes:
@@ -54,7 +54,7 @@ class Scratch:
         device: str | Device = "cpu",
         progress: Progress | None = None,
     ) -> None:
-        """Make every row by the laws of its fields.
+        """Make every row by the initializers of its fields.
 
         Args:
             spec: what the table is made of; its backend does not matter.
@@ -65,7 +65,7 @@ class Scratch:
 
         Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
         """
-        self.guard = Guard(f"table {name!r}", writable=True)
+        self.guard = Door(f"table {name!r}", writable=True)
         self.prefetcher = Prefetcher(self.guard)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
@@ -108,7 +108,11 @@ class Scratch:
     # -- what a table asks of a store
 
     def grow(
-        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+        self,
+        name: str,
+        rows: int,
+        init: Initializer | None = None,
+        keys: Sequence[Any] | None = None,
     ) -> None:
         """Refuse: a table in memory keeps its shape."""
         self._refuse(name, "grow")

@@ -1,6 +1,6 @@
-"""Laws for the first values of a field.
+"""Initializers: the first values of a field.
 
-Random laws are drawn in fixed blocks of 4,096 rows, each from a Philox generator keyed by (seed,
+Random values are drawn in fixed blocks of 4,096 rows, each from a Philox generator keyed by (seed,
 field, block), so a table's first bytes depend on neither chunk size, backend nor order.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
@@ -19,7 +19,7 @@ from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = [
     "BLOCK_ROWS",
-    "Law",
+    "Initializer",
     "constant",
     "from_array",
     "from_file",
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 @runtime_checkable
-class Law(Protocol):
+class Initializer(Protocol):
     """First values of a field, made a block at a time."""
 
     @property
@@ -118,17 +118,17 @@ class _Array:
         return np.array(self.values[start : start + count])
 
 
-def zeros() -> Law:
+def zeros() -> Initializer:
     """Zeros."""
     return _Constant(0.0)
 
 
-def constant(value: float) -> Law:
+def constant(value: float) -> Initializer:
     """One value everywhere; some optimizers start their state from it."""
     return _Constant(_finite(value, "value"))
 
 
-def uniform(low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Law:
+def uniform(low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Initializer:
     """Uniform on [low, high), drawn in float32."""
     low, high = _finite(low, "low"), _finite(high, "high")
     if low > high:
@@ -136,19 +136,19 @@ def uniform(low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Law:
     return _Uniform(seed, low, high)
 
 
-def normal(mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Law:
+def normal(mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Initializer:
     """Normal with the given mean and standard deviation, drawn in float32."""
     if _finite(std, "std") < 0:
         raise InvalidInputError(f"std cannot be negative: {std}")
     return _Normal(seed, _finite(mean, "mean"), std)
 
 
-def xavier_uniform(gain: float = 1.0, *, seed: int = 0) -> Law:
+def xavier_uniform(gain: float = 1.0, *, seed: int = 0) -> Initializer:
     """Uniform within ±gain·√(6 / (rows + dim)): Glorot and Bengio, AISTATS 2010."""
     return _XavierUniform(seed, _finite(gain, "gain"))
 
 
-def from_array(values: npt.NDArray[Any]) -> Law:
+def from_array(values: npt.NDArray[Any]) -> Initializer:
     """The rows of a floating `(rows, dim)` array, which is read while the table is made."""
     values = np.asarray(values)
     if values.ndim != 2 or values.dtype.kind != "f":
@@ -158,7 +158,7 @@ def from_array(values: npt.NDArray[Any]) -> Law:
     return _Array(values)
 
 
-def from_file(path: str | Path) -> Law:
+def from_file(path: str | Path) -> Initializer:
     """The rows of a 2-D floating `.npy` file, mapped and read while the table is made."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)

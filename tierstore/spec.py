@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
 
@@ -82,21 +82,21 @@ def check_dtype(dtype: object) -> str:
 class Field:
     """A named, typed vector in every record.
 
-    `dim` is the number of elements, `dtype` one of DTYPES, `init` the law its first values follow
-    (zeros if None); the law does not count when fields are compared.
+    `dim` is the number of elements, `dtype` one of DTYPES, `init` the initializer of its first
+    values (zeros if None), which does not count when fields are compared.
     """
 
     dim: int
     dtype: str = "float32"
-    init: Law | None = field(default=None, compare=False)
+    init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check the numbers and turn the dtype into its name."""
         object.__setattr__(self, "dim", _check_count(self.dim, "dim", MAX_RECORD_BYTES))
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
-        if self.init is not None and not isinstance(self.init, Law):
+        if self.init is not None and not isinstance(self.init, Initializer):
             raise InvalidTypeError(
-                f"init must be a law such as tierstore.zeros(), not {self.init!r}"
+                f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
 
     @property
@@ -198,7 +198,7 @@ class TableSpec:
         rows: number of rows, 1..2**40.
         dim: elements of `weight`.
         dtype: element type of `weight`: float16, bfloat16, float32 or float64.
-        init: the law of the first values of `weight`, or of the first of `fields`.
+        init: the initializer of the first values of `weight`, or of the first of `fields`.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
         fields: named fields, in the order they lie in the record.
         sparse: leave the files as holes until rows are written; only with zeros.
@@ -210,7 +210,7 @@ class TableSpec:
     rows: int
     dim: int | None = None
     dtype: str | None = None
-    init: Law | None = field(default=None, compare=False)
+    init: Initializer | None = field(default=None, compare=False)
     backend: str = "memmap"
     fields: Mapping[str, Field] = field(default_factory=dict)
     sparse: bool = False

@@ -10,7 +10,7 @@ import click
 import tierstore
 from tierstore.budget import format_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, StoreFullError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
@@ -34,7 +34,7 @@ CHECKSUM_BYTES = 4
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
 @click.option(
     "--init",
-    "law",
+    "initializer",
     type=InitLaw(),
     default="zeros",
     show_default=True,
@@ -60,7 +60,7 @@ def init(
     dim: int,
     table: str,
     dtype: str,
-    law: LawOfSeed,
+    initializer: LawOfSeed,
     seed: int,
     state: tuple[list[StateField], ...],
     backend: str,
@@ -91,7 +91,7 @@ def init(
       sgd-momentum                         momentum_buffer
       NAME[:DTYPE[:DIM]]                   any field; what is left out is as the weight's
     """
-    spec = _spec(rows, (dim, dtype, law(seed)), state, backend, sparse, table)
+    spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
     exists = os.path.lexists(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
@@ -128,7 +128,7 @@ def init(
 
 def _spec(
     rows: int,
-    weight: tuple[int, str, Law],
+    weight: tuple[int, str, Initializer],
     state: tuple[list[StateField], ...],
     backend: str,
     sparse: bool,

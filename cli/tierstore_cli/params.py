@@ -16,7 +16,7 @@ import tierstore
 from tierstore._allowance import DEFAULT_MEMORY
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
-from tierstore.initializers import Law, normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import Initializer, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import DTYPES, Field, check_name
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     ParamType = click.ParamType  # not generic in older versions of click
 
-LawOfSeed = Callable[[int], Law]
+LawOfSeed = Callable[[int], Initializer]
 Rows = tuple[int, int | None]
 
 
@@ -62,16 +62,16 @@ class Bytes(ParamType):
 
 
 class InitLaw(ParamType):
-    """A law of first values, written as a call: `normal(0,0.01)`."""
+    """An initializer of first values, written as a call: `normal(0,0.01)`."""
 
     name = "zeros|uniform(a,b)|normal(mean,std)|xavier_uniform"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> LawOfSeed:
-        """Return a function from a seed to the law."""
+        """Return a function from a seed to the initializer."""
         match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
-        laws: dict[tuple[str, int], Callable[..., Law]] = {
+        initializers: dict[tuple[str, int], Callable[..., Initializer]] = {
             ("zeros", 0): lambda seed: zeros(),
             ("uniform", 2): lambda a, b, seed: uniform(a, b, seed=seed),
             ("normal", 2): lambda mean, std, seed: normal(mean, std, seed=seed),
@@ -80,17 +80,17 @@ class InitLaw(ParamType):
         try:
             name, arguments = match.groups() if match else ("", None)
             numbers = [float(text) for text in arguments.split(",")] if arguments else []
-            law = laws[name, len(numbers)]
-            law(*numbers, seed=0)  # finite, in order, …
+            initializer = initializers[name, len(numbers)]
+            initializer(*numbers, seed=0)  # finite, in order, …
         except InvalidInputError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
         except (KeyError, ValueError):
             self.fail(f"{value!r} is not one of {self.name}, with numbers", param, ctx)
-        return lambda seed: law(*numbers, seed=seed)
+        return lambda seed: initializer(*numbers, seed=seed)
 
 
 Filling = str | LawOfSeed
-"""A way to fill rows: its name, or a function from a seed to a law."""
+"""A way to fill rows: its name, or a function from a seed to an initializer."""
 
 
 class FillType(InitLaw):
@@ -101,7 +101,7 @@ class FillType(InitLaw):
     def convert(  # type: ignore[override]
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Filling:
-        """Return a name, or a function from a seed to a law."""
+        """Return a name, or a function from a seed to an initializer."""
         if value in ("version", "zeros", "nan"):
             return str(value)
         return super().convert(value, param, ctx)

@@ -25,7 +25,9 @@ from tierstore_cli.progress import Progress
     multiple=True,
     help="What damaged rows become; may be given more than once. Default: version, then zeros.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a law in --fill.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="Seed of an initializer in --fill."
+)
 @click.option(
     "--list",
     "listed",
@@ -47,7 +49,7 @@ def repair(
     STORE is only read and need not open: its newest manifest, STORE.json, tables and deltas may be
     damaged or missing. A row is whole if its checksum holds, wherever its image lies. --fill says
     what a row becomes whose newest image is damaged, tried in turn: "version" is the newest older
-    image that is whole, "zeros", "nan", or a law such as "normal(0,0.01)" for the first field.
+    image that is whole, "zeros", "nan", or an initializer for the first field, as "normal(0,0.01)".
 
     The list is CSV, with runs of rows and whether they are older, and of which version, or filled.
     Where a delta is missing or its ids are damaged, "unknown" counts the rows that may be older.

@@ -26,7 +26,7 @@ def test_bad_rows(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "law"),
+    ("text", "initializer"),
     [
         ("zeros", zeros()),
         ("zeros()", zeros()),
@@ -35,11 +35,11 @@ def test_bad_rows(text):
         ("xavier_uniform", xavier_uniform(seed=3)),
     ],
 )
-def test_laws(text, law):
+def test_laws(text, initializer):
     made = InitLaw().convert(text, None, None)(3)
-    assert made == law
+    assert made == initializer
     first = made.block(0, 4, (4, 3), 0)
-    assert np.array_equal(first, law.block(0, 4, (4, 3), 0))
+    assert np.array_equal(first, initializer.block(0, 4, (4, 3), 0))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,10 @@ def described(store: tierstore.Store) -> Any:
 
 def _folding(path: Path) -> None:
     """A store whose fold was cut short: it is begun, and half of the base written."""
-    law = tierstore.uniform(-1, 1, seed=3)
-    spec = tierstore.TableSpec(9, 4, init=law, backend="zarr", compression="lz4", chunk_rows=4)
+    initializer = tierstore.uniform(-1, 1, seed=3)
+    spec = tierstore.TableSpec(
+        9, 4, init=initializer, backend="zarr", compression="lz4", chunk_rows=4
+    )
     with tierstore.create(path, {"t": spec}, budget=_NONE) as store:
         rng = np.random.default_rng(8)
         for step in range(3):

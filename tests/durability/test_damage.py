@@ -539,12 +539,12 @@ def test_repair_looks_into_older_generations(two: Two, tmp_path: Path) -> None:
     assert everything(tmp_path / "whole")["hurt"].tobytes() == grown.tobytes()
 
 
-@pytest.mark.parametrize("fill", ["zeros", "nan", "law", "version"])
+@pytest.mark.parametrize("fill", ["zeros", "nan", "initializer", "version"])
 def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
     lost = two.only_in_base()[0]
     hurt_row(two, lost)
     flip(two.delta(), 3 * 4 * DIM)
-    way = tierstore.normal(2.0, 0.5, seed=9) if fill == "law" else fill
+    way = tierstore.normal(2.0, 0.5, seed=9) if fill == "initializer" else fill
     report = tierstore.repair(two.path, tmp_path / "whole", fill=way)
     check_repaired(report, tmp_path / "whole", two.versions)
     told = listed(report.listed)["hurt"]
@@ -558,7 +558,7 @@ def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
                 "zeros": np.zeros(DIM),
                 "version": np.zeros(DIM),
                 "nan": np.full(DIM, np.nan),
-                "law": everything(tmp_path / "made")["t"][row],
+                "initializer": everything(tmp_path / "made")["t"][row],
             }[fill]
             np.testing.assert_array_equal(found, expected)
     assert sum(outcome == "filled" for outcome in told.values()) == (1 if fill == "version" else 2)

@@ -78,8 +78,8 @@ def create_table(store: tierstore.Store) -> None:
 def add_fields(store: tierstore.Store) -> None:
     table = next(iter(store.tables.values()))
     if "more" not in table.fields:
-        law = tierstore.from_array(rows(table.rows, 2, 4))
-        store.add_fields(table.name, {"more": tierstore.Field(2, init=law)})
+        initializer = tierstore.from_array(rows(table.rows, 2, 4))
+        store.add_fields(table.name, {"more": tierstore.Field(2, init=initializer)})
 
 
 def set_keys(store: tierstore.Store) -> None:

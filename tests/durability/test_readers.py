@@ -26,8 +26,8 @@ def values(seed: int, rows: int = 40) -> np.ndarray:
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     backend = "memmap" if request.param == "memmap" else "zarr"
     packed = {"compression": "zstd", "chunk_rows": 8} if request.param == "zstd" else {}
-    law = tierstore.from_array(values(1))
-    spec = tierstore.TableSpec(40, 4, init=law, backend=backend, **packed)
+    initializer = tierstore.from_array(values(1))
+    spec = tierstore.TableSpec(40, 4, init=initializer, backend=backend, **packed)
     with tierstore.create(tmp_path / "s", {"t": spec}, keep=1, budget=NONE) as store:
         store["t"].set_keys(WORDS)
         store.commit(payload={"model": b"first", "tree": {"w": values(2)}})
@@ -38,8 +38,8 @@ def leave_behind(path: Path) -> None:
     """Commit until nothing of the version before is named any more."""
     with tierstore.open(path, "r+", keep=1, budget=NONE) as writer:
         writer["t"].set_keys([f"other {row}" for row in range(40)])
-        law = tierstore.from_array(values(3))
-        writer.replace_table("t", tierstore.TableSpec(40, 4, init=law))
+        initializer = tierstore.from_array(values(3))
+        writer.replace_table("t", tierstore.TableSpec(40, 4, init=initializer))
         for step in range(3):
             writer["t"].write([step], values(step, 1))
             writer.commit(payload={"model": b"later", "tree": {"w": values(4)}})

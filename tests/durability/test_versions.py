@@ -38,8 +38,12 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    law = tierstore.from_array(np.random.default_rng(1).standard_normal((ROWS, DIM), np.float32))
-    tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(ROWS, DIM, init=law)}).close()
+    initializer = tierstore.from_array(
+        np.random.default_rng(1).standard_normal((ROWS, DIM), np.float32)
+    )
+    tierstore.create(
+        tmp_path / "s", {"t": tierstore.TableSpec(ROWS, DIM, init=initializer)}
+    ).close()
     return tmp_path / "s"
 
 

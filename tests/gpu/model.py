@@ -79,7 +79,7 @@ class Twin:
 
     def put(self, ids: np.ndarray) -> Any:
         """The ids, on the device or the host: those of a prefetch where they are the same."""
-        rows = self.tier.foreseen(ids)
+        rows = self.tier.prefetched_for(ids)
         if rows is not None:
             return rows
         return ids.copy() if self.rng.random() < self.from_host else self.place.put(ids)
@@ -215,7 +215,7 @@ class Twin:
             elif name == "fetch":
                 window = int(self.rng.integers(1, 6))
                 if self.rng.random() < 0.5:
-                    self.tier.foresee(ids, window)
+                    self.tier.prefetch_for(ids, window)
                     self.announced.append(ids)
                 else:
                     self.tier.fetch(self.put(ids), window)

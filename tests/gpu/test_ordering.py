@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.model import ArrayTier
-from tierstore._tiers.gpu.abi import STRETCHES, Mode
+from tierstore._tiers.gpu.abi import REGIONS, Mode
 from tierstore._tiers.gpu.ordering import Ordering, stretch
 from tierstore._tiers.host import HostTier
 
@@ -17,8 +17,8 @@ from tierstore._tiers.host import HostTier
 @pytest.mark.parametrize("rows", [1, 2, 4095, 4096, 4097, 8192, 8193, 16_000_000, 2**33 + 1])
 def test_stretches_cover_every_row(rows: int) -> None:
     size = stretch(rows)
-    assert (rows - 1) >> size < STRETCHES
-    assert size == 0 or (rows - 1) >> (size - 1) >= STRETCHES
+    assert (rows - 1) >> size < REGIONS
+    assert size == 0 or (rows - 1) >> (size - 1) >= REGIONS
 
 
 CLAIMS, WAITS = Ordering.CLAIMS, Ordering.WAITS

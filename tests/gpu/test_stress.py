@@ -99,12 +99,12 @@ def test_foreseen_batches_beside_writes(place: Place, streams: int) -> None:
         with turn:
             tier.await_fetches()
             host.fetch(ids, 2 * depth)
-            tier.foresee(ids, 2 * depth)
+            tier.prefetch_for(ids, 2 * depth)
             coming.append(ids)
             if len(coming) <= depth:
                 continue
             ids = coming.popleft()
-            given = tier.foreseen(ids)
+            given = tier.prefetched_for(ids)
             given = place.put(ids) if given is None else given
             with tier.lease(given) as lease:
                 data = xp.random.randint(0, 256, (lease.bound, 16)).astype(np.uint8)

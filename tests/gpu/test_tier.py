@@ -246,8 +246,8 @@ def test_a_batch_that_was_foreseen_needs_no_wait(place: Place, wanted: str) -> N
         batches = [twin.rng.integers(0, 200, 20) for _ in range(3)]
         twin.read(np.arange(100, 180))
         for ids in batches:
-            twin.tier.foresee(ids, 8)
-        twin.read(np.arange(250, 330))  # as many rows as would push the foreseen ones out
+            twin.tier.prefetch_for(ids, 8)
+        twin.read(np.arange(250, 330))  # as many rows as would push the prefetched_for ones out
         missed = twin.tier.stats.misses
         forbidden = pytest.MonkeyPatch()
         forbidden.setattr(twin.tier._staging, "settle", None)
@@ -269,8 +269,8 @@ def test_a_batch_that_was_foreseen_needs_no_wait(place: Place, wanted: str) -> N
 def test_what_a_prefetch_lacks_is_waited_for(place: Place) -> None:
     with Twin(place, rows=400, slots=40, host_slots=60) as twin:
         twin.host.read(np.arange(60), np.empty((60, 64), np.uint8))
-        twin.tier.foresee(np.arange(50, 70), 4)  # the host tier has ten of them
-        twin.tier.foresee(np.arange(30), 4)  # more than half of the slots with those before
+        twin.tier.prefetch_for(np.arange(50, 70), 4)  # the host tier has ten of them
+        twin.tier.prefetch_for(np.arange(30), 4)  # more than half of the slots with those before
         twin.read(np.arange(50, 70))
         twin.write(np.arange(30))
         twin.check()
@@ -280,7 +280,7 @@ def test_slots_that_are_held_are_given_up_in_time(place: Place) -> None:
     with Twin(place, rows=400, slots=40, host_slots=200) as twin:
         twin.host.read(np.arange(200), np.empty((200, 64), np.uint8))
         for first in range(0, 120, 10):
-            twin.tier.foresee(np.arange(first, first + 10), 2)
+            twin.tier.prefetch_for(np.arange(first, first + 10), 2)
             pinned = np.count_nonzero(place.get(twin.tier.memory._arrays["pins"]))
             assert pinned == (10 if first == 0 else 20)
         twin.tier.discard()

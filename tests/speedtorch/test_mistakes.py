@@ -90,11 +90,11 @@ def test_memory_mapped_rows_are_on_the_disk_and_nothing_else_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["ModelFactory", "ModelFactoryMM"])
-@pytest.mark.parametrize("law", ["uniformDistributionInit", "normalDistributionInit"])
-def test_no_row_is_left_zero(name: str, law: str) -> None:
+@pytest.mark.parametrize("initializer", ["uniformDistributionInit", "normalDistributionInit"])
+def test_no_row_is_left_zero(name: str, initializer: str) -> None:
     """The middle of tables above 100,000 rows was."""
     with getattr(ours, name)(torch.nn.Embedding(1, 2), 150_000, 2) as rows:
-        getattr(rows, law)(1, 2)
+        getattr(rows, initializer)(1, 2)
         assert (rows.getNumpyVersion() != 0).all()
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tierstore import _checksum, _io
 from tierstore._disk import npy, readahead, zarr
 from tierstore._disk.files import Files
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore._disk.remote import record_files
 from tierstore.errors import (
     ROW_CURE,
@@ -40,7 +40,7 @@ class Records(Protocol):
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
 
-    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where `rows` are mapped, for their pages to be announced before they are read."""
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
@@ -186,7 +186,7 @@ class Base:
         """Return names of files whose bytes outside any row are not as they must be."""
         return self._records.damaged_files()
 
-    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where `rows` and their checksums are mapped."""
         return self._records.places(rows) + self._checksums.places(rows)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore.errors import FILE_CURE, CorruptStoreError
 from tierstore.spec import TableSpec
 
@@ -84,7 +84,7 @@ class CompressedRecords:
                 number = int(chunks[part[0]])
                 out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
 
-    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return nothing: a chunk is read and decoded as a whole."""
         return []
 

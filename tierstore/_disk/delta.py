@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk.manifest import DeltaInfo
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError
 
 __all__ = ["FOOTER_BYTES", "Delta", "footer_checksum", "make_footer", "read_records"]
@@ -120,10 +120,10 @@ class Delta:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
         read_records(self.info.name, self.records, self.ids, self.sums, positions, out)
 
-    def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where the records at `positions` are mapped, and their ids and checksums."""
         beside = (self.ids.view(np.uint8).reshape(-1, 8), self.sums.view(np.uint8).reshape(-1, 4))
-        return [Place(each, positions) for each in (self.records, *beside)]
+        return [MappedRows(each, positions) for each in (self.records, *beside)]
 
     def damaged(self) -> list[int]:
         """Return the rows whose record does not match its checksum."""

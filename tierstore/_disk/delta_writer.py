@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tierstore import _checksum, _io
 from tierstore._disk.delta import FOOTER_BYTES, footer_checksum, make_footer, read_records
 from tierstore._disk.manifest import DeltaInfo
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Behind, Piece
 from tierstore.errors import StoreIOError
 
@@ -188,12 +188,12 @@ class LiveDelta:
             self._refuse(np.intersect1d(positions, self._torn))
         read_records(self.name, self._records(self.count), self._ids, self._sums, positions, out)
 
-    def places(self, positions: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where those of the records at `positions` are mapped that were written."""
         written = np.ones(positions.size, np.bool_)
         for which, _, _ in self._behind.find(positions):
             written[which] = False
-        return [Place(self._records(self.count), positions[written])]
+        return [MappedRows(self._records(self.count), positions[written])]
 
     def drain(self) -> None:
         """Wait until all records are in the file, though not durable. Raises as `put` does."""

@@ -69,7 +69,7 @@ def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
 
 
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the first records of rows `start…` of a table, in blocks, by the laws of its fields.
+    """Yield the first records of rows `start…` of a table, in blocks, by its fields' initializers.
 
     Any `start` gives the same bytes for the same row.
     """
@@ -78,9 +78,9 @@ def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.
         count = min(BLOCK_ROWS, spec.rows - block * BLOCK_ROWS)
         records = np.zeros((count, layout.record_bytes), np.uint8)
         for number, (name, item) in enumerate(layout.fields):
-            law = item.init or zeros()
-            if not law.is_zero:
-                values = law.block(block, count, (spec.rows, item.dim), number)
+            initializer = item.init or zeros()
+            if not initializer.is_zero:
+                values = initializer.block(block, count, (spec.rows, item.dim), number)
                 layout.view(records, name)[:] = encode(values, item)
         yield records[max(0, start - block * BLOCK_ROWS) :]
 
@@ -94,7 +94,7 @@ def create(
 ) -> TableInfo:
     """Create a generation in a table's directory and fill it; all of it is durable on return.
 
-    Without `blocks` of records the fields' laws give them.
+    Without `blocks` of records the fields' initializers give them.
     """
     if spec.backend == "zarr":
         spec = zarr.with_chunks(spec)

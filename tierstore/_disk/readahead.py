@@ -25,7 +25,7 @@ from tierstore.errors import StoreIOError
 
 __all__ = [
     "SPEEDS",
-    "Place",
+    "MappedRows",
     "announce",
     "at_leisure",
     "cache_path",
@@ -74,7 +74,7 @@ def method() -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class MappedRows:
     """Where rows lie: `rows` `(n,)` of mapped `records` `(all rows, record_bytes)`."""
 
     records: npt.NDArray[np.uint8]

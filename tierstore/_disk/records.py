@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import readahead
 from tierstore._disk.files import Files
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore._unique import unique
 from tierstore.errors import CorruptStoreError
 
@@ -116,9 +116,9 @@ class RecordFiles(LaidRecords):
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
         np.take(self.records, rows, axis=0, out=out, mode="clip")
 
-    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where `rows` lie, for their pages to be announced."""
-        return [Place(self.records, rows)]
+        return [MappedRows(self.records, rows)]
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
         """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.

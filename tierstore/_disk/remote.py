@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk.files import Files
-from tierstore._disk.readahead import Place
+from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import LaidRecords, RecordFiles
 from tierstore.errors import InvalidInputError
 
@@ -98,7 +98,7 @@ class RangedRecords(LaidRecords):
         cuts = np.flatnonzero(far | full | (np.diff(numbers) != 0)) + 1
         return list(pairwise([0, *cuts.tolist(), begins.size]))
 
-    def places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return nothing: there are no pages to be announced."""
         return []
 

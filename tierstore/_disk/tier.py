@@ -17,7 +17,7 @@ from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta
 from tierstore._disk.delta_writer import LiveDelta
 from tierstore._disk.fold import Merge
-from tierstore._disk.readahead import Place, paced
+from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._unique import unique
 from tierstore.errors import CapacityError, CorruptStoreError, StoreFullError, TierStoreError
@@ -288,7 +288,7 @@ class DiskTier:
         places = self._places(sample)
         return not all(readahead.looks_resident(place.records, place.rows) for place in places)
 
-    def _places(self, rows: npt.NDArray[np.int64]) -> list[Place]:
+    def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where the newest images of `rows` are mapped, and their checksums."""
         entries = self._index[rows]
         if not entries.any():

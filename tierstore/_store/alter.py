@@ -21,7 +21,7 @@ from tierstore._store.opened import Opened
 from tierstore._strictjson import json_values
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 __all__ = ["add_fields", "grow", "replace", "set_keys"]
@@ -87,7 +87,7 @@ def grow(
     store: Opened,
     name: str,
     rows: int,
-    init: Law | None = None,
+    init: Initializer | None = None,
     keys: Sequence[Any] | None = None,
 ) -> None:
     """Append rows to a table; new ones follow `init`, or are zero."""

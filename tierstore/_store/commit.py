@@ -19,7 +19,7 @@ from tierstore._strictjson import json_values
 from tierstore._threads import Worker
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 
-__all__ = ["Draft", "PendingCommit"]
+__all__ = ["CommitDraft", "PendingCommit"]
 
 _ENDED = (
     "the thread that was to commit ended before it could say how; memory may have run out: open "
@@ -27,7 +27,7 @@ _ENDED = (
 )
 
 
-class Draft:
+class CommitDraft:
     """A version that is being put together: what it will hold beside the deltas of its tables."""
 
     def __init__(
@@ -142,7 +142,7 @@ class PendingCommit(Future[int]):
         # To turn values into bytes may run code of the caller's, which may read rows: the thread
         # must not have the store yet.
         with session.guard.use(write=True) as use, session.alone("commit"), use.interruptible():
-            draft = Draft(session, step, payload, confirm=confirm)
+            draft = CommitDraft(session, step, payload, confirm=confirm)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft)
@@ -151,7 +151,7 @@ class PendingCommit(Future[int]):
         if not self._handed:
             self.result()
 
-    def _hand_over(self, draft: Draft) -> None:
+    def _hand_over(self, draft: CommitDraft) -> None:
         """Start the thread, and hand rows down when it has the store."""
         try:
             self._worker = Worker(lambda: self._work(draft), "commit")
@@ -171,7 +171,7 @@ class PendingCommit(Future[int]):
         finally:
             self._ready.set()
 
-    def _work(self, draft: Draft) -> None:
+    def _work(self, draft: CommitDraft) -> None:
         """Have the store from before rows are handed down until they are a version."""
         try:
             with self._session.guard.use(write=True) as use, self._session.alone("commit"):

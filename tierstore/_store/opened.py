@@ -15,7 +15,7 @@ from tierstore import _io
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import FORMAT, Manifest, TableInfo, new_mark
-from tierstore._door import Guard, interrupts_deferred
+from tierstore._door import Door, interrupts_deferred
 from tierstore._store import lifetime
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
@@ -71,7 +71,7 @@ class Opened(abc.ABC):
 
     def __init__(self, options: Options) -> None:
         """Open a store, and as its writer remove what no version names."""
-        self.guard = Guard(str(options.path), writable=options.writable)
+        self.guard = Door(str(options.path), writable=options.writable)
         self.prefetcher = Prefetcher(self.guard)
         self.tables: dict[str, Table] = {}
         self.damaged: dict[str, CorruptStoreError] = {}

@@ -36,13 +36,13 @@ from tierstore._store.publish import write_skeleton
 from tierstore._store.survey import Survey, survey
 from tierstore._store.versions import open_directory
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
-from tierstore.initializers import BLOCK_ROWS, Law
+from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import TableSpec
 
 __all__ = ["RepairReport", "TableRepair", "repair"]
 
-Fill = str | Law
-"""What a damaged row becomes: "version", "zeros", "nan", or values by a law."""
+Fill = str | Initializer
+"""What a damaged row becomes: "version", "zeros", "nan", or values by an initializer."""
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -55,7 +55,7 @@ class TableRepair:
     Attributes:
         rows: rows in all.
         older: those that hold an image from before the one that is damaged.
-        filled: those that hold zeros, NaN or what a law gives.
+        filled: those that hold zeros, NaN or what an initializer gives.
         unknown: how many more at most are older, and cannot be told, because a delta is missing or
             its ids are damaged.
     """
@@ -111,9 +111,9 @@ def repair(
         dest: the path of the new store, which must not exist.
         version: a kept version to copy; the newest whose manifest is whole if None.
         fill: what a row becomes whose newest image is damaged, tried in turn: "version" is the
-            newest older image that is whole; "zeros", "nan", or a law such as
+            newest older image that is whole; "zeros", "nan", or an initializer such as
             `tierstore.normal(0, 0.01)`, which is for the first field, others are zero then. Zeros
-            where nothing else applies. The laws a table was made with are not stored.
+            where nothing else applies. The initializers a table was made with are not stored.
         listed: where the list goes, a CSV file with the columns table, first, last (rows), rows
             (their number), outcome ("older", "filled" or "unknown") and version (of an older
             image); `dest` with ".rows.csv" behind it if None.
@@ -143,11 +143,11 @@ def _on_disk(path: str | Path) -> Path:
 
 
 def _checked(fill: Fill | Sequence[Fill]) -> list[Fill]:
-    fills: list[Fill] = [fill] if isinstance(fill, str | Law) else list(fill)
+    fills: list[Fill] = [fill] if isinstance(fill, str | Initializer) else list(fill)
     for each in fills:
-        if each not in ("version", "zeros", "nan") and not isinstance(each, Law):
+        if each not in ("version", "zeros", "nan") and not isinstance(each, Initializer):
             raise InvalidInputError(
-                f"not a way to fill rows: {each!r}; 'version', 'zeros', 'nan' or a law"
+                f"not a way to fill rows: {each!r}; 'version', 'zeros', 'nan' or an initializer"
             )
     return fills
 
@@ -355,8 +355,8 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
     """Return what gives records for rows that no image is taken for."""
     fill = next((each for each in fills if each != "version"), "zeros")
     layout = spec.layout
-    if isinstance(fill, Law):
-        return _by_law(spec, fill)
+    if isinstance(fill, Initializer):
+        return _by_initializer(spec, fill)
     record = np.zeros((1, layout.record_bytes), np.uint8)
     if fill == "nan":
         for name, item in layout.fields:
@@ -366,10 +366,10 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
     return lambda rows: np.repeat(record, rows.size, axis=0)
 
 
-def _by_law(spec: TableSpec, law: Law) -> Callable[[Rows], Records]:
-    """Return what gives first records, where a law says those of the first field."""
+def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows], Records]:
+    """Return what gives first records, where an initializer says those of the first field."""
     fields = {name: dataclasses.replace(item, init=None) for name, item in spec.fields.items()}
-    made = dataclasses.replace(spec, fields=fields, init=law, sparse=False)
+    made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False)
 
     def records(rows: Rows) -> Records:
         parts = []

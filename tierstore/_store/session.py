@@ -22,7 +22,7 @@ from tierstore._store.pointer import check_pointer, make_pointer
 from tierstore._table.table import Table
 from tierstore._table.tiers import Tiers
 from tierstore.errors import ClosedError, CommitFailedError, TierStoreError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 __all__ = ["Session"]
@@ -119,7 +119,11 @@ class Session(Opened):
         self._alone_to("change a table", work)
 
     def grow(
-        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+        self,
+        name: str,
+        rows: int,
+        init: Initializer | None = None,
+        keys: Sequence[Any] | None = None,
     ) -> None:
         """Append rows to a table; new ones follow `init`, or are zero; a commit of its own."""
         self._alone_to("change a table", partial(alter.grow, self, name, rows, init, keys))

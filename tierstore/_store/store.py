@@ -19,7 +19,7 @@ from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._info import StoreInfo, Version
-from tierstore._store.commit import Draft, PendingCommit
+from tierstore._store.commit import CommitDraft, PendingCommit
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.mending import mend_rows
 from tierstore._store.options import Options
@@ -153,7 +153,7 @@ class Store:
         self._before_commit(step, payload)
         with self._guard.use(write=True) as use, self._session.alone("commit"):
             with use.interruptible():  # it turns the caller's values into bytes
-                draft = Draft(self._session, step, payload or {}, confirm=confirm)
+                draft = CommitDraft(self._session, step, payload or {}, confirm=confirm)
             draft.hand_down()
             version = draft.publish()
             with use.interruptible():
@@ -256,7 +256,8 @@ class Store:
     ) -> Table:
         """Add a table; a commit of its own. Raises ExistsError if there is one of that name.
 
-        `blocks` are its records `(n, record_bytes)` in order; without them the fields' laws decide.
+        `blocks` are its records `(n, record_bytes)` in order; without them the fields'
+        initializers decide.
         `keys` are external keys of the rows, all ints or all texts, distinct.
         """
         check_name(name)
@@ -277,7 +278,8 @@ class Store:
     ) -> Table:
         """Write a table anew, with another spec or other records; a commit of its own.
 
-        `blocks` are all records `(n, record_bytes)` in order; without them the fields' laws decide.
+        `blocks` are all records `(n, record_bytes)` in order; without them the fields'
+        initializers decide.
         `keys` are new external keys; without them, those there are stay if the rows are as many.
         Older versions keep the old table. A damaged table is whole again by this, without keys.
         """

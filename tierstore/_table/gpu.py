@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tierstore._door import Guard, Use
+from tierstore._door import Door, Use
 from tierstore._table.address import Ids, check_range, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.columns import Columns
 from tierstore._table.host import Piece
@@ -142,7 +142,7 @@ class DeviceArrays:
     """
 
     def __init__(
-        self, gpu: GpuTier, layout: RecordLayout, guard: Guard, name: str, *, sync_checks: bool
+        self, gpu: GpuTier, layout: RecordLayout, guard: Door, name: str, *, sync_checks: bool
     ) -> None:
         """Refer to an open GPU tier."""
         self.gpu = gpu
@@ -437,7 +437,7 @@ class DeviceAccess(DeviceArrays):
     def _host_ids(self, ids: object, *, later: bool) -> Ids:
         """Take ids that are on the host; where a prefetch has them on the device, return those."""
         found = host_ids(ids, self.gpu.rows, later=later)
-        rows = self.gpu.foreseen(found.rows)
+        rows = self.gpu.prefetched_for(found.rows)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
     def _torch_ids(self, ids: Any, *, later: bool) -> Ids:
@@ -540,6 +540,6 @@ class DeviceAccess(DeviceArrays):
             with self.using():
                 if not epoch.ended:
                     gpu.host.fetch(rows, window)
-                    gpu.foresee(rows, window, stream=self.device.beside)
+                    gpu.prefetch_for(rows, window, stream=self.device.beside)
 
         prefetcher.submit(look, fetch)

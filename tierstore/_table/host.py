@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tierstore import _rowcopy
-from tierstore._door import Guard
+from tierstore._door import Door
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
@@ -151,7 +151,7 @@ class HostTiers(Protocol):
 class HostAccess:
     """Access from the host to the host tier, or to the disk tier where there is none."""
 
-    def __init__(self, tiers: HostTiers, layout: RecordLayout, guard: Guard) -> None:
+    def __init__(self, tiers: HostTiers, layout: RecordLayout, guard: Door) -> None:
         """Refer to the tiers, none of which is on a GPU."""
         self.tiers = tiers
         self.layout = layout

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tierstore._disk.base import Progress
-from tierstore._door import Guard
+from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.spec import Field
 
 __all__ = ["Owner"]
@@ -17,12 +17,16 @@ __all__ = ["Owner"]
 class Owner(Protocol):
     """A store, or what stands in for one."""
 
-    guard: Guard
+    guard: Door
     prefetcher: Prefetcher
     sync_checks: bool
 
     def grow(
-        self, name: str, rows: int, init: Law | None = None, keys: Sequence[Any] | None = None
+        self,
+        name: str,
+        rows: int,
+        init: Initializer | None = None,
+        keys: Sequence[Any] | None = None,
     ) -> None:
         """Append rows to a table."""
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tierstore._door import Guard
+from tierstore._door import Door
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
@@ -32,7 +32,7 @@ class Prefetcher:
     same reason an error is dropped too; the read that needs the row meets it again.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Door) -> None:
         """Start nothing: there is a thread while there are requests, and a little longer."""
         self._guard = guard
         self._waiting: deque[Request] = deque()

@@ -25,7 +25,7 @@ from tierstore._table.tiers import Tiers
 from tierstore._table.trace import Recording
 from tierstore._table.warming import rows_to_warm
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
-from tierstore.initializers import Law
+from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 __all__ = ["Table"]
@@ -355,7 +355,7 @@ class Table:
         return self.keys.lookup(keys)
 
     def grow(
-        self, rows: int, init: Law | None = None, *, keys: Sequence[Any] | None = None
+        self, rows: int, init: Initializer | None = None, *, keys: Sequence[Any] | None = None
     ) -> None:
         """Append rows until there are `rows`; new ones follow `init`, or are zero.
 

@@ -16,7 +16,7 @@ __all__ = ["Origin"]
 
 
 class Origin:
-    """Gives rows their first values, by the laws of their fields, and keeps what is handed down.
+    """Gives rows their first values, by their fields' initializers, and keeps what is handed down.
 
     Where a tier above holds every row nothing is handed down, and no memory is taken for it. Rows
     are made in blocks, so reading them in order costs each block once.
@@ -33,10 +33,10 @@ class Origin:
         self.record_bytes = spec.layout.record_bytes
         self.stats = TierStats()
         self._spec = spec
-        laws = [item.init for item in spec.fields.values()]
+        initializers = [item.init for item in spec.fields.values()]
         self._kept = np.zeros(self.rows, np.bool_)
         self._records: Bytes | None = None
-        self._zero = all(law is None or law.is_zero for law in laws)
+        self._zero = all(initializer is None or initializer.is_zero for initializer in initializers)
         self._last_block: tuple[int, Bytes] = (-1, np.empty((0, self.record_bytes), np.uint8))
 
     def read(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
-from tierstore.initializers import BLOCK_ROWS, Law
+from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field
 from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
 
@@ -106,7 +106,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True, eq=False)
 class FirstRows:
-    """A law: the rows of anything that is sliced like an array; read while a table is made."""
+    """An initializer: rows of anything that is sliced like an array, read while a table is made."""
 
     source: Any
     layout: ArrayLayout
@@ -284,12 +284,12 @@ class ArrayRows(Held):
         """Type of the array's elements."""
         return self._layout.dtype
 
-    def _hold(self, layout: ArrayLayout, law: Law | None) -> None:
-        """Make the table of an array, by a law for its rows as floats."""
+    def _hold(self, layout: ArrayLayout, initializer: Initializer | None) -> None:
+        """Make the table of an array, by an initializer for its rows as floats."""
         self._known = layout
         self.total_classes = layout.shape[0]
         item = layout.field
-        self._make({DATA: Field(item.dim, item.dtype, law)})
+        self._make({DATA: Field(item.dim, item.dtype, initializer)})
         self.table.scalars[_SHAPE] = [*layout.shape]
         self.table.scalars[_DTYPE] = layout.dtype.str
         if isinstance(self._owner, Store):

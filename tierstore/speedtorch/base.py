@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tierstore._io import publish
-from tierstore._memory_table import Scratch
+from tierstore._memory_table import MemoryTable
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore._store.store import Store
@@ -123,11 +123,11 @@ class Where:
             return dataclasses.replace(self.budget, host_rows=rows)
         return self.budget
 
-    def make(self, spec: TableSpec) -> Scratch | Store:
-        """Make a table by the laws of its fields; raises ExistsError for a store that is there."""
+    def make(self, spec: TableSpec) -> MemoryTable | Store:
+        """Make a table by its fields' initializers; raises ExistsError where a store is there."""
         try:
             if self.path is None:
-                return Scratch(spec, budget=self.budget_for(spec), device=self._given)
+                return MemoryTable(spec, budget=self.budget_for(spec), device=self._given)
             if self.path.exists():
                 raise ExistsError(
                     f"{self.path} exists; reopen() goes on with it, another diskname starts anew"
@@ -149,9 +149,9 @@ class Where:
         return open_store(self.path, "r+", budget=budget, device=self._given)
 
 
-def table_of(owner: Scratch | Store) -> Table:
+def table_of(owner: MemoryTable | Store) -> Table:
     """Return the table of what `Where.make` or `Where.open` returned."""
-    return owner.table if isinstance(owner, Scratch) else owner[TABLE]
+    return owner.table if isinstance(owner, MemoryTable) else owner[TABLE]
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Held(ABC):
     """
 
     total_classes: int
-    _owner: Scratch | Store | None = None
+    _owner: MemoryTable | Store | None = None
     _end: Callable[[], object] | None = None
 
     def __init__(self, where: Where) -> None:
@@ -298,7 +298,7 @@ class Held(ABC):
         self.close()
         self._take(self._where.make(spec))
 
-    def _take(self, owner: Scratch | Store) -> None:
+    def _take(self, owner: MemoryTable | Store) -> None:
         self._owner = owner
         self._end = weakref.finalize(self, _finish, owner, self._before_commit())
         self._end.atexit = False
@@ -370,7 +370,7 @@ class Held(ABC):
         return each(self.getNumpyVersion(), lambda array: torch.tensor(array, device=device))
 
 
-def _finish(owner: Scratch | Store, before_commit: Callable[[], None] | None) -> None:
+def _finish(owner: MemoryTable | Store, before_commit: Callable[[], None] | None) -> None:
     if isinstance(owner, Store) and not owner.closed:
         if before_commit is not None:
             before_commit()

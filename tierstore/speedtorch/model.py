@@ -125,8 +125,8 @@ class ModelRows(Held):
 
     # -- first values
 
-    def _fill(self, law: initializers.Law) -> None:
-        self._make({WEIGHT: Field(self._field.dim, self._field.dtype, law)})
+    def _fill(self, initializer: initializers.Initializer) -> None:
+        self._make({WEIGHT: Field(self._field.dim, self._field.dtype, initializer)})
 
     def _accept(self, table: Table) -> None:
         check_table(table, self.total_classes, {WEIGHT: self._field})

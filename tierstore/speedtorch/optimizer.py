@@ -84,11 +84,11 @@ class OptimizerRows(Held):
             {key: initializers.constant(kept.initial) for key, kept in self._plan.rows.items()}
         )
 
-    def _fill(self, by_state: Mapping[str, initializers.Law]) -> None:
+    def _fill(self, by_state: Mapping[str, initializers.Initializer]) -> None:
         if self.optVarList:
             self._make(self._fields(by_state))
 
-    def _fields(self, by_state: Mapping[str, initializers.Law]) -> dict[str, Field]:
+    def _fields(self, by_state: Mapping[str, initializers.Initializer]) -> dict[str, Field]:
         rows = self._plan.rows.items()
         return {key: Field(kept.dim, self._dtype, by_state.get(key)) for key, kept in rows}
 

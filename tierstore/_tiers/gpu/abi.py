@@ -9,7 +9,7 @@ import numpy as np
 __all__ = [
     "COUNTERS",
     "COUNTERS_BYTES",
-    "STRETCHES",
+    "REGIONS",
     "Arguments",
     "BatchArgument",
     "Mode",
@@ -147,10 +147,10 @@ COUNTERS = np.dtype(
 )
 """The part of `struct Counters` that the host looks at; it comes first."""
 
-STRETCHES = 4096
+REGIONS = 4096
 """Into how many stretches kernels.cu divides host memory at most; see ordering.py."""
 
-COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * STRETCHES)) // 8)
+COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * REGIONS)) // 8)
 """All of it: the moves of recent prefetches, histograms and counts by stretch follow."""
 
 

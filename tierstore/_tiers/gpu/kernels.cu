@@ -43,7 +43,7 @@ static const u32 BINS = 2048;     // of one pass of the radix select, at most
 static const u32 PASSES = 3;        // 8, 11 and 11 bits of a number
 static const u32 STAMPS = 8;      // that a thread looks at together
 static const u32 WINDOW = 64;     // most prefetches whose rows may be pinned
-static const u32 STRETCHES = 4096;  // of host memory, at most
+static const u32 REGIONS = 4096;  // of host memory, at most
 static const u32 LINK_BLOCKS = 64, LINK_ROWS = 64;  // blocks that use the link at once; rows for each
 
 // What happens between launches stays here. `gate` and all that counts by bins or stretches are zero
@@ -64,8 +64,8 @@ struct Counters {
     u32 gate;                     // grid_barrier
     u32 moves[WINDOW];            // slots that each recent prefetch took
     u32 histogram[PASSES][BINS];
-    u32 claims_in[STRETCHES], waits_in[STRETCHES];    // each stretch; how many there are
-    u32 claims_done[STRETCHES], waits_done[STRETCHES];  // how many of them are in order
+    u32 claims_in[REGIONS], waits_in[REGIONS];    // each stretch; how many there are
+    u32 claims_done[REGIONS], waits_done[REGIONS];  // how many of them are in order
 };
 
 struct Tier {
@@ -447,9 +447,9 @@ __device__ void serve_hits(const Tier &t, const Batch &b, Team team) {
 
 // first[s] = how many items lie in the stretches before s. Every block does this for itself.
 __device__ void begin_stretches(const u32 *items_in, u32 *first) {
-    const u32 each = STRETCHES / THREADS;
+    const u32 each = REGIONS / THREADS;
     u32 *const mine = first + threadIdx.x * each;
-    for (u32 s = threadIdx.x; s < STRETCHES; s += THREADS) first[s] = items_in[s];
+    for (u32 s = threadIdx.x; s < REGIONS; s += THREADS) first[s] = items_in[s];
     __syncthreads();
     u32 sum = 0, total;
     for (u32 j = 0; j < each; ++j) sum += mine[j];
@@ -465,7 +465,7 @@ __device__ void begin_stretches(const u32 *items_in, u32 *first) {
 // Number the claimed rows, and list the waiting positions, stretch by stretch of host memory, so that
 // copies which run side by side need few translations of addresses; see ordering.py. A counting sort.
 __device__ void put_in_order(const Tier &t, const Batch &b, u32 missed, u32 deferred) {
-    __shared__ u32 first[STRETCHES];
+    __shared__ u32 first[REGIONS];
     Counters *const c = t.counters;
     if (b.in_order & CLAIMS) {
         if (blockIdx.x * blockDim.x < missed) begin_stretches(c->claims_in, first);
@@ -825,7 +825,7 @@ __device__ void tidy(const Tier &t, const Batch &b) {
     }
     if (missed)
         for (u32 i = thread(); i < PASSES * BINS; i += threads()) c->histogram[0][i] = 0;
-    for (u32 i = thread(); b.in_order && i < STRETCHES; i += threads())
+    for (u32 i = thread(); b.in_order && i < REGIONS; i += threads())
         c->claims_in[i] = c->waits_in[i] = c->claims_done[i] = c->waits_done[i] = 0;
     if (thread() == 0) {
         c->missed_ids += deferred;

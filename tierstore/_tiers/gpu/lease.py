@@ -13,18 +13,18 @@ import numpy.typing as npt
 from tierstore._tiers.epoch import check_lease
 from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Rows, TierArgument
 from tierstore._tiers.gpu.device import Kernel
-from tierstore._tiers.gpu.link import Letter
+from tierstore._tiers.gpu.link import AsyncScalar
 
 if TYPE_CHECKING:
     from tierstore._tiers.gpu import GpuTier
 
-__all__ = ["GpuLease", "Holding"]
+__all__ = ["GpuLease", "PinnedLeases"]
 
 
 _Launch = Callable[[str, Arguments, int, int | None], None]
 
 
-class Holding:
+class PinnedLeases:
     """The open leases, and ended ones whose rows in host memory may still be another's."""
 
     def __init__(self, launch: _Launch) -> None:
@@ -100,7 +100,7 @@ class GpuLease:
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._letter: Letter | None = None
+        self._letter: AsyncScalar | None = None
         self.trimmed = False
         self._seen = tier.changes
         self._epoch = tier.epoch

@@ -12,7 +12,7 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.memory import Workspace
 from tierstore._tiers.memory import Arena
 
-__all__ = ["Inbox", "Letter", "Mailbox"]
+__all__ = ["AsyncScalar", "Inbox", "Mailbox"]
 
 
 _BATCHES = 4
@@ -109,7 +109,7 @@ class Mailbox:
         self.numbers = self._arena.array[: 4 * _LETTERS].view(np.uint32)
         self.free = [(place, device.event()) for place in range(_LETTERS)]
 
-    def post(self, source: int, stream: int) -> Letter | None:
+    def post(self, source: int, stream: int) -> AsyncScalar | None:
         """Send the uint32 at an address on the device, in the order of the stream.
 
         Returns None if as many letters as there is room for are kept.
@@ -120,7 +120,7 @@ class Mailbox:
         target = self.device.host_pointer(self._arena, self.numbers[place:])
         self.device.copy(target, source, 4, stream)
         self.device.record(sent, stream)
-        return Letter(self, place, sent)
+        return AsyncScalar(self, place, sent)
 
     def close(self) -> None:
         """Give the memory back; letters that are kept must not be read any more."""
@@ -129,7 +129,7 @@ class Mailbox:
         self._arena.close()
 
 
-class Letter:
+class AsyncScalar:
     """A number on its way; keeps its place until `read` or `drop`."""
 
     def __init__(self, box: Mailbox, place: int, sent: Any) -> None:

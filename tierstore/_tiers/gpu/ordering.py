@@ -9,7 +9,7 @@ is mapped in pages of 2 MiB, 1.5 instead of 1.7; out of managed memory no less.
 
 from __future__ import annotations
 
-from tierstore._tiers.gpu.abi import STRETCHES, Mode
+from tierstore._tiers.gpu.abi import REGIONS, Mode
 from tierstore._tiers.host import HostTier
 
 __all__ = ["Ordering", "stretch"]
@@ -18,8 +18,8 @@ _SCATTERED_BYTES = 1 << 30
 
 
 def stretch(rows: int) -> int:
-    """Return the binary logarithm of a stretch's rows, so that there are at most `STRETCHES`."""
-    return (-(-rows // STRETCHES) - 1).bit_length()
+    """Return the binary logarithm of a stretch's rows, so that there are at most `REGIONS`."""
+    return (-(-rows // REGIONS) - 1).bit_length()
 
 
 class Ordering:
@@ -40,7 +40,7 @@ class Ordering:
         """
         self._direct = host.direct
         self._slots = slots
-        self.least = 2 * STRETCHES
+        self.least = 2 * REGIONS
         self.scattered = host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
 
     def of(self, ids: int, mode: int, *, admit: bool) -> int:

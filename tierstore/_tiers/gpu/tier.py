@@ -18,7 +18,7 @@ from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Mode
 from tierstore._tiers.gpu.device import BLOCK, Device
 from tierstore._tiers.gpu.exchange import Staging
-from tierstore._tiers.gpu.lease import GpuLease, Holding
+from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
 from tierstore._tiers.gpu.order import Order
@@ -87,7 +87,7 @@ class GpuTier:
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox = Mailbox(device)
-        self.leases = Holding(self.order.launch)
+        self.leases = PinnedLeases(self.order.launch)
         self.epoch = Epoch()
         """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
@@ -177,10 +177,10 @@ class GpuTier:
         if rows.shape[0]:
             self._fetch(rows, window, None, self.order.enter(stream))
 
-    def foresee(
+    def prefetch_for(
         self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
     ) -> None:
-        """Do as `fetch` for ids that are on the host, by which `foreseen` will know their batch.
+        """Do as `fetch` for ids on the host, by which `prefetched_for` will know their batch.
 
         Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
         """
@@ -188,7 +188,7 @@ class GpuTier:
             stream = self.order.enter(stream)  # the memory of earlier ids may be in use until then
             self._fetch(self.device.upload(ids, stream), window, ids, stream)
 
-    def foreseen(self, ids: npt.NDArray[np.int64]) -> Any:
+    def prefetched_for(self, ids: npt.NDArray[np.int64]) -> Any:
         """Return the device's own copy of `ids`, if slots are held for their batch; else None."""
         return self._fetches.find(ids)
 

@@ -6,7 +6,7 @@ from tests.oracle import DTYPES, READS_AS
 from tierstore import _bfloat16
 from tierstore._disk.generation import initial_records
 from tierstore.errors import FormatError, InvalidInputError
-from tierstore.initializers import BLOCK_ROWS, Law
+from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field, TableSpec
 
 RANDOM = {
@@ -16,17 +16,19 @@ RANDOM = {
 }
 
 
-def first_values(law: Law, rows: int = 10_000, dim: int = 6, dtype: str = "float32") -> np.ndarray:
-    spec = TableSpec(rows, dim, dtype, init=law)
+def first_values(
+    initializer: Initializer, rows: int = 10_000, dim: int = 6, dtype: str = "float32"
+) -> np.ndarray:
+    spec = TableSpec(rows, dim, dtype, init=initializer)
     records = np.concatenate(list(initial_records(spec)))
     assert records.shape == (rows, spec.layout.record_bytes)
     values = spec.layout.view(records, "weight")
     return _bfloat16.to_float32(values) if dtype == "bfloat16" else values
 
 
-@pytest.mark.parametrize("law", RANDOM.values(), ids=RANDOM)
-def test_first_values_do_not_depend_on_where_one_starts(law):
-    spec = TableSpec(2 * BLOCK_ROWS + 77, 3, init=law)
+@pytest.mark.parametrize("initializer", RANDOM.values(), ids=RANDOM)
+def test_first_values_do_not_depend_on_where_one_starts(initializer):
+    spec = TableSpec(2 * BLOCK_ROWS + 77, 3, init=initializer)
     whole = np.concatenate(list(initial_records(spec)))
     for start in (0, 1, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 5, spec.rows - 1):
         part = np.concatenate(list(initial_records(spec, start)))
@@ -35,8 +37,8 @@ def test_first_values_do_not_depend_on_where_one_starts(law):
 
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 def test_more_rows_leave_the_first_ones_as_they_are(name):
-    law = RANDOM[name]
-    few, more = first_values(law, 100), first_values(law, 9000)
+    initializer = RANDOM[name]
+    few, more = first_values(initializer, 100), first_values(initializer, 9000)
     assert np.array_equal(few, more[:100])
 
 
@@ -101,10 +103,10 @@ def test_constants():
 def test_arrays_and_files(tmp_path):
     matrix = np.random.default_rng(3).standard_normal((BLOCK_ROWS + 9, 5)).astype(np.float32)
     np.save(tmp_path / "rows.npy", matrix)
-    for law in (tierstore.from_array(matrix), tierstore.from_file(tmp_path / "rows.npy")):
-        assert np.array_equal(first_values(law, len(matrix), 5), matrix)
+    for initializer in (tierstore.from_array(matrix), tierstore.from_file(tmp_path / "rows.npy")):
+        assert np.array_equal(first_values(initializer, len(matrix), 5), matrix)
         with pytest.raises(InvalidInputError, match=r"\(4105, 5\).*\(4105, 4\)"):
-            first_values(law, len(matrix), 4)
+            first_values(initializer, len(matrix), 4)
 
 
 def test_what_is_no_matrix_is_refused(tmp_path):
@@ -141,7 +143,7 @@ def test_laws_that_cannot_be(make):
 
 
 def test_the_first_values_are_the_same_forever():
-    """Bytes made by a released law must not change: seeds are part of a published experiment."""
+    """Bytes of a released initializer must not change: seeds are part of published experiments."""
     values = first_values(tierstore.normal(std=0.5, seed=42), 3, 2)
     peer = np.random.Generator(np.random.Philox(key=np.array([42, 0], np.uint64)))
     drawn = peer.standard_normal((BLOCK_ROWS, 2), np.float32)[:3] * np.float32(0.5)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tierstore import _door as module
-from tierstore._door import Guard, interrupts_deferred
+from tierstore._door import Door, interrupts_deferred
 from tierstore.errors import ClosedError, InternalError, InvalidInputError
 
 
@@ -24,8 +24,8 @@ class CallersError(Exception):
 
 
 @pytest.fixture
-def guard() -> Guard:
-    return Guard("somewhere", writable=True)
+def guard() -> Door:
+    return Door("somewhere", writable=True)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ class Dropped:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(guard: Guard) -> None:
+def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(guard: Door) -> None:
     reached = False
     with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
         Dropped()
@@ -54,7 +54,7 @@ def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(guard: Guard) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_passes_through_uses_within_uses(guard: Guard) -> None:
+def test_it_passes_through_uses_within_uses(guard: Door) -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
         with guard.use() as inner, inner.interruptible():
@@ -65,7 +65,7 @@ def test_it_passes_through_uses_within_uses(guard: Guard) -> None:
     assert_nothing_is_left(guard)
 
 
-def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(guard: Guard) -> None:
+def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(guard: Door) -> None:
     with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
         with guard.use():
             signal.raise_signal(signal.SIGINT)  # held back until the inner one is done
@@ -76,7 +76,7 @@ def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(guard: G
     assert_nothing_is_left(guard)
 
 
-def test_any_other_part_ends_first(guard: Guard) -> None:
+def test_any_other_part_ends_first(guard: Door) -> None:
     done = False
     with pytest.raises(KeyboardInterrupt), guard.use():
         signal.raise_signal(signal.SIGINT)
@@ -89,7 +89,7 @@ def test_any_other_part_ends_first(guard: Guard) -> None:
     assert_nothing_is_left(guard)
 
 
-def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(guard: Guard) -> None:
+def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(guard: Door) -> None:
     with pytest.raises(KeyboardInterrupt), guard.use() as use:
         signal.raise_signal(signal.SIGINT)
         with use.interruptible():
@@ -98,7 +98,7 @@ def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(guard:
 
 
 @pytest.mark.parametrize("interruptible", [False, True])
-def test_a_handler_that_raises_nothing_is_called_once(guard: Guard, interruptible: bool) -> None:
+def test_a_handler_that_raises_nothing_is_called_once(guard: Door, interruptible: bool) -> None:
     calls = []
     signal.signal(signal.SIGINT, lambda *_: calls.append(1))
     with guard.use() as use, use.interruptible() if interruptible else contextlib.nullcontext():
@@ -106,7 +106,7 @@ def test_a_handler_that_raises_nothing_is_called_once(guard: Guard, interruptibl
     assert calls == [1]
 
 
-def test_who_waits_for_another_thread_can_be_interrupted(guard: Guard) -> None:
+def test_who_waits_for_another_thread_can_be_interrupted(guard: Door) -> None:
     taken, over = threading.Event(), threading.Event()
 
     def take() -> None:
@@ -127,27 +127,27 @@ def test_who_waits_for_another_thread_can_be_interrupted(guard: Guard) -> None:
     assert_nothing_is_left(guard)
 
 
-def plain(guard: Guard) -> None:
+def plain(guard: Door) -> None:
     with guard.use():
         pass
 
 
-def nested(guard: Guard) -> None:
+def nested(guard: Door) -> None:
     with guard.use(), guard.use():
         pass
 
 
-def open_to_interrupts(guard: Guard) -> None:
+def open_to_interrupts(guard: Door) -> None:
     with guard.use() as use, use.interruptible(), guard.use():
         pass
 
 
 @pytest.mark.parametrize("body", [plain, nested, open_to_interrupts])
-def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Guard], None]) -> None:
+def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Door], None]) -> None:
     number, reached = 0, True
     while reached:
         number += 1
-        guard = Guard("somewhere", writable=True)
+        guard = Door("somewhere", writable=True)
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as moment:
             body(guard)
             reached = moment.reached
@@ -191,7 +191,7 @@ def interrupted_at(number: int) -> Iterator[Moment]:
         sys.settrace(before)
 
 
-def assert_nothing_is_left(guard: Guard, where: str = "") -> None:
+def assert_nothing_is_left(guard: Door, where: str = "") -> None:
     """Another thread can have the store, and SIGINT is what it was."""
     free: list[bool] = []
     thread = threading.Thread(target=lambda: free.append(guard.lock.acquire(blocking=False)))
@@ -214,7 +214,7 @@ PASSING = [MemoryError(), KeyboardInterrupt(), SystemExit(3), TimeoutError(), Ca
 
 
 @pytest.mark.parametrize("error", OURS, ids=repr)
-def test_errors_of_this_library_leave_the_store_open(guard: Guard, error: Exception) -> None:
+def test_errors_of_this_library_leave_the_store_open(guard: Door, error: Exception) -> None:
     with pytest.raises(type(error)), guard.use():
         raise error
     assert not guard.closed
@@ -222,7 +222,7 @@ def test_errors_of_this_library_leave_the_store_open(guard: Guard, error: Except
 
 
 @pytest.mark.parametrize("error", [*BROKEN, *PASSING], ids=repr)
-def test_any_other_error_closes_the_store(guard: Guard, error: BaseException) -> None:
+def test_any_other_error_closes_the_store(guard: Door, error: BaseException) -> None:
     """What may have come from the middle of a change; of whose kind it is, decides what is seen."""
     kind = InternalError if error in BROKEN else type(error)
     with pytest.raises(kind) as caught, guard.use():
@@ -236,7 +236,7 @@ def test_any_other_error_closes_the_store(guard: Guard, error: BaseException) ->
 
 @pytest.mark.parametrize("error", [*OURS, *BROKEN, *PASSING], ids=repr)
 def test_no_error_of_an_interruptible_part_closes_the_store(
-    guard: Guard, error: BaseException
+    guard: Door, error: BaseException
 ) -> None:
     with pytest.raises(BaseException) as caught, guard.use() as use, use.interruptible():
         raise error
@@ -246,7 +246,7 @@ def test_no_error_of_an_interruptible_part_closes_the_store(
     assert_nothing_is_left(guard)
 
 
-def test_an_error_after_an_interruptible_part_closes_the_store(guard: Guard) -> None:
+def test_an_error_after_an_interruptible_part_closes_the_store(guard: Door) -> None:
     with pytest.raises(CallersError), guard.use() as use:
         with contextlib.suppress(CallersError), use.interruptible():
             raise CallersError
@@ -255,10 +255,10 @@ def test_an_error_after_an_interruptible_part_closes_the_store(guard: Guard) -> 
     assert guard.closed
 
 
-def test_nothing_is_allocated_before_the_store_is_closed(guard: Guard) -> None:
+def test_nothing_is_allocated_before_the_store_is_closed(guard: Door) -> None:
     memory = pytest.importorskip("_testcapi")
     for number in range(60):
-        guard, entered = Guard("somewhere", writable=True), False
+        guard, entered = Door("somewhere", writable=True), False
         memory.set_nomemory(number, number + 1)
         try:
             with guard.use():
@@ -272,7 +272,7 @@ def test_nothing_is_allocated_before_the_store_is_closed(guard: Guard) -> None:
         assert_nothing_is_left(guard)
 
 
-def test_what_closing_left_is_done_when_the_outermost_use_ends(guard: Guard) -> None:
+def test_what_closing_left_is_done_when_the_outermost_use_ends(guard: Door) -> None:
     done: list[bool] = []
     with guard.use():
         with guard.use():

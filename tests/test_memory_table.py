@@ -11,7 +11,7 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import Scratch
+from tierstore._memory_table import MemoryTable
 from tierstore._tiers.volatile import Origin
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
 
@@ -36,7 +36,7 @@ def device(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
     rng = np.random.default_rng(0)
-    with Scratch(SPEC, budget=budget, device=device) as scratch:
+    with MemoryTable(SPEC, budget=budget, device=device) as scratch:
         table = scratch.table
         now = {name: table.read(np.arange(ROWS), name) for name in FIELDS}
         for _ in range(10):
@@ -57,7 +57,7 @@ def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
 
 def test_first_values_are_those_of_a_store(tmp_path: Any) -> None:
     with (
-        Scratch(SPEC) as scratch,
+        MemoryTable(SPEC) as scratch,
         tierstore.create(tmp_path / "s.tier", {"t": SPEC}) as store,
     ):
         ids = np.random.default_rng(1).integers(0, ROWS, 300)
@@ -67,7 +67,7 @@ def test_first_values_are_those_of_a_store(tmp_path: Any) -> None:
 
 def test_rows_without_a_place_are_kept_below() -> None:
     rng = np.random.default_rng(2)
-    with Scratch(SPEC, budget=Budget(host_rows=10)) as scratch:
+    with MemoryTable(SPEC, budget=Budget(host_rows=10)) as scratch:
         rows = rng.normal(size=(ROWS, 5)).astype(np.float32)
         order = rng.permutation(ROWS)
         scratch.table.write(order, rows)
@@ -80,14 +80,14 @@ def test_zeros_take_no_memory_below() -> None:
     out = np.ones((3, spec.layout.record_bytes), np.uint8)
     origin.read(np.array([5, 999, 5]), out)
     assert not out.any()
-    with Scratch(spec) as scratch:
+    with MemoryTable(spec) as scratch:
         scratch.table.write([7], np.ones((1, 8), np.float32))
         assert scratch.table.stats()["disk"].written == 0
 
 
 def test_progress_and_refusals() -> None:
     seen: list[tuple[int, int]] = []
-    with Scratch(SPEC, progress=lambda done, total: seen.append((done, total))) as scratch:
+    with MemoryTable(SPEC, progress=lambda done, total: seen.append((done, total))) as scratch:
         assert seen[-1] == (ROWS, ROWS)
         with pytest.raises(RowIndexError, match="9000"):
             scratch.table.read([0, ROWS])
