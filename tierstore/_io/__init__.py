@@ -12,6 +12,7 @@ from tierstore._io.atomic import leftovers, publish, withdraw
 from tierstore._io.directory import Directory
 from tierstore._io.file import File
 from tierstore._io.filesystems import TESTED, filesystem
+from tierstore._io.held import Held, Holder, hold_directory, hold_file
 from tierstore._io.mmap import map_files
 from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
 from tierstore._io.system import explained
@@ -20,11 +21,15 @@ __all__ = [
     "TESTED",
     "Directory",
     "File",
+    "Held",
+    "Holder",
     "ObjectFile",
     "Objects",
     "direct",
     "explained",
     "filesystem",
+    "hold_directory",
+    "hold_file",
     "leftovers",
     "locate",
     "map_files",

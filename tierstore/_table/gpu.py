@@ -79,7 +79,7 @@ _WIDER = {
 
 
 class _Using(Use):
-    """A use of the store on its device, whichever was the current one, as long as the tier is open.
+    """A use of the store on its device, whichever was the current one.
 
     It explains the driver's errors, and checks ids if every call does.
     """
@@ -94,7 +94,6 @@ class _Using(Use):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            self._access.gpu.epoch.check_open()
             self._before = self._access.device.enter()
         except BaseException as error:
             self._end(None, error)
@@ -266,6 +265,7 @@ class DeviceLease:
         self._access = access
         self._kind = ids.kind
         with access.using():
+            access.gpu.epoch.check_open()
             self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
         nowhere = np.empty(0, np.int64)
         self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
@@ -306,12 +306,13 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        self.gpu.check()
         if self.gpu.trimmed:
+            self.gpu.check()
             return True
         with self._access.using():
             trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
-        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        if trimmed:
+            self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed
 
     def run(
@@ -327,7 +328,6 @@ class DeviceLease:
 
         See `GpuLease.run`.
         """
-        self.gpu.check()
         spans = [self._access.layout.span(field) for field in writes]
         stream = self._access.stream(self._kind)
         with self._access.using(write=bool(spans)):
@@ -342,7 +342,6 @@ class DeviceLease:
         return self._copied(self.gpu.read, field, self._batch)
 
     def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
-        self.gpu.check()
         access = self._access
         item, span = access.layout.field(field), access.layout.span(field)
         out = self._empty(item, ids)
@@ -366,7 +365,7 @@ class DeviceLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self.gpu.check()
+        self.gpu.check()  # before the values are compared with its rows
         access = self._access
         data = access.to_bytes(values, access.layout.field(field), self._ids, field)
         with access.using(write=True):
@@ -376,7 +375,6 @@ class DeviceLease:
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name; one launch."""
-        self.gpu.check()
         fields = {name: columns.layout.field(name) for name in columns.names}
         out = {name: self._empty(item, self._ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
@@ -384,7 +382,7 @@ class DeviceLease:
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
-        self.gpu.check()
+        self.gpu.check()  # before the values are compared with its rows
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
@@ -404,6 +402,7 @@ class DeviceLease:
         if self.ended:
             return
         with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
+            self.gpu.check()
             self.gpu.release(stream=self._access.stream(self._kind))
 
     def __enter__(self) -> DeviceLease:
@@ -475,6 +474,7 @@ class DeviceAccess(DeviceArrays):
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
+            self.gpu.epoch.check_open()
             out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
             for part, first in self.gpu.parts(ids.rows):
@@ -486,6 +486,7 @@ class DeviceAccess(DeviceArrays):
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
+            self.gpu.epoch.check_open()
             for lo, hi, data in pieces:
                 kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
                 stream = self.stream(kind)
@@ -512,6 +513,7 @@ class DeviceAccess(DeviceArrays):
         if self.gpu.host.direct:
             given = self.ids(ids)
             with self.using():
+                self.gpu.epoch.check_open()
                 self.gpu.fetch(given.rows, window, stream=self.stream(given.kind))
             return
         here = is_torch(ids) and getattr(ids, "device", None) == self.torch_device

@@ -19,7 +19,7 @@ from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.base import Tier
-from tierstore._tiers.epoch import Epoch, check_lease
+from tierstore._tiers.epoch import Epoch, lease_ended
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.spec import Field, RecordLayout
@@ -262,7 +262,7 @@ class HostLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self._check()
+        self._check()  # before the values are compared with its rows
         data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
         lo, hi = self._layout.span(field)
         with self._guard.use(write=True):
@@ -304,7 +304,8 @@ class HostLease:
             self._released = True
 
     def _check(self) -> None:
-        check_lease(self._epoch, released=self._released)
+        if self._released or self._epoch.ended:
+            raise lease_ended(self._epoch)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.epoch import check_lease
+from tierstore._tiers.epoch import lease_ended
 from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Rows, TierArgument
 from tierstore._tiers.gpu.device import Kernel
 from tierstore._tiers.gpu.link import AsyncScalar
@@ -147,7 +147,8 @@ class GpuLease:
 
     def check(self) -> None:
         """Raise ClosedError if the lease has ended."""
-        check_lease(self._epoch, released=self._released)
+        if self._released or self._epoch.ended:
+            raise lease_ended(self._epoch)
 
     def __enter__(self) -> GpuLease:
         return self
