@@ -158,8 +158,8 @@ class Compaction:
     ) -> None:
         wrong = checksum.mismatches(ids, records, sums)
         if wrong.size:
+            path = os.path.join(self._directory.path, self.name)
             raise StoreIOError(
-                f"{wrong.size} rows read otherwise than they were written to "
-                f"{os.path.join(self._directory.path, self.name)}, the first is row {int(ids[wrong[0]])}; the "
-                "deltas they came from stay; check the disk"
+                f"{wrong.size} rows read otherwise than they were written to {path}, the first is "
+                f"row {int(ids[wrong[0]])}; the deltas they came from stay; check the disk"
             )

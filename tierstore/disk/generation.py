@@ -27,7 +27,7 @@ from tierstore.disk.binding import (
 )
 from tierstore.disk.compacting import Compaction
 from tierstore.disk.delta import Delta
-from tierstore.disk.keys import Keys, open_keys
+from tierstore.disk.keys import KeyFile, Keys, open_keys
 from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
@@ -140,7 +140,7 @@ class Generation:
         self.info = info
         self._store = bytes.fromhex(store)
         self._seq = seq
-        self._held: dict[str, io.File] = {}
+        self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
@@ -148,7 +148,7 @@ class Generation:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
                 self.tier = self._open_tier()
-                if seq is None and info.keys is not None:
+                if seq is None and info.keys is not None and directory.removable:
                     self._held = open_keys(directory, info.keys)
         except BaseException:
             self.directory.close()
@@ -355,8 +355,7 @@ class Generation:
     def close(self) -> None:
         """Close every file; what was not committed is removed."""
         self.tier.close()
-        for file in self._held.values():
-            file.close()
+        self._held = {}
         self.directory.close()
 
 

@@ -31,8 +31,10 @@ class Directory(Descriptor):
 
     Attributes:
         unsynced: whether something got a name in it that no sync has made durable yet.
+        removable: whether a file here can lose its name while it is read.
     """
 
+    removable = True
     _origin: tuple[Directory, tuple[str, ...]] | None = None
 
     @classmethod
