@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,8 +14,11 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.durability.crash import Recording
 from tests.durability.faults import ThinDisk
 from tests.durability.small import script
+from tests.durability.test_crash import survive
+from tests.durability.test_mutants import is_caught
 from tierstore import io
 from tierstore.budget import Budget
 from tierstore.errors import CommitFailedError, ConcurrentWriterError, TierStoreError
@@ -315,3 +320,32 @@ def test_the_budget_is_a_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     for limit, budget in ((1024, 256), (8, 8), (1 << 20, 512), (-1, 512)):
         monkeypatch.setattr(held.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert held._budget() == budget
+
+
+# Power cuts
+
+
+@cache
+def recording(backend: str) -> Recording:
+    """Return a workload in which nothing stays open that is not in use."""
+    use = held.Held.use
+
+    @contextmanager
+    def used_alone(one: held.Held[Any]) -> Iterator[Any]:
+        with use(one) as opened:
+            yield opened
+        one.rest()
+
+    with mock.patch.object(held.Held, "use", used_alone):
+        steps = "write write commit write rollback write commit fold write commit"
+        return Recording.of(21, steps.split(), backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["memmap", "zstd"])
+def test_a_power_cut_leaves_what_was_closed(backend: str) -> None:
+    assert survive(recording(backend), 21, 1) > 50
+
+
+@pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
+def test_no_sync_before_closing_can_be_left_out(site: str) -> None:
+    assert is_caught(rf"_close_for_now > {site}$", lambda: [recording("memmap")])
