@@ -338,11 +338,11 @@ def test_where_no_more_fits_rows_are_written_over(writer, narrow, monkeypatch):
     live = writer.tier.live
     monkeypatch.setattr(live, "_allocated", 3000 * WIDTH)
 
-    def allocate(offset, nbytes):
+    def allocate(file, offset, nbytes):
         raise StoreFullError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(live._file, "allocate", allocate)
+        patch.setattr(io.File, "allocate", allocate)
         write(writer, SCATTERED)
         assert live.count == 3000 and live.full
         check(writer)

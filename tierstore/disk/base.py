@@ -115,10 +115,10 @@ class Base:
         return base
 
     @classmethod
-    def open(cls, directory: io.Directory, spec: TableSpec) -> Base:
+    def open(cls, directory: io.Holder, spec: TableSpec) -> Base:
         """Open the files of a table, whose names, sizes and headers must be what the spec gives.
 
-        What is written later is opened then, through `directory`, which must stay open.
+        What is written later is opened then, through `directory`, which must stay open or held.
 
         Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
@@ -250,7 +250,7 @@ def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
         raise InvalidInputError(f"{done} rows or more were given for a table of {base.rows}")
 
 
-def _checksum_files(directory: io.Directory, spec: TableSpec) -> Files:
+def _checksum_files(directory: io.Holder, spec: TableSpec) -> Files:
     return Files(directory, lambda number: CHECKSUMS, 4 * spec.rows)
 
 

@@ -66,7 +66,7 @@ class Compaction:
 
     def __init__(
         self,
-        directory: io.Directory,
+        directory: io.Holder,
         name: str,
         deltas: Sequence[Delta],
         *,
@@ -91,14 +91,15 @@ class Compaction:
         Where that fails, or is stopped, no file is left.
         """
         try:
-            with self._directory.create(self.name) as file:
-                info = yield from self._write(file)
-                file.sync()
-                self._directory.sync()
-                yield from self._prove(file, info)
-            self.delta = Delta(
-                self._directory, info, store=self._store, record_bytes=self._record_bytes
-            )
+            with self._directory.use() as directory:
+                with directory.create(self.name) as file:
+                    info = yield from self._write(file)
+                    file.sync()
+                    directory.sync()
+                    yield from self._prove(file, info)
+                self.delta = Delta(
+                    directory, info, store=self._store, record_bytes=self._record_bytes
+                )
         except BaseException:
             self.remove()
             raise
@@ -106,8 +107,8 @@ class Compaction:
     def remove(self) -> None:
         """Delete the file, which no manifest names."""
         self.delta = None
-        with contextlib.suppress(OSError):
-            self._directory.unlink(self.name)
+        with contextlib.suppress(OSError), self._directory.use() as directory:
+            directory.unlink(self.name)
 
     def _write(self, file: io.File) -> Generator[None, None, DeltaInfo]:
         """Write records, ids, checksums and footer, and return what a manifest says of them."""
@@ -157,8 +158,8 @@ class Compaction:
     ) -> None:
         wrong = checksum.mismatches(ids, records, sums)
         if wrong.size:
+            path = os.path.join(self._directory.path, self.name)
             raise StoreIOError(
-                f"{wrong.size} rows read otherwise than they were written to "
-                f"{self._directory.join(self.name)}, the first is row {int(ids[wrong[0]])}; the "
-                "deltas they came from stay; check the disk"
+                f"{wrong.size} rows read otherwise than they were written to {path}, the first is "
+                f"row {int(ids[wrong[0]])}; the deltas they came from stay; check the disk"
             )

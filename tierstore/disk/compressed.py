@@ -7,6 +7,7 @@ by a complete new file that takes its name, so a crash leaves the old chunk or t
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -61,8 +62,8 @@ class CompressedRecords:
     write while another reads.
     """
 
-    def __init__(self, directory: io.Directory, spec: TableSpec) -> None:
-        """Take over the array's open directory."""
+    def __init__(self, directory: io.Held[io.Directory], spec: TableSpec) -> None:
+        """Take over the array's directory."""
         self.rows = spec.rows
         self.record_bytes = spec.layout.record_bytes
         self._directory = directory
@@ -161,20 +162,25 @@ class CompressedRecords:
             decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CorruptStoreError(
-                f"{self._directory.join(name)} cannot be decoded ({error}); " + FILE_CURE
+                f"{self._path(name)} cannot be decoded ({error}); " + FILE_CURE
             ) from None
         if decoded.size != nbytes:
             raise CorruptStoreError(
-                f"{self._directory.join(name)} holds {decoded.size} bytes of records, "
+                f"{self._path(name)} holds {decoded.size} bytes of records, "
                 f"{nbytes} are expected; {FILE_CURE}"
             )
         return chunk.reshape(shape)
 
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory.path, name)
+
     def _packed(self, name: str, limit: int, *, past_cache: bool) -> bytes:
         """Return the file of a chunk, which has at most `limit` bytes."""
-        if not past_cache:
-            return self._directory.read_file(name, limit)
-        with self._directory.open_file(name) as file:
+        with self._directory.use() as place:
+            if not past_cache:
+                return place.read_file(name, limit)
+            file = place.open_file(name)
+        with file:
             data = np.empty((1, file.size), np.uint8)
             io.direct.gather(file, np.zeros(1, np.int64), data)
             return data.tobytes()
@@ -183,12 +189,13 @@ class CompressedRecords:
         name = f"c.{number}.0"
         temporary = f"{name}.{uuid.uuid4().hex[:8]}.partial"
         packed = bytes(self._codec.encode(chunk))
-        try:
-            self._directory.write_file(temporary, packed)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._directory.unlink(temporary)
-            raise
-        with self._lock:
-            self._directory.rename(temporary, name)
-            self._keep(number, chunk)
+        with self._directory.use() as place:
+            try:
+                place.write_file(temporary, packed)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    place.unlink(temporary)
+                raise
+            with self._lock:
+                place.rename(temporary, name)
+                self._keep(number, chunk)

@@ -20,12 +20,12 @@ class Files:
     """`count` files of `nbytes` each.
 
     Attributes:
-        directory: the open directory of the generation.
+        directory: the directory of the generation.
         name: returns the name of a file by its number.
         inside: the directory within that one which holds them, if any.
     """
 
-    directory: io.Directory
+    directory: io.Holder
     name: Callable[[int], str]
     nbytes: int
     count: int = 1
@@ -34,11 +34,12 @@ class Files:
     @contextlib.contextmanager
     def place(self) -> Iterator[io.Directory]:
         """Open the directory that the files are in."""
-        if self.inside is None:
-            yield self.directory
-        else:
-            with self.directory.directory(self.inside) as place:
-                yield place
+        with self.directory.use() as generation:
+            if self.inside is None:
+                yield generation
+            else:
+                with generation.directory(self.inside) as place:
+                    yield place
 
     def create(self, *, sparse: bool, head: bytes = b"") -> list[io.File]:
         """Create the files, with space for all bytes unless they are sparse, and `head` in each.

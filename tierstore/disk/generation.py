@@ -7,6 +7,7 @@ version names it.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from tierstore.disk.binding import (
 )
 from tierstore.disk.compacting import Compaction
 from tierstore.disk.delta import Delta
-from tierstore.disk.keys import Keys, open_keys
+from tierstore.disk.keys import KeyFile, Keys, open_keys
 from tierstore.disk.live import LiveDelta
 from tierstore.disk.tier import DiskTier
 from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
@@ -131,7 +132,7 @@ class Generation:
         Raises CorruptStoreError.
         """
         try:
-            self.directory = table.directory(info.generation)
+            self.directory = io.hold_directory(table.directory(info.generation))
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{table.join(info.generation)} is missing; restore it from a copy"
@@ -139,15 +140,16 @@ class Generation:
         self.info = info
         self._store = bytes.fromhex(store)
         self._seq = seq
-        self._held: dict[str, io.File] = {}
+        self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
-            if seq is not None:
-                self.directory.copy_up()
-            self._digest = self._read_digest(info)
-            self.tier = self._open_tier()
-            if seq is None and info.keys is not None:
-                self._held = open_keys(self.directory, info.keys)
+            with self.directory.use() as directory:
+                if seq is not None:
+                    directory.copy_up()
+                self._digest = self._read_digest(info)
+                self.tier = self._open_tier()
+                if seq is None and info.keys is not None and directory.removable:
+                    self._held = open_keys(directory, info.keys)
         except BaseException:
             self.directory.close()
             raise
@@ -156,7 +158,8 @@ class Generation:
         """Return the digest a manifest names; None if there is none, or it is damaged."""
         if info.digest is None:
             return None
-        return read_digest(self.directory, info.digest, info.spec.rows)
+        with self.directory.use() as directory:
+            return read_digest(directory, info.digest, info.spec.rows)
 
     def _open_tier(self) -> DiskTier:
         spec, write = self.info.spec, self._seq is not None
@@ -170,7 +173,8 @@ class Generation:
 
     def _open_delta(self, info: DeltaInfo) -> Delta:
         width = self.info.spec.layout.record_bytes
-        return Delta(self.directory, info, store=self._store, record_bytes=width)
+        with self.directory.use() as directory:
+            return Delta(directory, info, store=self._store, record_bytes=width)
 
     def _new_live(self) -> LiveDelta:
         name = unique_name("delta-", self._seq or 0, ".bin")
@@ -185,7 +189,7 @@ class Generation:
         info = live.seal(store=self._store, version=version)
         if live.nameless:
             raise ConcurrentWriterError(
-                f"{self.directory.join(info.name)} was removed before it was committed: another "
+                f"{self._path(info.name)} was removed before it was committed: another "
                 "writer takes the store for its own, which the lock should prevent; open it again"
             )
         self._coming = [self._open_delta(info)]
@@ -223,8 +227,9 @@ class Generation:
 
         On overlayfs a writer may have copied the base since, which what is mapped does not show.
         """
-        if self.directory.filesystem == "overlay":
-            return False
+        with self.directory.use() as directory:
+            if directory.filesystem == "overlay":
+                return False
         return info.generation == self.info.generation and info.keys == self.info.keys
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
@@ -261,19 +266,23 @@ class Generation:
         info = self.info.keys
         if info is None:
             return None
-        return Keys(self._held or open_keys(self.directory, info), info, self.info.spec.rows)
+        if self._held:
+            return Keys(self._held, info, self.info.spec.rows)
+        with self.directory.use() as directory:
+            return Keys(open_keys(directory, info), info, self.info.spec.rows)
 
     def bind(self, upto: int) -> DigestInfo:
         """Write the digest of the base now that deltas up to a version are merged, durably."""
         rows = self.info.spec.rows
-        if self._digest is None:
-            sums = block_sums(self.directory, rows)
-        else:
-            touched = self.tier.touched(upto, DIGEST_ROWS)
-            sums = self._digest.copy()
-            sums[touched] = block_sums(self.directory, rows, touched)
-        info = write_digest(self.directory, sums, self._seq or 0)
-        self.directory.sync()
+        with self.directory.use() as directory:
+            if self._digest is None:
+                sums = block_sums(directory, rows)
+            else:
+                touched = self.tier.touched(upto, DIGEST_ROWS)
+                sums = self._digest.copy()
+                sums[touched] = block_sums(directory, rows, touched)
+            info = write_digest(directory, sums, self._seq or 0)
+            directory.sync()
         return info
 
     def is_bound(self, upto: int) -> bool:
@@ -282,8 +291,8 @@ class Generation:
 
     def unbind(self, digest: DigestInfo) -> None:
         """Remove a digest that no manifest names."""
-        with contextlib.suppress(TierStoreError, OSError):
-            self.directory.unlink(digest.name)
+        with contextlib.suppress(TierStoreError, OSError), self.directory.use() as directory:
+            directory.unlink(digest.name)
 
     def check_base(self, floor: int) -> None:
         """Raise CorruptStoreError if the base is of another moment than the manifest.
@@ -308,7 +317,8 @@ class Generation:
             return []
         touched = self.tier.touched(floor, DIGEST_ROWS)
         rows = self.info.spec.rows
-        return foreign_blocks(self.directory, self.tier, rows, self._digest, touched, most=most)
+        with self.directory.use() as directory:
+            return foreign_blocks(directory, self.tier, rows, self._digest, touched, most=most)
 
     def damaged_binding(self, floor: int) -> list[str]:
         """Return what is wrong with the digest, or with the base by it, however large it is.
@@ -320,8 +330,9 @@ class Generation:
             for block in self.foreign_blocks(floor)
         ]
         digest = self.info.digest
-        if self._digest is None and digest is not None and self.directory.exists(digest.name):
-            bad.append(digest.name)
+        with self.directory.use() as directory:
+            if self._digest is None and digest is not None and directory.exists(digest.name):
+                bad.append(digest.name)
         return bad
 
     @property
@@ -330,21 +341,21 @@ class Generation:
         spec = self.info.spec
         if spec.compression is None:
             return spec.nbytes + 4 * spec.rows
-        with self.directory.directory("rows.zarr") as array:
+        with self.directory.use() as directory, directory.directory("rows.zarr") as array:
             return sum(map(array.size, array.names())) + 4 * spec.rows
 
     @property
     def base_path(self) -> str:
         """Path of the base file or array."""
-        return self.directory.join(
-            "rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr"
-        )
+        return self._path("rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory.path, name)
 
     def close(self) -> None:
         """Close every file; what was not committed is removed."""
         self.tier.close()
-        for file in self._held.values():
-            file.close()
+        self._held = {}
         self.directory.close()
 
 

@@ -87,7 +87,7 @@ class Images:
         info = manifest.tables[name]
         self.info = info
         self.record_bytes = info.spec.layout.record_bytes
-        self._directory = _directory(table, info.generation)
+        self._directory = _held(table, info.generation)
         store = bytes.fromhex(manifest.uuid)
         listed = [self._delta(delta, store) for delta in reversed(info.deltas)]
         dropped = [self._delta(delta, store) for delta in _dropped(name, info, kept)]
@@ -171,9 +171,12 @@ class Images:
             self._directory.close()
 
 
-def _directory(parent: io.Directory | None, name: str) -> io.Directory | None:
+def _held(parent: io.Holder | None, name: str) -> io.Held[io.Directory] | None:
     try:
-        return None if parent is None else parent.directory(name)
+        if parent is None:
+            return None
+        with parent.use() as place:
+            return io.hold_directory(place.directory(name))
     except (FileNotFoundError, TierStoreError):
         return None
 
@@ -212,7 +215,7 @@ class _Delta:
 
     def __init__(
         self,
-        directory: io.Directory | None,
+        directory: io.Held[io.Directory] | None,
         info: DeltaInfo,
         store: bytes,
         record_bytes: int,
@@ -299,7 +302,9 @@ class _Delta:
 class _Base:
     """The records of a base whose files may be anything."""
 
-    def __init__(self, directory: io.Directory | None, spec: TableSpec, version: int) -> None:
+    def __init__(
+        self, directory: io.Held[io.Directory] | None, spec: TableSpec, version: int
+    ) -> None:
         self.version = version
         self._spec = spec
         self._width = spec.layout.record_bytes
@@ -307,13 +312,13 @@ class _Base:
         self._directory = directory
         self._foreign = np.empty(0, np.int64)
         self._sums = _File(directory, CHECKSUMS)
-        self._array: io.Directory | None = None
+        self._array: io.Held[io.Directory] | None = None
         self._chunks: CompressedRecords | None = None
         self._per_file, self._offset = spec.rows, DATA_OFFSET
         if spec.backend == "memmap":
             self._files = [_File(directory, ROWS)]
             return
-        self._array = _directory(directory, ARRAY)
+        self._array = _held(directory, ARRAY)
         self._per_file, self._offset = spec.chunk_rows or spec.rows, 0
         self._files = []
         chunks = -(-spec.rows // self._per_file)
@@ -361,11 +366,14 @@ class _Base:
             return
         touched = [each.blocks() for each in deltas if each.version <= floor]
         blocks = np.unique(np.concatenate([np.empty(0, np.int64), *touched]))
-        with contextlib.suppress(TierStoreError, FileNotFoundError):
-            digest = binding.read_digest(self._directory, info.digest, info.spec.rows)
+        with (
+            contextlib.suppress(TierStoreError, FileNotFoundError),
+            self._directory.use() as directory,
+        ):
+            digest = binding.read_digest(directory, info.digest, info.spec.rows)
             if digest is not None:
                 rows = info.spec.rows
-                found = binding.foreign_blocks(self._directory, self, rows, digest, blocks)
+                found = binding.foreign_blocks(directory, self, rows, digest, blocks)
                 self._foreign = np.array(found, np.int64)
 
     def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
@@ -397,13 +405,14 @@ def _good(
 class _File:
     """A file any part of which may be missing or unreadable."""
 
-    def __init__(self, directory: io.Directory | None, name: str) -> None:
-        self._file: io.File | None = None
+    def __init__(self, directory: io.Held[io.Directory] | None, name: str) -> None:
+        self._file: io.Held[io.File] | None = None
         self.size = 0
         try:
             if directory is not None:
-                self._file = directory.open_file(name)
-                self.size = self._file.size
+                self._file = io.hold_file(directory, name)
+                with self._file.use() as file:
+                    self.size = file.size
         except (FileNotFoundError, TierStoreError):
             self.close()
 
@@ -422,7 +431,8 @@ class _File:
         if self._file is None:
             return b""
         try:
-            return self._file.read(nbytes, offset).ljust(nbytes, _FILLER)
+            with self._file.use() as file:
+                return file.read(nbytes, offset).ljust(nbytes, _FILLER)
         except (FileNotFoundError, TierStoreError):
             if nbytes <= _SECTOR:
                 return _FILLER * nbytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -25,7 +26,7 @@ from tierstore.errors import (
 )
 from tierstore.manifest import KeysInfo
 
-__all__ = ["Keys", "open_keys", "remove_keys", "write_keys"]
+__all__ = ["KeyFile", "Keys", "open_keys", "remove_keys", "write_keys"]
 
 _HEADER = 128
 _BLOCK = 1 << 20
@@ -34,8 +35,8 @@ _BLOCK = 1 << 20
 class Keys(Sequence[Any]):
     """The keys of all rows, read as they are asked for: one for an index, else an array."""
 
-    def __init__(self, files: Mapping[str, io.File], info: KeysInfo, rows: int) -> None:
-        """Map the key files, by ending, as `open_keys` opens them.
+    def __init__(self, files: Mapping[str, KeyFile], info: KeysInfo, rows: int) -> None:
+        """Take the key files, by name, as `open_keys` maps them.
 
         Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
         key a row.
@@ -43,7 +44,7 @@ class Keys(Sequence[Any]):
         self.kind = info.kind
         self._rows = rows
         parts = {
-            name.rpartition(".")[2]: _mapped(files[name], size, expected)
+            name.rpartition(".")[2]: files[name].checked(size, expected)
             for name, (size, expected) in info.files.items()
         }
         if info.kind == "int64":
@@ -62,7 +63,7 @@ class Keys(Sequence[Any]):
         self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def _whole(
-        self, data: npt.NDArray[np.uint8], expected: int, files: Mapping[str, io.File]
+        self, data: npt.NDArray[np.uint8], expected: int, files: Mapping[str, KeyFile]
     ) -> None:
         if data.size != expected:
             raise CorruptStoreError(
@@ -143,26 +144,48 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
     return np.fromiter(map(hash, texts), np.int64)
 
 
-def open_keys(directory: io.Directory, info: KeysInfo) -> dict[str, io.File]:
-    """Open the files of keys by name; raises CorruptStoreError if one is missing."""
+@dataclass(frozen=True, eq=False)
+class KeyFile:
+    """A file of keys, mapped, so that it can be read when its name is gone.
+
+    Attributes:
+        path: what messages call it.
+        size: bytes of the file.
+        data: as many of them as there should be, or fewer.
+    """
+
+    path: str
+    size: int
+    data: npt.NDArray[np.uint8]
+
+    @classmethod
+    def open(cls, directory: io.Directory, name: str, expected: int) -> KeyFile:
+        """Map a file that should have so many bytes; raises FileNotFoundError."""
+        with directory.open_file(name) as file:
+            size = file.size
+            data = io.map_files([file], min(size, expected), advice=mmap.MADV_NORMAL)
+            return cls(file.path, size, data)
+
+    def checked(self, size: int, expected: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes; raises CorruptStoreError unless size and checksum are these."""
+        if self.size != size:
+            raise CorruptStoreError(f"{self.path} has {self.size} bytes, {size} are expected")
+        if crc32c(self.data) != expected:
+            raise CorruptStoreError(f"{self.path} does not match its checksum; {FILE_CURE}")
+        return self.data
+
+
+def open_keys(directory: io.Directory, info: KeysInfo) -> dict[str, KeyFile]:
+    """Map the files of keys by name; raises CorruptStoreError if one is missing."""
     try:
-        return {name: directory.open_file(name) for name in info.files}
+        return {name: KeyFile.open(directory, name, size) for name, (size, _) in info.files.items()}
     except FileNotFoundError as error:
         raise CorruptStoreError(
             f"a file of keys is missing: {error.filename}; {FILE_CURE}"
         ) from None
 
 
-def _mapped(file: io.File, size: int, expected: int) -> npt.NDArray[np.uint8]:
-    if file.size != size:
-        raise CorruptStoreError(f"{file.path} has {file.size} bytes, {size} are expected")
-    data = io.map_files([file], size, advice=mmap.MADV_NORMAL)
-    if crc32c(data) != expected:
-        raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
-    return data
-
-
-def _path(files: Mapping[str, io.File]) -> str:
+def _path(files: Mapping[str, KeyFile]) -> str:
     return next(iter(files.values())).path
 
 

@@ -58,7 +58,7 @@ class LiveDelta:
     """
 
     def __init__(
-        self, directory: io.Directory, name: str, record_bytes: int, *, room: int = 0
+        self, directory: io.Holder, name: str, record_bytes: int, *, room: int = 0
     ) -> None:
         """Create the file; `room` bytes of records may wait in memory to be written."""
         self.name = name
@@ -66,7 +66,7 @@ class LiveDelta:
         self.count = 0
         self.full = False
         self._directory = directory
-        self._file = directory.create(name)
+        self._file = io.hold_file(directory, name, create=True)
         self._allocated = 0
         self._kept_bytes = 0
         self._mapped = np.empty((0, record_bytes), np.uint8)
@@ -134,15 +134,17 @@ class LiveDelta:
         if last - first >= positions.size:
             piece = self._records(last + 1)[first:].copy()
             piece[positions - first] = records
-            self._file.write(piece, offset)
+            with self._file.use() as file:
+                file.write(piece, offset)
             return
         data = np.ascontiguousarray(records).reshape(-1)
-        if not cached:
-            io.direct.write(self._file, data, offset)
-            return
-        self._file.write(data, offset)
-        if data.nbytes >= _SENT_AT_ONCE:
-            self._file.start_writing(offset, data.nbytes)
+        with self._file.use() as file:
+            if not cached:
+                io.direct.write(file, data, offset)
+                return
+            file.write(data, offset)
+            if data.nbytes >= _SENT_AT_ONCE:
+                file.start_writing(offset, data.nbytes)
 
     def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
         """Whether to put records at `positions` takes longer than to put them behind all others."""
@@ -157,7 +159,8 @@ class LiveDelta:
         if needed > self._allocated:
             least, most = _ALLOCATION
             step = max(needed - self._allocated, min(max(self._allocated, least), most))
-            self._file.allocate(self._allocated, step)
+            with self._file.use() as file:
+                file.allocate(self._allocated, step)
             self._allocated += step
 
     def _records(self, count: int) -> npt.NDArray[np.uint8]:
@@ -166,7 +169,8 @@ class LiveDelta:
         if len(mapped) < count:
             whole = self._allocated // self.record_bytes
             nbytes = whole * self.record_bytes
-            data = io.map_files([self._file], nbytes, advice=mmap.MADV_RANDOM)
+            with self._file.use() as file:
+                data = io.map_files([file], nbytes, advice=mmap.MADV_RANDOM)
             mapped = self._mapped = data.reshape(whole, self.record_bytes)
         return mapped[:count]
 
@@ -211,18 +215,20 @@ class LiveDelta:
         footer = make_footer(store, version, self.count, self.record_bytes, checksum.crc32c(tail))
         body = self.count * self.record_bytes
         size = body + len(tail) + FOOTER_BYTES
-        self._file.allocate(body, size - body)
-        self._file.write(tail + footer, body)
-        self._file.truncate(size)
-        self._allocated = body
-        self._mapped = self._mapped[: self.count]
-        self._file.start_writing(body, size - body)
+        with self._file.use() as file:
+            file.allocate(body, size - body)
+            file.write(tail + footer, body)
+            file.truncate(size)
+            self._allocated = body
+            self._mapped = self._mapped[: self.count]
+            file.start_writing(body, size - body)
         return DeltaInfo(self.name, size, self.count, version, footer_checksum(footer))
 
     @property
     def nameless(self) -> bool:
         """Whether the file was removed by another program."""
-        return self._file.nameless
+        with self._file.use() as file:
+            return file.nameless
 
     def sync(self) -> None:
         """Make the file durable; its name is not, until the directory is synced."""
@@ -238,14 +244,15 @@ class LiveDelta:
     def close(self) -> None:
         """Drop what waits and close the file; a mapping of it lives as long as it is read."""
         self._behind.drop()
-        self._file.discard()
+        self._file.close()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
         self._ids, self._sums = np.empty(0, np.int64), np.empty(0, np.uint32)
 
     def remove(self) -> None:
         """Close and delete the file: its rows were never committed."""
         self.close()
-        self._directory.unlink(self.name)
+        with self._directory.use() as directory:
+            directory.unlink(self.name)
 
 
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

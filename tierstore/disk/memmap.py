@@ -43,7 +43,7 @@ def create(directory: io.Directory, spec: TableSpec) -> RecordFiles | RangedReco
     return _records(files, spec, created)
 
 
-def open_records(directory: io.Directory, spec: TableSpec) -> RecordFiles | RangedRecords:
+def open_records(directory: io.Holder, spec: TableSpec) -> RecordFiles | RangedRecords:
     """Open the file, whose header must be the one the spec gives; it is never evaluated."""
     files = _files(directory, spec)
     with files.open(0) as file:
@@ -55,7 +55,7 @@ def open_records(directory: io.Directory, spec: TableSpec) -> RecordFiles | Rang
     return _records(files, spec)
 
 
-def _files(directory: io.Directory, spec: TableSpec) -> Files:
+def _files(directory: io.Holder, spec: TableSpec) -> Files:
     return Files(directory, lambda number: ROWS, DATA_OFFSET + spec.nbytes)
 
 

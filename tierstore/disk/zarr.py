@@ -120,7 +120,7 @@ def create(
     with directory.make_directory(ARRAY) as array:
         array.write_file(METADATA, metadata(spec))
         if spec.compression is not None:
-            return CompressedRecords(directory.directory(ARRAY), spec)
+            return CompressedRecords(io.hold_directory(directory.directory(ARRAY)), spec)
         files = _files(directory, spec)
         created = files.create(sparse=spec.sparse)
         array.sync()
@@ -128,10 +128,10 @@ def create(
 
 
 def open_records(
-    directory: io.Directory, spec: TableSpec
+    directory: io.Holder, spec: TableSpec
 ) -> RecordFiles | RangedRecords | CompressedRecords:
     """Open the array, whose metadata must be what this table's spec gives."""
-    with directory.directory(ARRAY) as array:
+    with directory.use() as place, place.directory(ARRAY) as array:
         found = array.read_file(METADATA, 1 << 20)
         if found != metadata(spec):
             raise CorruptStoreError(
@@ -139,11 +139,11 @@ def open_records(
                 "restore the file from a copy"
             )
         if spec.compression is not None:
-            return CompressedRecords(directory.directory(ARRAY), spec)
+            return CompressedRecords(io.hold_directory(place.directory(ARRAY)), spec)
     return _records(_files(directory, spec), spec)
 
 
-def _files(directory: io.Directory, spec: TableSpec) -> Files:
+def _files(directory: io.Holder, spec: TableSpec) -> Files:
     nbytes = (spec.chunk_rows or 0) * spec.layout.record_bytes
     count = -(-spec.rows // (spec.chunk_rows or 1))
     return Files(directory, chunk_name, nbytes, count, inside=ARRAY)

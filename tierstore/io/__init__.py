@@ -11,6 +11,7 @@ from tierstore.io import direct
 from tierstore.io.directory import Directory
 from tierstore.io.file import File
 from tierstore.io.filesystems import TESTED, filesystem
+from tierstore.io.held import Held, Holder, hold_directory, hold_file
 from tierstore.io.mapping import map_files
 from tierstore.io.objects import ObjectFile, Objects, locate, reach, read_ranges
 from tierstore.io.publishing import leftovers, publish, withdraw
@@ -20,11 +21,15 @@ __all__ = [
     "TESTED",
     "Directory",
     "File",
+    "Held",
+    "Holder",
     "ObjectFile",
     "Objects",
     "direct",
     "explained",
     "filesystem",
+    "hold_directory",
+    "hold_file",
     "leftovers",
     "locate",
     "map_files",

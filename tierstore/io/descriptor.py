@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +29,18 @@ class Descriptor:
         """Take over the descriptor `fd`; `path` is for messages."""
         self.fd = fd
         self.path = path
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Self]:
+        """Yield it: it is open already, which one that is held need not be."""
+        yield self
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The numbers of device and inode, which tell it from others while it is open."""
+        with explained("examine", self.path):
+            status = system.calls.fstat(self.fd)
+        return int(status.st_dev), int(status.st_ino)
 
     def close(self) -> None:
         """Close the descriptor; harmless when done twice.

@@ -27,7 +27,15 @@ _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Directory(Descriptor):
-    """An open directory; all names are resolved against it and links are refused."""
+    """An open directory; all names are resolved against it and links are refused.
+
+    Attributes:
+        unsynced: whether something got a name in it that no sync has made durable yet.
+        removable: whether a file here can lose its name while it is read.
+    """
+
+    removable = True
+    _origin: tuple[Directory, tuple[str, ...]] | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -53,13 +61,33 @@ class Directory(Descriptor):
         path = self.join(name)
         try:
             with explained("open", path):
-                return Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
+                inner = Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
         except NotADirectoryError as error:
             raise FormatError(f"{path} is not a directory") from error
         except StoreIOError as error:
             if error.errno == errno.ELOOP:
                 raise FormatError(f"{path} is not a directory") from error
             raise
+        root, names = self._origin or (self, ())
+        inner._origin = root, (*names, name)
+        return inner
+
+    def reached_again(self) -> Directory:
+        """Open by their names the directories through which this one was reached, and return it.
+
+        They start at one that was not reached through another, which must be open.
+        """
+        root, names = self._origin or (self, ())
+        place = root.again() if not names else root
+        for name in names:
+            with place if place is not root else contextlib.nullcontext():
+                place = place.directory(name)
+        return place
+
+    def close(self) -> None:
+        """Close the descriptor; what was named in the directory does not depend on that."""
+        self.unsynced = False
+        super().close()
 
     @classmethod
     def make(cls, path: str | Path) -> Self:
@@ -71,6 +99,7 @@ class Directory(Descriptor):
     def make_directory(self, name: str) -> Directory:
         """Create a directory within this one and open it."""
         with explained("create", self.join(name)):
+            self.unsynced = True
             system.calls.mkdir(component(name), 0o777, dir_fd=self.fd)
         return self.directory(name)
 
@@ -83,6 +112,7 @@ class Directory(Descriptor):
         path = self.join(name)
         try:
             with explained("create", path):
+                self.unsynced = True
                 return File(system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), path)
         except StoreIOError as error:
             if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
@@ -200,6 +230,7 @@ class Directory(Descriptor):
         a rename that replaces nothing serves. Raises StoreIOError where neither is to be had.
         """
         with explained("publish", self.join(name)):
+            self.unsynced = True
             try:
                 system.calls.link(
                     temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False
@@ -236,6 +267,7 @@ class Directory(Descriptor):
     def rename(self, old: str, new: str) -> None:
         """Rename an entry, replacing a file of the new name."""
         with explained("rename", self.join(old)):
+            self.unsynced = True
             system.calls.rename(
                 component(old), component(new), src_dir_fd=self.fd, dst_dir_fd=self.fd
             )
@@ -253,6 +285,7 @@ class Directory(Descriptor):
     def sync(self) -> None:
         """Make the directory's names durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
+        self.unsynced = False
 
     @cached_property
     def filesystem(self) -> str:

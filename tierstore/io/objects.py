@@ -260,6 +260,8 @@ async def put(store: Any, key: str, data: bytes) -> None:
 class ObjectDirectory(Directory):
     """Objects whose names have a beginning in common, as far as a `/`."""
 
+    removable = False
+
     def __init__(self, store: Any, prefix: str, path: str) -> None:
         """Refer to the objects of a zarr store under `prefix`; `path` is for messages."""
         super().__init__(-1, path)

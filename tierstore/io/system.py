@@ -58,7 +58,7 @@ def _explanation(action: str, path: str, error: OSError) -> OSError:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return StoreIOError(
             f"too many open files to {action} {path}: this process may have {limit} (ulimit -n), "
-            "of which a store needs up to three a table; raise the limit, or close other files"
+            "of which stores hold no more than a quarter; raise the limit, or close other files"
         )
     if error.errno == errno.ENFILE:
         return StoreIOError(

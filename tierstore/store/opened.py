@@ -40,6 +40,9 @@ from tierstore.table.tiers import Tiers
 
 __all__ = ["Opened"]
 
+_MOST_HELD = 64
+"""Values of a version that a reader holds open; others can be read until they are swept away."""
+
 
 @dataclasses.dataclass
 class _Opening:
@@ -247,7 +250,8 @@ class Opened(abc.ABC):
             return missing
         for name, info in self.manifest.payload.items():
             try:
-                self._held[name] = Payload(self.directory, info, hold=True)
+                hold = len(self._held) < _MOST_HELD
+                self._held[name] = Payload(self.directory, info, hold=hold)
             except CorruptStoreError:
                 self._held[name] = Payload(self.directory, info)
                 missing = True

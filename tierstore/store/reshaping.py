@@ -109,9 +109,10 @@ def set_keys(store: Opened, name: str, keys: Sequence[Any]) -> None:
     store.check_clean("set keys")
     table = store.tables[name]
     generation = table.generation
-    written = write_keys(generation.directory, keys, table.rows)
-    with store.unless_published(lambda: remove_keys(generation.directory, written)):
-        store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+    with generation.directory.use() as directory:
+        written = write_keys(directory, keys, table.rows)
+        with store.unless_published(lambda: remove_keys(directory, written)):
+            store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
     table.forget_keys()
 
 

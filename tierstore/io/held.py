@@ -1,0 +1,209 @@
+"""Files and directories that are held for long, of which only so many are open at a time.
+
+A store holds a directory for each of its tables, and a file for each that is written to. Where
+there are many of them, those that were not used lately are closed, and opened again by name when
+they are used next. The budget is one for the process, whatever stores it has open.
+
+The kernel reports an error of writing once to each open description. So what was written by a
+descriptor is synced before that is closed, and a sync that fails is raised at the next use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from tierstore.errors import CommitFailedError, ConcurrentWriterError, StoreIOError
+from tierstore.io.directory import Directory
+from tierstore.io.file import File
+from tierstore.io.filesystems import TESTED, filesystem_of
+
+__all__ = ["Held", "Holder", "hold_directory", "hold_file"]
+
+D = TypeVar("D", bound=File | Directory)
+
+_MOST = 512
+_FEWEST = 8
+_SHARE = 4
+"""Of the descriptors that a process may have, so many are left to others for each one held."""
+_LASTING_INODES = TESTED - {"overlay"}
+"""File systems on which a file keeps its inode number while it is not open."""
+
+
+class Held(Generic[D]):
+    """A file or directory that is held for long, open or not; thread-safe.
+
+    Attributes:
+        path: what messages call it.
+        used: when it was used last, by the count of all uses.
+    """
+
+    def __init__(self, opened: D, reopen: Callable[[], D]) -> None:
+        """Take over what was opened; `reopen` opens it by name, and raises FileNotFoundError."""
+        self.path = opened.path
+        self.used = next(_uses)
+        self._opened = opened
+        self._reopen = reopen
+        self._identity = (0, 0)
+        self._users = 0
+        self._resting = self._closed = False
+        self._failure: CommitFailedError | None = None
+        self._lock = threading.Lock()
+        _pool.admit(self)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[D]:
+        """Yield it, open; it stays open until the body ends.
+
+        Raises CommitFailedError if what was written could not be made durable meanwhile,
+        ConcurrentWriterError if another program removed or replaced it while it was closed.
+        """
+        opened, is_new = self._take()
+        try:
+            if is_new:
+                _pool.admit(self)
+            yield opened
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def _take(self) -> tuple[D, bool]:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            is_new = self._resting and not self._closed
+            if is_new:
+                self._opened = self._open_again()
+                self._resting = False
+            self.used = next(_uses)
+            self._users += 1
+            return self._opened, is_new
+
+    def _open_again(self) -> D:
+        try:
+            fresh = self._reopen()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _replaced(self.path) from error
+        if fresh.identity != self._identity and filesystem_of(fresh.fd) in _LASTING_INODES:
+            fresh.close()
+            raise _replaced(self.path)
+        return fresh
+
+    def sync(self) -> None:
+        """Make durable what was written; that was done already if it has been closed since."""
+        with self._lock:
+            if self._resting and self._failure is None:
+                return
+        with self.use() as opened:
+            opened.sync()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is open and not in use."""
+        return not (self._users or self._resting)
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether something is to be synced before it can be closed."""
+        return self._opened.unsynced
+
+    def rest(self) -> None:
+        """Close it until it is used next, unless it is in use."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.idle and not self._closed:
+                self._close_for_now()
+        finally:
+            self._lock.release()
+
+    def _close_for_now(self) -> None:
+        try:
+            self._identity = self._opened.identity
+            if self._opened.unsynced:
+                self._opened.sync()
+        except CommitFailedError as error:
+            self._failure = error
+        except StoreIOError:
+            return  # which file it is cannot be told, so it stays open
+        self._resting = True
+        self._opened.discard()
+        _pool.forget(self)
+
+    def close(self) -> None:
+        """Close it for good, whatever becomes of what was written by it."""
+        with self._lock:
+            self._closed = True
+            self._opened.discard()
+        _pool.forget(self)
+
+
+Holder = Directory | Held[Directory]
+"""A directory that is open, or held: what is done in it is done while it is used."""
+
+
+class _Pool:
+    """What is held and open, in the whole process."""
+
+    def __init__(self) -> None:
+        # Single operations on a dict are atomic; a lock could be met again in a finalizer.
+        self._open: dict[int, weakref.ref[Held[Any]]] = {}
+
+    def admit(self, held: Held[Any]) -> None:
+        """Take note of what was opened, and close what was not used lately if it is too much.
+
+        What needs no sync goes first.
+        """
+        if held._opened.fd < 0:
+            return  # an object has no descriptor
+        key = id(held)
+        self._open[key] = weakref.ref(held, lambda _: self._open.pop(key, None))
+        surplus = len(self._open) - _budget()
+        if surplus <= 0:
+            return
+        every = [one for known in self._open.copy().values() if (one := known()) is not None]
+        idle = [one for one in every if one.idle and one is not held]
+        for one in sorted(idle, key=lambda one: (one.unsynced, one.used))[:surplus]:
+            one.rest()
+
+    def forget(self, held: Held[Any]) -> None:
+        """Take note that it was closed."""
+        self._open.pop(id(held), None)
+
+
+def _budget() -> int:
+    """Return how many descriptors may be held: a quarter of what the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST if limit < 0 else max(_FEWEST, min(_MOST, limit // _SHARE))
+
+
+def hold_directory(directory: Directory) -> Held[Directory]:
+    """Hold a directory; the one through which it was reached first must stay open."""
+    return Held(directory, directory.reached_again)
+
+
+def hold_file(directory: Holder, name: str, *, create: bool = False) -> Held[File]:
+    """Open a file, or create one to be written, and hold it."""
+
+    def reopen() -> File:
+        with directory.use() as place:
+            return place.open_file(name, write=create)
+
+    with directory.use() as place:
+        return Held(place.create(name) if create else place.open_file(name), reopen)
+
+
+def _replaced(path: str) -> ConcurrentWriterError:
+    return ConcurrentWriterError(
+        f"{path} was removed or replaced by another program while the store was open; "
+        "open the store again, and verify it"
+    )
+
+
+_uses = itertools.count()
+_pool = _Pool()
