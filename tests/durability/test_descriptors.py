@@ -116,7 +116,7 @@ print(most)
 
 
 @pytest.mark.parametrize(
-    ("tables", "limit"), [(24, 36), pytest.param(1500, 1024, marks=pytest.mark.slow)]
+    ("tables", "limit"), [(24, 36), pytest.param(1500, 1024, marks=pytest.mark.torture)]
 )
 @pytest.mark.fault(34)
 def test_a_store_of_many_tables_needs_few_descriptors(
