@@ -261,6 +261,7 @@ class HostLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
+        self._check()  # before the values are compared with its rows
         data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
         lo, hi = self._layout.span(field)
         with self._guard.use(write=True):

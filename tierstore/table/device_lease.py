@@ -134,6 +134,7 @@ class DeviceLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
+        self.gpu.check()  # before the values are compared with its rows
         access = self._access
         data = access.to_bytes(values, access.layout.field(field), self._ids, field)
         with access.using(write=True):
@@ -150,6 +151,7 @@ class DeviceLease:
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
+        self.gpu.check()  # before the values are compared with its rows
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
