@@ -95,9 +95,9 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     def __enter__(self) -> Self:
         """Take the handler's place, where there is one and this thread may."""
         self._handler = None
-        if threading.get_ident() != threading.main_thread().ident:
+        if interrupts_deferred._deferring:  # the cheaper question first: uses within a step nest
             return self
-        if not interrupts_deferred._deferring:
+        if threading.get_ident() == threading.main_thread().ident:
             handler = getsignal(SIGINT)
             if callable(handler):
                 self._caught = []

@@ -59,7 +59,7 @@ def test_random_work_on_late_streams(seed: int) -> None:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        (gpu_lease, "check_lease"),
+        (gpu_lease.GpuLease, "check"),
         (gpu_lease.GpuLease, "_write_through"),
         (gpu_lease.GpuLease, "_begin"),
         (gpu_tier.GpuTier, "await_fetches"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.gpu.conftest import Place
 from tests.gpu.late import LateDevice
 from tierstore import Budget, TableSpec
 from tierstore.errors import ClosedError, DeviceError
+from tierstore.guard import Use
+from tierstore.table.access import HostLease
 from tierstore.tier.gpu import lease as gpu_lease
 from tierstore.tier.host import nothing_to_await
 
@@ -125,6 +128,81 @@ def test_a_refresh_ends_the_leases_of_a_reader(make: Any, place: Place, tiers: s
         np.testing.assert_array_equal(reader["t"].read([1]), values(1))
 
 
+@pytest.mark.parametrize("tiers", BUDGETS)
+def test_a_lease_is_checked_within_the_guard_and_seldom_before(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tiers: str
+) -> None:
+    """What was checked before may end while the call waits; values are looked at before that."""
+    store = make(tiers)
+    kind, name = (gpu_lease.GpuLease, "check") if tiers in ON_GPU else (HostLease, "_check")
+    check, held = getattr(kind, name), []
+
+    def checking(lease: Any) -> None:
+        held.append(store._session.guard.held)
+        check(lease)
+
+    with store["t"].lease([1, 2, 3]) as lease:
+        lease.trim(wait=True)
+        monkeypatch.setattr(kind, name, checking)
+        read, expand, write, _ = uses(lease)
+        for use, expected in (read, [True]), (expand, [True]), (write, [False, True]):
+            use()
+            assert held == expected
+            held.clear()
+        lease.trim(wait=True)
+        assert len(held) == 1
+
+
+@pytest.mark.parametrize("tiers", BUDGETS)
+@pytest.mark.parametrize("end", ["rollback", "rows"])
+def test_a_call_that_waits_while_another_thread_ends_its_epoch_raises(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tiers: str, end: str
+) -> None:
+    store = make(tiers)
+    table, waits, raised = store["t"], threading.Event(), []
+    before, wait = table.read(EVERY), Use._wait
+
+    def waiting(use: Use) -> None:
+        waits.set()
+        wait(use)
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ClosedError as error:
+            raised.append(str(error))
+
+    monkeypatch.setattr(Use, "_wait", waiting)
+    lease = table.lease([1, 2, 3])
+    lease.trim(wait=True)
+    calls: list[tuple[Callable[[], object], str]] = [
+        (use, "since this lease began") for use in uses(lease)[:3]
+    ]
+    if end == "rows":  # else there is nothing that the call could not do afterwards
+        late = "while this call waited"
+        calls += [
+            (lambda: table.read([5]), late),
+            (lambda: table.write([5], values(1)), late),
+            (lambda: table.lease([5]), late),
+        ]
+    released = table.lease([1, 2, 3])
+    given = [call for call, _ in calls] + [released.release]
+    threads = [threading.Thread(target=run, args=(call,)) for call in given]
+    with store._session.guard.use():
+        for thread in threads:
+            waits.clear()
+            thread.start()
+            assert waits.wait(30)
+        ENDS[end](store)
+    for thread in threads:
+        thread.join()
+    assert released.ended
+    for (_, expected), found in zip(sorted(calls, key=lambda c: c[1]), sorted(raised), strict=True):
+        assert expected in found
+    np.testing.assert_array_equal(table.read(EVERY), before)
+    assert store.uncommitted_rows() == 0
+
+
 @pytest.mark.parametrize("tiers", ON_GPU)
 @pytest.mark.parametrize("protected", [True, False])
 def test_a_lease_that_outlives_a_rollback_writes_into_no_slot(
@@ -136,7 +214,7 @@ def test_a_lease_that_outlives_a_rollback_writes_into_no_slot(
     lease = table.lease([1, 2, 3])
     store.rollback()
     if not protected:
-        monkeypatch.setattr(gpu_lease, "check_lease", lambda *_, **__: None)
+        monkeypatch.setattr(gpu_lease.GpuLease, "check", lambda _: None)
     table.read(np.arange(10, 16))  # as many rows as slots
     if protected:
         with pytest.raises(ClosedError, match=r"was rolled back since.*table\.lease"):

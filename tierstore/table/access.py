@@ -21,7 +21,7 @@ from tierstore.table.ids import Ids, host_ids, last_of_each
 from tierstore.table.prefetch import Prefetcher
 from tierstore.table.values import from_bytes, to_bytes
 from tierstore.tier.base import Tier
-from tierstore.tier.epoch import Epoch, check_lease
+from tierstore.tier.epoch import Epoch, lease_ended
 from tierstore.tier.host import HostTier
 
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
@@ -261,7 +261,7 @@ class HostLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self._check()
+        self._check()  # before the values are compared with its rows
         data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
         lo, hi = self._layout.span(field)
         with self._guard.use(write=True):
@@ -303,7 +303,8 @@ class HostLease:
             self._released = True
 
     def _check(self) -> None:
-        check_lease(self._epoch, released=self._released)
+        if self._released or self._epoch.ended:
+            raise lease_ended(self._epoch)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

@@ -81,6 +81,7 @@ class DeviceAccess(DeviceArrays):
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
+            self.gpu.epoch.check_open()
             out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
             for part, first in self.gpu.parts(ids.rows):
@@ -92,6 +93,7 @@ class DeviceAccess(DeviceArrays):
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
+            self.gpu.epoch.check_open()
             for lo, hi, data in pieces:
                 kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
                 stream = self.stream(kind)
@@ -118,6 +120,7 @@ class DeviceAccess(DeviceArrays):
         if self.gpu.host.direct:
             given = self.ids(ids)
             with self.using():
+                self.gpu.epoch.check_open()
                 self.gpu.fetch(given.rows, window, stream=self.stream(given.kind))
             return
         here = is_torch(ids) and getattr(ids, "device", None) == self.torch_device

@@ -31,7 +31,7 @@ _WIDER = {
 
 
 class _Using(Use):
-    """A use of the store on its device, whichever was the current one, as long as the tier is open.
+    """A use of the store on its device, whichever was the current one.
 
     It explains the driver's errors, and checks ids if every call does.
     """
@@ -46,7 +46,6 @@ class _Using(Use):
     def __enter__(self) -> Self:
         super().__enter__()
         try:
-            self._access.gpu.epoch.check_open()
             self._before = self._access.device.enter()
         except BaseException as error:
             self._end(None, error)

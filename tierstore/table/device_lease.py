@@ -34,6 +34,7 @@ class DeviceLease:
         self._access = access
         self._kind = ids.kind
         with access.using():
+            access.gpu.epoch.check_open()
             self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
         nowhere = np.empty(0, np.int64)
         self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
@@ -74,12 +75,13 @@ class DeviceLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it."""
-        self.gpu.check()
         if self.gpu.trimmed:
+            self.gpu.check()
             return True
         with self._access.using():
             trimmed = self.gpu.trim(wait=wait, stream=self._access.stream(self._kind))
-        self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
+        if trimmed:
+            self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed
 
     def run(
@@ -95,7 +97,6 @@ class DeviceLease:
 
         See `GpuLease.run`.
         """
-        self.gpu.check()
         spans = [self._access.layout.span(field) for field in writes]
         stream = self._access.stream(self._kind)
         with self._access.using(write=bool(spans)):
@@ -110,7 +111,6 @@ class DeviceLease:
         return self._copied(self.gpu.read, field, self._batch)
 
     def _copied(self, copy: Callable[..., None], field: str, ids: Ids) -> Any:
-        self.gpu.check()
         access = self._access
         item, span = access.layout.field(field), access.layout.span(field)
         out = self._empty(item, ids)
@@ -134,7 +134,7 @@ class DeviceLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self.gpu.check()
+        self.gpu.check()  # before the values are compared with its rows
         access = self._access
         data = access.to_bytes(values, access.layout.field(field), self._ids, field)
         with access.using(write=True):
@@ -144,7 +144,6 @@ class DeviceLease:
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name; one launch."""
-        self.gpu.check()
         fields = {name: columns.layout.field(name) for name in columns.names}
         out = {name: self._empty(item, self._ids) for name, item in fields.items()}
         self._copy(columns, "gather", out)
@@ -152,7 +151,7 @@ class DeviceLease:
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows; two launches."""
-        self.gpu.check()
+        self.gpu.check()  # before the values are compared with its rows
         access, layout = self._access, columns.layout
         stream, given = access.stream(self._kind), {}
         for name in columns.names:
@@ -172,6 +171,7 @@ class DeviceLease:
         if self.ended:
             return
         with contextlib.suppress(ClosedError), self._access.using():  # a closed store has no pins
+            self.gpu.check()
             self.gpu.release(stream=self._access.stream(self._kind))
 
     def __enter__(self) -> DeviceLease:

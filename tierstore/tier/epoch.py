@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierstore.errors import ClosedError
 
-__all__ = ["OPENED_ANEW", "REFRESHED", "ROLLED_BACK", "Epoch", "check_lease"]
+__all__ = ["OPENED_ANEW", "REFRESHED", "ROLLED_BACK", "Epoch", "lease_ended"]
 
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
@@ -35,12 +35,11 @@ class Epoch:
             raise ClosedError(f"{self.ended} while this call waited for another thread; repeat it")
 
 
-def check_lease(epoch: Epoch, *, released: bool) -> None:
-    """Raise ClosedError for a lease that was released, or whose epoch has ended."""
+def lease_ended(epoch: Epoch) -> ClosedError:
+    """Return the error for a lease of this epoch, which has ended, or that was released."""
     if epoch.ended:
-        raise ClosedError(
+        return ClosedError(
             f"{epoch.ended} since this lease began, which ended it; take a new one with "
             "table.lease(ids), or run the forward pass again"
         )
-    if released:
-        raise ClosedError("this lease has ended; take a new one with table.lease(ids)")
+    return ClosedError("this lease has ended; take a new one with table.lease(ids)")

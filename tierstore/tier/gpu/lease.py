@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.tier.epoch import check_lease
+from tierstore.tier.epoch import lease_ended
 from tierstore.tier.gpu.arguments import Arguments, BatchArgument, Rows, TierArgument
 from tierstore.tier.gpu.mailbox import Letter
 from tierstore.transfer import Kernel
@@ -103,7 +103,8 @@ class GpuLease:
 
     def check(self) -> None:
         """Raise ClosedError if the lease has ended."""
-        check_lease(self._epoch, released=self._released)
+        if self._released or self._epoch.ended:
+            raise lease_ended(self._epoch)
 
     def __enter__(self) -> GpuLease:
         return self
