@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import resource
 import threading
 import weakref
@@ -53,7 +54,6 @@ class Held(Generic[D]):
         self._users = 0
         self._resting = self._closed = False
         self._failure: CommitFailedError | None = None
-        self._lock = threading.Lock()
         _pool.admit(self)
 
     @contextlib.contextmanager
@@ -69,11 +69,11 @@ class Held(Generic[D]):
                 _pool.admit(self)
             yield opened
         finally:
-            with self._lock:
+            with _lock:
                 self._users -= 1
 
     def _take(self) -> tuple[D, bool]:
-        with self._lock:
+        with _lock:
             if self._failure is not None:
                 raise self._failure
             is_new = self._resting and not self._closed
@@ -96,7 +96,7 @@ class Held(Generic[D]):
 
     def sync(self) -> None:
         """Make durable what was written; that was done already if it has been closed since."""
-        with self._lock:
+        with _lock:
             if self._resting and self._failure is None:
                 return
         with self.use() as opened:
@@ -114,13 +114,9 @@ class Held(Generic[D]):
 
     def rest(self) -> None:
         """Close it until it is used next, unless it is in use."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        with _lock:
             if self.idle and not self._closed:
                 self._close_for_now()
-        finally:
-            self._lock.release()
 
     def _close_for_now(self) -> None:
         try:
@@ -137,7 +133,7 @@ class Held(Generic[D]):
 
     def close(self) -> None:
         """Close it for good, whatever becomes of what was written by it."""
-        with self._lock:
+        with _lock:
             self._closed = True
             self._opened.discard()
         _pool.forget(self)
@@ -175,6 +171,10 @@ class _Pool:
         """Take note that it was closed."""
         self._open.pop(id(held), None)
 
+    def forget_all(self) -> None:
+        """Take note that all that is open is another process's."""
+        self._open.clear()
+
 
 def _budget() -> int:
     """Return how many descriptors may be held: a quarter of what the process may have."""
@@ -205,5 +205,15 @@ def _replaced(path: str) -> ConcurrentWriterError:
     )
 
 
+def _after_fork() -> None:
+    """Have a child hold nothing: what its parent's threads were doing never ends here."""
+    global _lock
+    _lock = threading.RLock()
+    _pool.forget_all()
+
+
 _uses = itertools.count()
 _pool = _Pool()
+# One for all: reopening a file uses its directory, and closing one may be met while another opens.
+_lock = threading.RLock()
+os.register_at_fork(after_in_child=_after_fork)
