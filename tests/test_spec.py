@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tierstore
-from tests.oracle import DTYPES
+from tests.reference.elements import DTYPES
+from tierstore._dtypes import check_dtype
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.spec import Field, RecordLayout, TableSpec, check_dtype, check_name
+from tierstore.spec import Field, RecordLayout, TableSpec, check_name
 
 layouts = st.lists(
     st.tuples(st.integers(1, 40), st.sampled_from(DTYPES)), min_size=1, max_size=6

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from tests.oracle import DTYPES, READS_AS, values
-from tierstore import _bfloat16
+from tests.oracle import values
+from tests.reference.elements import BFLOAT16, DTYPES, element
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
@@ -19,7 +19,7 @@ def test_numpy_values_come_back_bit_for_bit(dtype, shape):
     assert data.dtype == np.uint8
     assert data.shape == (np.prod(shape, dtype=int), Field(3, dtype).nbytes)
     found = from_bytes(data, Field(3, dtype), shape, "numpy")
-    assert found.dtype == READS_AS[dtype]
+    assert found.dtype == element(dtype).reads_as
     assert found.shape == given.shape
     assert found.tobytes() == given.tobytes()
 
@@ -38,13 +38,13 @@ def test_torch_values_come_back_in_their_own_type(dtype):
 
 @every_dtype
 def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
-    held = READS_AS[dtype]
+    held = element(dtype).reads_as
     for kind in (np.float16, np.float32, np.float64):
         given = values(np.random.default_rng(2), (2, 3), "float16").astype(kind)
         if np.can_cast(kind, held, "safe"):
             item, expected = Field(3, dtype), given.astype(held)
             if dtype == "bfloat16":
-                expected = _bfloat16.to_float32(_bfloat16.from_float32(given))
+                expected = BFLOAT16.decode(BFLOAT16.encode(given))
             found = from_bytes(to_bytes(given, item, (2,), "w"), item, (2,), "numpy")
             assert np.array_equal(found, expected)
         else:

@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType, check_dtype
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
 
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-}
+DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
 BACKENDS = ("memmap", "zarr")
@@ -63,21 +59,6 @@ def _check_count(value: object, what: str, most: int) -> int:
     return count
 
 
-def check_dtype(dtype: object) -> str:
-    """Return the name of an element type given as a name, a NumPy dtype or a torch dtype."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype
-    name = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str | None) and name not in DTYPES:  # np.dtype(None) is float64
-        try:
-            name = np.dtype(dtype).name  # type: ignore[call-overload]
-        except TypeError:
-            name = str(dtype)
-    if name not in DTYPES:
-        raise InvalidInputError(f"not an element type: {dtype!r}; choose from {', '.join(DTYPES)}")
-    return name
-
-
 @dataclass(frozen=True)
 class Field:
     """A named, typed vector in every record.
@@ -87,7 +68,7 @@ class Field:
     """
 
     dim: int
-    dtype: str = "float32"
+    dtype: str = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -100,9 +81,14 @@ class Field:
             )
 
     @property
+    def element(self) -> ElementType:
+        """The type of one element."""
+        return ELEMENT_TYPES[self.dtype]
+
+    @property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
-        return DTYPES[self.dtype]
+        return self.element.stored
 
     @property
     def nbytes(self) -> int:
@@ -197,7 +183,7 @@ class TableSpec:
     Args:
         rows: number of rows, 1..2**40.
         dim: elements of `weight`.
-        dtype: element type of `weight`: float16, bfloat16, float32 or float64.
+        dtype: element type of `weight`, one of DTYPES; float32 if None.
         init: the initializer of the first values of `weight`, or of the first of `fields`.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
         fields: named fields, in the order they lie in the record.
@@ -232,7 +218,7 @@ class TableSpec:
         if not self.fields:
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
-            return {"weight": Field(self.dim, self.dtype or "float32", self.init)}
+            return {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):

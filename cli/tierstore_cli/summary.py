@@ -66,7 +66,7 @@ def opening_line(table: Table, base: str) -> str:
         line = f"np.load({base!r}, mmap_mode='r')"
         if layout.dtype.names:
             line += f"[{name!r}]"
-    return f"{line}  # bfloat16, as bits" if field.dtype == "bfloat16" else line
+    return f"{line}  # {field.dtype}, as bits" if field.element.as_bits else line
 
 
 def versions(versions: list[dict[str, Any]]) -> Grid:

@@ -18,8 +18,8 @@ from tests.formats.matrices import (
     read_keys_of,
     write_file,
 )
+from tierstore._dtypes import convert
 from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
-from tierstore._formats.base import convert
 from tierstore._formats.registry import format_of
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _bfloat16, _io
+from tierstore import _io
 from tierstore._disk import zarr
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.binding import (
@@ -40,12 +39,11 @@ from tierstore._disk.manifest import (
 from tierstore._disk.tier import DiskTier
 from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import TableSpec
 
 __all__ = [
     "Generation",
     "create",
-    "encode",
     "initial_records",
     "remove_generation",
     "remove_partial_chunks",
@@ -61,13 +59,6 @@ _CHECKED_BYTES = 256 << 20
 _NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
 
 
-def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
-    """Return floats `(n, dim)` as the elements a field stores, rounded to nearest."""
-    if item.dtype == "bfloat16":
-        return _bfloat16.from_float32(values)
-    return values.astype(item.storage, copy=False)
-
-
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the first records of rows `start…` of a table, in blocks, by its fields' initializers.
 
@@ -81,7 +72,7 @@ def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.
             initializer = item.init or zeros()
             if not initializer.is_zero:
                 values = initializer.block(block, count, (spec.rows, item.dim), number)
-                layout.view(records, name)[:] = encode(values, item)
+                layout.view(records, name)[:] = item.element.encode(values)
         yield records[max(0, start - block * BLOCK_ROWS) :]
 
 

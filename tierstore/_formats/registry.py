@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._dtypes import check_dtype
 from tierstore._formats import (
     delimited,
     npy,
@@ -24,7 +25,6 @@ from tierstore._formats.sink import Sink, open_sink_of
 from tierstore._io import reach
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError
-from tierstore.spec import check_dtype
 
 __all__ = [
     "SINK_SUFFIXES",

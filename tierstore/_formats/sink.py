@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tierstore._dtypes import check_dtype, convert, held_dtype
 from tierstore._formats import zarr
 from tierstore._formats.base import (
     Array,
@@ -21,8 +22,6 @@ from tierstore._formats.base import (
     Format,
     Write,
     block_rows_for,
-    convert,
-    held_dtype,
 )
 from tierstore._formats.keys import KeyColumn
 from tierstore._io import publish
@@ -33,7 +32,7 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.spec import DTYPES, check_dtype
+from tierstore.spec import DTYPES
 
 __all__ = ["Sink", "open_sink_of"]
 
