@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
 from tierstore._formats.base import block_rows_for
-from tierstore._formats.registry import format_of, is_store, open_sink, path_of, reached
+from tierstore._formats.registry import format_of, locate
+from tierstore._formats.sink import open_sink
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def export_table(
         UnknownNameError: no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    out = reached(out, write=True)
-    path, into_store = path_of(out), is_store(out)
+    target = locate(out, write=True)
+    path, into_store = target.path, target.store is not None
     if not into_store:
         _refuse_inside_store(path)
     if field is None:
@@ -105,7 +106,7 @@ def export_table(
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
 
     with open_sink(
-        out,
+        target,
         rows=stop - start,
         dim=stored.dim,
         dtype=wanted,
