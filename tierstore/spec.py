@@ -10,29 +10,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType, check_dtype
+from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
+
+if TYPE_CHECKING:
+    from tierstore._disk.backends import Backend
 
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
 
 DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
-BACKENDS = ("memmap", "zarr")
-COMPRESSIONS = ("zstd", "lz4")
+BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
+"""The backends of tables, by name."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
-MAX_CHUNKS = 2**20
-MAX_DECODED_CHUNK_BYTES = 2**28
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -241,30 +243,24 @@ class TableSpec:
             raise InvalidInputError(f"the table would take {self.nbytes} bytes; at most 2**50")
 
     def _check_backend(self) -> None:
-        if self.backend not in BACKENDS:
-            raise InvalidInputError(f"not a backend: {self.backend!r}; choose memmap or zarr")
-        if self.compression is not None and self.compression not in COMPRESSIONS:
-            raise InvalidInputError(f"not a compression: {self.compression!r}; zstd or lz4")
-        if self.compression is not None and self.backend != "zarr":
-            raise InvalidInputError("compression needs backend='zarr'")
+        backend = BACKENDS.find(self.backend)
+        if self.compression is not None:
+            self._check_compression(backend)
         if self.chunk_rows is not None:
-            self._check_chunks(_check_count(self.chunk_rows, "chunk_rows", MAX_ROWS))
+            _check_count(self.chunk_rows, "chunk_rows", MAX_ROWS)
+        backend.check(self)
         if self.sparse and any(not f.init.is_zero for f in self.fields.values() if f.init):
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
 
-    def _check_chunks(self, chunk_rows: int) -> None:
-        """Bound what a chunk takes: memory where it is decoded, a file and a mapping where not."""
-        nbytes, count = chunk_rows * self.layout.record_bytes, -(-self.rows // chunk_rows)
-        if self.compression is not None and nbytes > MAX_DECODED_CHUNK_BYTES:
-            raise InvalidInputError(
-                f"a compressed chunk of {chunk_rows} rows would take {nbytes} bytes, at most "
-                f"{MAX_DECODED_CHUNK_BYTES} are decoded at a time; choose fewer chunk_rows"
-            )
-        if self.backend == "zarr" and self.compression is None and count > MAX_CHUNKS:
-            raise InvalidInputError(
-                f"{self.rows} rows in chunks of {chunk_rows} would make {count} files, at most "
-                f"{MAX_CHUNKS} are opened; choose more chunk_rows"
-            )
+    def _check_compression(self, backend: Backend) -> None:
+        if self.compression in backend.compressions:
+            return
+        offered = {name: each.compressions for name, each in BACKENDS.items() if each.compressions}
+        able = [name for name, each in offered.items() if self.compression in each]
+        if able:
+            raise InvalidInputError(f"compression {self.compression!r} needs backend={able[0]!r}")
+        known = ", ".join(compression for each in offered.values() for compression in each)
+        raise InvalidInputError(f"not a compression: {self.compression!r}; choose from {known}")
 
     @cached_property
     def layout(self) -> RecordLayout:
