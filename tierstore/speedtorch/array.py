@@ -104,12 +104,11 @@ class ArrayLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class FirstRows:
+class FirstRows(Initializer):
     """An initializer: rows of anything that is sliced like an array, read while a table is made."""
 
     source: Any
     layout: ArrayLayout
-    is_zero = False
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> npt.NDArray[Any]:
         """Return rows `block * BLOCK_ROWS …` as floats `(count, dim)`."""
