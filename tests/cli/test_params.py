@@ -83,7 +83,7 @@ def test_states():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a b", "9lives", "adam:no-such-type", "adam::4", "m:float32:0", "m:float32:x", "../x"],
+    ["", "a b", "9lives", "adam:no-such-thing", "adam::4", "m:float32:0", "m:float32:x", "../x"],
 )
 def test_bad_states(text):
     with pytest.raises(click.BadParameter):

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
+from tests.reference.backends import variants
 from tierstore import _checksum, _io
 from tierstore._disk import readahead
 from tierstore._disk import records as base_records
@@ -21,13 +22,7 @@ from tierstore.errors import CorruptRowError, CorruptStoreError, FormatError, In
 from tierstore.spec import BACKENDS as DISK_BACKENDS
 from tierstore.spec import Field, TableSpec
 
-BACKENDS = {
-    "memmap": {},
-    "zarr": {"backend": "zarr"},
-    "zarr-chunks": {"backend": "zarr", "chunk_rows": 4096},
-    "zstd": {"backend": "zarr", "compression": "zstd"},
-    "lz4-chunks": {"backend": "zarr", "compression": "lz4", "chunk_rows": 37},
-}
+BACKENDS = variants()
 RAW = ("memmap", "zarr", "zarr-chunks")
 every_backend = pytest.mark.parametrize("kind", BACKENDS)
 

@@ -18,7 +18,7 @@ from tierstore.spec import DTYPES
 
 
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
-    for name in ("file.h5", "file", ".npy", "file.npy.gz"):
+    for name in ("file.absent", "file", ".npy", "file.npy.gz"):
         with pytest.raises(InvalidInputError) as error:
             open_source(tmp_path / name)
         assert all(suffix in str(error.value) for suffix in SOURCE_SUFFIXES)
