@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.reference.elements import BFLOAT16, DTYPES, element
+from tests.reference.elements import DTYPES, element
 from tierstore._disk.generation import initial_records
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field, TableSpec
@@ -22,7 +23,7 @@ def first_values(
     records = np.concatenate(list(initial_records(spec)))
     assert records.shape == (rows, spec.layout.record_bytes)
     values = spec.layout.view(records, "weight")
-    return BFLOAT16.decode(values) if dtype == "bfloat16" else values
+    return ELEMENT_TYPES[dtype].decode(values)
 
 
 @pytest.mark.parametrize("initializer", RANDOM.values(), ids=RANDOM)
@@ -85,9 +86,7 @@ def test_values_are_rounded_to_the_element_type(dtype):
     exact = first_values(RANDOM["normal"], dtype="float64").astype(np.float32)
     found = first_values(RANDOM["normal"], dtype=dtype)
     assert found.dtype == element(dtype).reads_as
-    if dtype == "bfloat16":
-        exact = BFLOAT16.decode(BFLOAT16.encode(exact))
-    assert np.array_equal(found, exact.astype(found.dtype))
+    assert np.array_equal(found, element(dtype).exact(exact))
 
 
 def test_constants():
