@@ -52,7 +52,7 @@ class Source(ABC):
     """A file of vectors, opened: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
     The file is never modified, and the memory taken is that of a block, plus the keys once they are
-    asked for, within what was allowed. A context manager; `close` is harmless when repeated.
+    asked for, within the allowance. A context manager; `close` may be called again.
 
     Attributes:
         path: the file.
