@@ -184,4 +184,4 @@ def _size(path: Path) -> int:
 def _refuse_inside_store(path: Path) -> None:
     for parent in path.resolve().parents:
         if (parent / "STORE.json").is_file():
-            raise InvalidInputError(f"{path} lies inside the store {parent}; write it elsewhere")
+            raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")

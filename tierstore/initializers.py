@@ -118,7 +118,7 @@ class Random(Initializer):
         """Check the seed and the numbers."""
         _make_finite(self)
         if not 0 <= self.seed < 2**64:
-            raise InvalidInputError(f"a seed lies in 0..2**64-1, not {self.seed}")
+            raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
 
     def generator(self, block: int, field: int) -> np.random.Generator:
         """Return what draws the values of a block of rows."""

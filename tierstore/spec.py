@@ -1,4 +1,4 @@
-"""What a table is: its rows, its fields and how one row's fields lie in a record.
+"""The specification of a table: its rows, its fields and the layout of a record.
 
 Nothing here touches a file or moves a byte.
 """
@@ -57,7 +57,7 @@ def _check_count(value: object, what: str, most: int) -> int:
     except TypeError:
         raise InvalidTypeError(f"{what} must be a whole number, not {value!r}") from None
     if not 1 <= count <= most:
-        raise InvalidInputError(f"{what} must lie in 1..{most}, not {count}")
+        raise InvalidInputError(f"{what} must be in 1..{most}, not {count}")
     return count
 
 
@@ -100,7 +100,7 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Where each field lies in a record.
+    """The place of each field in a record.
 
     Fields follow one another in order, each at a multiple of its element size, and the record is
     padded with zeros to a multiple of 16 bytes: the unit the GPU reads in.
@@ -188,7 +188,7 @@ class TableSpec:
         dtype: element type of `weight`, one of DTYPES; float32 if None.
         init: the initializer of the first values of `weight`, or of the first of `fields`.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
-        fields: named fields, in the order they lie in the record.
+        fields: named fields, in their order in the record.
         sparse: leave the files as holes until rows are written; only with zeros.
         compression: None, "zstd" or "lz4"; zarr only, for tables that are read more than trained.
         chunk_rows: rows of one zarr chunk; None chooses. A compressed chunk has at most 256 MiB,
@@ -264,7 +264,7 @@ class TableSpec:
 
     @cached_property
     def layout(self) -> RecordLayout:
-        """Where the fields lie in a record."""
+        """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
 
     @property

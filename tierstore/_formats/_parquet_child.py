@@ -140,7 +140,7 @@ def answer(output: BinaryIO, header: dict[str, Any], buffers: list[Any]) -> None
 
 
 def limit(nbytes: int) -> None:
-    """Let this process have so many more bytes of memory than it has."""
+    """Limit the memory of this process to what it has and `nbytes` more."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     most = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -1,4 +1,4 @@
-"""Files and zip archives that come from anywhere, opened for reading only."""
+"""Untrusted files and zip archives, opened for reading."""
 
 from __future__ import annotations
 
@@ -201,9 +201,9 @@ class Archive:
             return self._zip.open(self.entries[name])
 
     def start(self, name: str) -> int:
-        """Return where the bytes of an entry lie in the file, which must not be packed.
+        """Return the offset of an entry's bytes in the file, which must not be packed.
 
-        Raises FormatError if they are, or do not lie within the file.
+        Raises FormatError if they are, or are not within the file.
         """
         entry = self.entries[name]
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
@@ -212,7 +212,7 @@ class Archive:
         magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
         start: int = entry.header_offset + len(header) + name_bytes + extra_bytes
         if magic != b"PK\3\4" or start + entry.file_size > self.file.size:
-            raise FormatError(f"{self.file.path}: {name!r} does not lie within the file")
+            raise FormatError(f"{self.file.path}: {name!r} is not within the file")
         return start
 
 

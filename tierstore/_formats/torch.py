@@ -1,7 +1,7 @@
 """.pt: what `torch.save` wrote, read without torch and without running the file's code.
 
 Either a tensor, or a dict of tensors, such as a state dict, in which names may be nested. The file
-is a zip archive of a pickle, which says where each tensor lies, and of storages, which are read
+is a zip archive of a pickle, which says where each tensor is, and of storages, which are read
 where a block of rows is asked for.
 """
 
@@ -116,7 +116,7 @@ class _Tensors:
 
 
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return how many elements the last one lies behind the first."""
+    """Return the distance from the first element to the last, in elements."""
     return sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Backends: how the records of a base lie in files. One backend is one module here.
+"""Backends: the layouts of a base's records in files. One backend is one module here.
 
 A backend's files are opened by other programs too, so each says with which line of Python.
 """
@@ -100,7 +100,7 @@ class Backend(ABC):
     def check(self, spec: TableSpec) -> None:
         """Raise InvalidInputError if a spec asks for what the backend cannot do.
 
-        The compression is one of the backend's, and the numbers lie within their limits.
+        The compression is one of the backend's, and the numbers are within their limits.
         """
         del spec
 
@@ -124,7 +124,7 @@ class Backend(ABC):
 
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
-        """Return where records lie in files, for repairs; None if they are packed."""
+        """Return the places of records in files, for repairs; None if they are packed."""
 
     def open_unchecked(self, directory: _io.Directory, spec: TableSpec) -> Records:
         """Open packed records for repairs, whatever the header says; raises as `open`."""
