@@ -82,12 +82,12 @@ class Field:
                 f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
 
-    @property
+    @cached_property
     def element(self) -> ElementType:
         """The type of one element."""
         return ELEMENT_TYPES[self.dtype]
 
-    @property
+    @cached_property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
         return self.element.stored
