@@ -9,9 +9,9 @@ import pytest
 
 import tierstore
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
-from tierstore import _bfloat16
+from tests.reference.elements import BFLOAT16
+from tierstore._dtypes import convert
 from tierstore._formats import SINK_SUFFIXES
-from tierstore._formats.base import convert
 from tierstore.errors import (
     ExistsError,
     InvalidInputError,
@@ -35,7 +35,7 @@ def store(tmp_path):
 
 
 def values() -> dict[str, np.ndarray]:
-    moment = _bfloat16.to_float32(random_matrix(ROWS, 3, "bfloat16"))
+    moment = BFLOAT16.decode(random_matrix(ROWS, 3, "bfloat16"))
     return {
         "weight": random_matrix(ROWS, DIM),
         "moment": moment,
@@ -90,14 +90,14 @@ def test_fields_and_conversions(store, tmp_path, field, dtype, recwarn):
     stored = {"weight": "float32", "moment": "bfloat16", "wide": "float64"}[field]
     expected = values()[field]
     if field == "moment":
-        expected = _bfloat16.from_float32(expected)
+        expected = BFLOAT16.encode(expected)
     wanted = dtype or stored
     result = export_table(store["item"], tmp_path / "out.zarr", field=field, dtype=dtype)
     assert result.dtype == wanted
     assert read_file(tmp_path / "out.zarr").tobytes() == convert(expected, stored, wanted).tobytes()
 
     def infinities(matrix, dtype):
-        return np.isinf(_bfloat16.to_float32(matrix) if dtype == "bfloat16" else matrix).sum()
+        return np.isinf(BFLOAT16.decode(matrix) if dtype == "bfloat16" else matrix).sum()
 
     more = infinities(convert(expected, stored, wanted), wanted) - infinities(expected, stored)
     assert result.overflowed == more

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.oracle import DTYPES, READS_AS
-from tierstore import _bfloat16
+from tests.reference.elements import DTYPES, element
 from tierstore._disk.generation import initial_records
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field, TableSpec
@@ -23,7 +23,7 @@ def first_values(
     records = np.concatenate(list(initial_records(spec)))
     assert records.shape == (rows, spec.layout.record_bytes)
     values = spec.layout.view(records, "weight")
-    return _bfloat16.to_float32(values) if dtype == "bfloat16" else values
+    return ELEMENT_TYPES[dtype].decode(values)
 
 
 @pytest.mark.parametrize("initializer", RANDOM.values(), ids=RANDOM)
@@ -85,10 +85,8 @@ def test_xavier_uniform_has_torch_s_bound():
 def test_values_are_rounded_to_the_element_type(dtype):
     exact = first_values(RANDOM["normal"], dtype="float64").astype(np.float32)
     found = first_values(RANDOM["normal"], dtype=dtype)
-    assert found.dtype == READS_AS[dtype]
-    if dtype == "bfloat16":
-        exact = _bfloat16.to_float32(_bfloat16.from_float32(exact))
-    assert np.array_equal(found, exact.astype(found.dtype))
+    assert found.dtype == element(dtype).reads_as
+    assert np.array_equal(found, element(dtype).exact(exact))
 
 
 def test_constants():

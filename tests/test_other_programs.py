@@ -9,7 +9,7 @@ import pytest
 
 import tierstore
 from tests.oracle import values
-from tierstore import _bfloat16
+from tests.reference.elements import BFLOAT16
 
 WITHOUT_TIERSTORE = """
 import hashlib, sys
@@ -67,7 +67,7 @@ def test_numpy_sees_every_field_by_name(tmp_path):
         "sum": tierstore.Field(1, "float64"),
     }
     base, oracle = folded_base(tmp_path, tierstore.TableSpec(ROWS, fields=fields))
-    oracle["exp_avg"] = _bfloat16.from_float32(oracle["exp_avg"])
+    oracle["exp_avg"] = BFLOAT16.encode(oracle["exp_avg"])
     for name in fields:
         program = f'rows = np.load(path, mmap_mode="r")["{name}"]'
         assert seen_by(program, base) == digest(oracle[name])

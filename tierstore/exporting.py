@@ -8,20 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tierstore._formats.base import Converter, block_rows_for
-from tierstore._formats.registry import format_of, is_store, open_sink, path_of, reached
+from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
+from tierstore._formats.base import block_rows_for
+from tierstore._formats.registry import format_of, locate
+from tierstore._formats.sink import open_sink
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
-from tierstore.spec import DTYPES, check_dtype
 
 if TYPE_CHECKING:
     from tierstore._table.table import Table
 
 __all__ = ["ExportResult", "export_table"]
-
-_NAN_BITS = 0x7FC0
-"""NaN in bfloat16, which is handled as bits."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,8 @@ def export_table(
         UnknownNameError: no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    out = reached(out, write=True)
-    path, into_store = path_of(out), is_store(out)
+    target = locate(out, write=True)
+    path, into_store = target.path, target.store is not None
     if not into_store:
         _refuse_inside_store(path)
     if field is None:
@@ -110,7 +106,7 @@ def export_table(
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
 
     with open_sink(
-        out,
+        target,
         rows=stop - start,
         dim=stored.dim,
         dtype=wanted,
@@ -121,14 +117,14 @@ def export_table(
     ) as sink:
         size = block_rows_for(stored.nbytes)
         for block in table.scan(start, stop, field=field, block_rows=size, damaged=skipped):
-            _blank(block, stored.dtype, start + done, skipped)
+            _blank(block, stored.element, start + done, skipped)
             sink.write(converter(block))
             done += len(block)
             if progress is not None:
                 progress(done, stop - start)
 
     converter.warn(f"field {field!r}")
-    width = stored.dim * DTYPES[sink.dtype].itemsize
+    width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
     nbytes = (stop - start) * width if into_store else _size(path)
     return ExportResult(
         path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed, skipped or []
@@ -141,12 +137,18 @@ def _checked_choice(damaged: str) -> str:
     return damaged
 
 
-def _blank(block: Any, dtype: str, first: int, skipped: list[int] | None) -> None:
-    """Make those rows of a block, which begins with row `first`, NaN that were skipped."""
+def _blank(block: Any, element: ElementType, first: int, skipped: list[int] | None) -> None:
+    """Set the skipped rows of a block, which begins with row `first`, to NaN."""
+    nan = element.nan()
+    if skipped and nan is None:
+        raise InvalidInputError(
+            f"{len(skipped)} rows are damaged, the first is row {skipped[0]}, and {element.name} "
+            "has no NaN to mark them with: repair the store first (tierstore repair)"
+        )
     for row in reversed(skipped or []):
         if row < first:
             break
-        block[row - first] = _NAN_BITS if dtype == "bfloat16" else np.nan
+        block[row - first] = nan
 
 
 def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
@@ -182,4 +184,4 @@ def _size(path: Path) -> int:
 def _refuse_inside_store(path: Path) -> None:
     for parent in path.resolve().parents:
         if (parent / "STORE.json").is_file():
-            raise InvalidInputError(f"{path} lies inside the store {parent}; write it elsewhere")
+            raise InvalidInputError(f"{path} is inside the store {parent}; write it elsewhere")

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._formats.base import Converter, Source, block_rows_for
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, check_dtype
+from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.registry import open_source
 from tierstore._unique import unique
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, UnknownNameError
-from tierstore.spec import Field, TableSpec, check_dtype
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -110,7 +111,8 @@ def load_table(
     if existing is not None:
         wanted = _field_of(existing, field, wanted).dtype
 
-    text_dtype = "float64" if wanted == "float64" else "float32"
+    wide = wanted is not None and ELEMENT_TYPES[wanted].accepts(DEFAULT_DTYPE)
+    text_dtype = wanted if wanted is not None and wide else DEFAULT_DTYPE
     with open_source(src, field=field, text_dtype=text_dtype, memory=memory) as source:
         keys = _checked_keys(source, source.keys if keys is None else keys)
         converter = Converter(source.dtype, wanted or source.dtype)

@@ -7,10 +7,14 @@ Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +23,20 @@ from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = [
     "BLOCK_ROWS",
+    "INITIALIZERS",
+    "Constant",
     "Initializer",
+    "Normal",
+    "Random",
+    "Uniform",
+    "XavierUniform",
+    "Zeros",
     "constant",
     "from_array",
     "from_file",
     "normal",
+    "parse_initializer",
+    "syntax",
     "uniform",
     "xavier_uniform",
     "zeros",
@@ -35,14 +48,24 @@ BLOCK_ROWS = 4096
 Floats = npt.NDArray[np.floating[Any]]
 
 
-@runtime_checkable
-class Initializer(Protocol):
-    """First values of a field, made a block at a time."""
+class Initializer(ABC):
+    """The first values of a field, made a block of rows at a time.
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether every value is zero, so that files may stay sparse."""
+    A subclass that is given a name, as in `class Normal(Initializer, name="normal")`, can be
+    written as text: `normal(0,0.01)`. It is a dataclass of numbers, and `seed` if it is random.
 
+    Attributes:
+        is_zero: whether every value is zero, so that files may stay sparse.
+    """
+
+    is_zero: bool = False
+
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        """Register the initializer under its name, if it is given one."""
+        if name is not None:
+            INITIALIZERS[name] = cls
+
+    @abstractmethod
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Return rows `block * BLOCK_ROWS …` as a fresh `(count, dim)` array of floats.
 
@@ -50,102 +73,123 @@ class Initializer(Protocol):
         """
 
 
+INITIALIZERS: dict[str, type[Initializer]] = {}
+"""The initializers that text can name."""
+
+
 @dataclass(frozen=True)
-class _Constant:
+class Constant(Initializer, name="constant"):
+    """One value everywhere; some optimizers start their state from it."""
+
     value: float
 
+    def __post_init__(self) -> None:
+        """Check the value."""
+        _make_finite(self)
+
     @property
-    def is_zero(self) -> bool:
+    def is_zero(self) -> bool:  # type: ignore[override]
+        """Whether the value is +0."""
         return self.value == 0 and not math.copysign(1, self.value) < 0
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
+        """Return `count` rows of the value."""
         return np.full((count, shape[1]), self.value, np.float64)
 
 
 @dataclass(frozen=True)
-class _Random:
-    seed: int
-    is_zero = False
+class Zeros(Constant, name="zeros"):
+    """Zeros."""
+
+    value: float = dataclasses.field(default=0.0, init=False)
+
+
+@dataclass(frozen=True)
+class Random(Initializer):
+    """Values drawn at random: the same ones for the same seed, field and row.
+
+    Attributes:
+        seed: 0..2**64-1.
+    """
+
+    seed: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Check the seed and the numbers."""
+        _make_finite(self)
         if not 0 <= self.seed < 2**64:
-            raise InvalidInputError(f"a seed lies in 0..2**64-1, not {self.seed}")
+            raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
 
-    def _generator(self, block: int, field: int) -> np.random.Generator:
+    def generator(self, block: int, field: int) -> np.random.Generator:
+        """Return what draws the values of a block of rows."""
         key = np.array([self.seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
 
 @dataclass(frozen=True)
-class _Uniform(_Random):
-    low: float
-    high: float
+class Uniform(Random, name="uniform"):
+    """Uniform on [low, high), drawn in float32."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that the numbers are finite and in order."""
+        super().__post_init__()
+        if self.low > self.high:
+            raise InvalidInputError(f"low must not exceed high: {self.low} > {self.high}")
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
-        draw = self._generator(block, field).random((BLOCK_ROWS, shape[1]), np.float32)[:count]
+        """Draw `count` rows."""
+        draw = self.generator(block, field).random((BLOCK_ROWS, shape[1]), np.float32)[:count]
         return draw * np.float32(self.high - self.low) + np.float32(self.low)
 
 
 @dataclass(frozen=True)
-class _Normal(_Random):
-    mean: float
-    std: float
+class Normal(Random, name="normal"):
+    """Normal with the given mean and standard deviation, drawn in float32."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that the numbers are finite and the deviation is not negative."""
+        super().__post_init__()
+        if self.std < 0:
+            raise InvalidInputError(f"std cannot be negative: {self.std}")
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
-        generator = self._generator(block, field)
+        """Draw `count` rows."""
+        generator = self.generator(block, field)
         draw = generator.standard_normal((BLOCK_ROWS, shape[1]), np.float32)[:count]
         return draw * np.float32(self.std) + np.float32(self.mean)
 
 
 @dataclass(frozen=True)
-class _XavierUniform(_Random):
-    gain: float
+class XavierUniform(Random, name="xavier_uniform"):
+    """Uniform within ±gain·√(6 / (rows + dim)): Glorot and Bengio, AISTATS 2010."""
+
+    gain: float = 1.0
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
+        """Draw `count` rows."""
         bound = self.gain * math.sqrt(6 / (shape[0] + shape[1]))
-        return _Uniform(self.seed, -bound, bound).block(block, count, shape, field)
+        return Uniform(-bound, bound, seed=self.seed).block(block, count, shape, field)
+
+
+constant, normal, uniform = Constant, Normal, Uniform
+xavier_uniform, zeros = XavierUniform, Zeros
 
 
 @dataclass(frozen=True, eq=False)
-class _Array:
+class _Array(Initializer):
     values: npt.NDArray[Any]
-    is_zero = False
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         if self.values.shape != shape:
             raise InvalidInputError(f"the array is {self.values.shape}, the field {shape}")
         start = block * BLOCK_ROWS
         return np.array(self.values[start : start + count])
-
-
-def zeros() -> Initializer:
-    """Zeros."""
-    return _Constant(0.0)
-
-
-def constant(value: float) -> Initializer:
-    """One value everywhere; some optimizers start their state from it."""
-    return _Constant(_finite(value, "value"))
-
-
-def uniform(low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Initializer:
-    """Uniform on [low, high), drawn in float32."""
-    low, high = _finite(low, "low"), _finite(high, "high")
-    if low > high:
-        raise InvalidInputError(f"low must not exceed high: {low} > {high}")
-    return _Uniform(seed, low, high)
-
-
-def normal(mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Initializer:
-    """Normal with the given mean and standard deviation, drawn in float32."""
-    if _finite(std, "std") < 0:
-        raise InvalidInputError(f"std cannot be negative: {std}")
-    return _Normal(seed, _finite(mean, "mean"), std)
-
-
-def xavier_uniform(gain: float = 1.0, *, seed: int = 0) -> Initializer:
-    """Uniform within ±gain·√(6 / (rows + dim)): Glorot and Bengio, AISTATS 2010."""
-    return _XavierUniform(seed, _finite(gain, "gain"))
 
 
 def from_array(values: npt.NDArray[Any]) -> Initializer:
@@ -169,7 +213,46 @@ def from_file(path: str | Path) -> Initializer:
     return from_array(values)
 
 
-def _finite(value: float, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidInputError(f"{what} must be a finite number, not {value!r}")
-    return float(value)
+def syntax() -> str:
+    """Return how each initializer is written as text: `normal(mean,std)|…`, by name."""
+    return "|".join(
+        f"{name}({','.join(numbers)})" if (numbers := _numbers(kind)) else name
+        for name, kind in sorted(INITIALIZERS.items())
+    )
+
+
+def parse_initializer(text: str) -> Callable[[int], Initializer]:
+    """Return what makes the initializer that `text` names, such as "normal(0,0.01)", of a seed.
+
+    All numbers are given or none, which takes the defaults. Raises InvalidInputError.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
+    kind = INITIALIZERS.get(match[1]) if match else None
+    if match is None or kind is None:
+        raise InvalidInputError(f"not an initializer: {text!r}; choose from {syntax()}")
+    seeded = issubclass(kind, Random)
+    try:
+        given = [float(number) for number in match[2].split(",")] if match[2] else []
+        numbers = dict(zip(_numbers(kind), given, strict=True)) if given else {}
+        kind(**numbers)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{text!r}: {error}") from None
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{text!r} lacks numbers, or has others; see {syntax()}") from None
+    return lambda seed: kind(**numbers, **({"seed": seed} if seeded else {}))
+
+
+def _numbers(kind: type[Initializer]) -> list[str]:
+    """Return the names of the numbers that an initializer takes."""
+    names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
+    return [name for name in names if name != "seed"]
+
+
+def _make_finite(initializer: Initializer) -> None:
+    """Turn the numbers of a new initializer into floats; raise InvalidInputError for others."""
+    for name in _numbers(type(initializer)):
+        value = getattr(initializer, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            raise InvalidInputError(f"{name} must be a finite number, not {value!r}")
+        object.__setattr__(initializer, name, float(value))

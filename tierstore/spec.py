@@ -1,4 +1,4 @@
-"""What a table is: its rows, its fields and how one row's fields lie in a record.
+"""The specification of a table: its rows, its fields and the layout of a record.
 
 Nothing here touches a file or moves a byte.
 """
@@ -10,33 +10,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType, check_dtype
+from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
 
+if TYPE_CHECKING:
+    from tierstore._disk.backends import Backend
+
 __all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-}
+DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
-BACKENDS = ("memmap", "zarr")
-COMPRESSIONS = ("zstd", "lz4")
+BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
+"""The backends of tables, by name."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
-MAX_CHUNKS = 2**20
-MAX_DECODED_CHUNK_BYTES = 2**28
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -59,23 +57,8 @@ def _check_count(value: object, what: str, most: int) -> int:
     except TypeError:
         raise InvalidTypeError(f"{what} must be a whole number, not {value!r}") from None
     if not 1 <= count <= most:
-        raise InvalidInputError(f"{what} must lie in 1..{most}, not {count}")
+        raise InvalidInputError(f"{what} must be in 1..{most}, not {count}")
     return count
-
-
-def check_dtype(dtype: object) -> str:
-    """Return the name of an element type given as a name, a NumPy dtype or a torch dtype."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype
-    name = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str | None) and name not in DTYPES:  # np.dtype(None) is float64
-        try:
-            name = np.dtype(dtype).name  # type: ignore[call-overload]
-        except TypeError:
-            name = str(dtype)
-    if name not in DTYPES:
-        raise InvalidInputError(f"not an element type: {dtype!r}; choose from {', '.join(DTYPES)}")
-    return name
 
 
 @dataclass(frozen=True)
@@ -87,7 +70,7 @@ class Field:
     """
 
     dim: int
-    dtype: str = "float32"
+    dtype: str = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,10 +82,15 @@ class Field:
                 f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
 
-    @property
+    @cached_property
+    def element(self) -> ElementType:
+        """The type of one element."""
+        return ELEMENT_TYPES[self.dtype]
+
+    @cached_property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
-        return DTYPES[self.dtype]
+        return self.element.stored
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +100,7 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Where each field lies in a record.
+    """The place of each field in a record.
 
     Fields follow one another in order, each at a multiple of its element size, and the record is
     padded with zeros to a multiple of 16 bytes: the unit the GPU reads in.
@@ -197,10 +185,10 @@ class TableSpec:
     Args:
         rows: number of rows, 1..2**40.
         dim: elements of `weight`.
-        dtype: element type of `weight`: float16, bfloat16, float32 or float64.
+        dtype: element type of `weight`, one of DTYPES; float32 if None.
         init: the initializer of the first values of `weight`, or of the first of `fields`.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
-        fields: named fields, in the order they lie in the record.
+        fields: named fields, in their order in the record.
         sparse: leave the files as holes until rows are written; only with zeros.
         compression: None, "zstd" or "lz4"; zarr only, for tables that are read more than trained.
         chunk_rows: rows of one zarr chunk; None chooses. A compressed chunk has at most 256 MiB,
@@ -232,7 +220,7 @@ class TableSpec:
         if not self.fields:
             if self.dim is None:
                 raise InvalidInputError("a table needs dim=, or fields= with at least one field")
-            return {"weight": Field(self.dim, self.dtype or "float32", self.init)}
+            return {"weight": Field(self.dim, self.dtype or DEFAULT_DTYPE, self.init)}
         fields = {}
         for name, item in self.fields.items():
             if not isinstance(item, Field):
@@ -255,34 +243,28 @@ class TableSpec:
             raise InvalidInputError(f"the table would take {self.nbytes} bytes; at most 2**50")
 
     def _check_backend(self) -> None:
-        if self.backend not in BACKENDS:
-            raise InvalidInputError(f"not a backend: {self.backend!r}; choose memmap or zarr")
-        if self.compression is not None and self.compression not in COMPRESSIONS:
-            raise InvalidInputError(f"not a compression: {self.compression!r}; zstd or lz4")
-        if self.compression is not None and self.backend != "zarr":
-            raise InvalidInputError("compression needs backend='zarr'")
+        backend = BACKENDS.find(self.backend)
+        if self.compression is not None:
+            self._check_compression(backend)
         if self.chunk_rows is not None:
-            self._check_chunks(_check_count(self.chunk_rows, "chunk_rows", MAX_ROWS))
+            _check_count(self.chunk_rows, "chunk_rows", MAX_ROWS)
+        backend.check(self)
         if self.sparse and any(not f.init.is_zero for f in self.fields.values() if f.init):
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
 
-    def _check_chunks(self, chunk_rows: int) -> None:
-        """Bound what a chunk takes: memory where it is decoded, a file and a mapping where not."""
-        nbytes, count = chunk_rows * self.layout.record_bytes, -(-self.rows // chunk_rows)
-        if self.compression is not None and nbytes > MAX_DECODED_CHUNK_BYTES:
-            raise InvalidInputError(
-                f"a compressed chunk of {chunk_rows} rows would take {nbytes} bytes, at most "
-                f"{MAX_DECODED_CHUNK_BYTES} are decoded at a time; choose fewer chunk_rows"
-            )
-        if self.backend == "zarr" and self.compression is None and count > MAX_CHUNKS:
-            raise InvalidInputError(
-                f"{self.rows} rows in chunks of {chunk_rows} would make {count} files, at most "
-                f"{MAX_CHUNKS} are opened; choose more chunk_rows"
-            )
+    def _check_compression(self, backend: Backend) -> None:
+        if self.compression in backend.compressions:
+            return
+        offered = {name: each.compressions for name, each in BACKENDS.items() if each.compressions}
+        able = [name for name, each in offered.items() if self.compression in each]
+        if able:
+            raise InvalidInputError(f"compression {self.compression!r} needs backend={able[0]!r}")
+        known = ", ".join(compression for each in offered.values() for compression in each)
+        raise InvalidInputError(f"not a compression: {self.compression!r}; choose from {known}")
 
     @cached_property
     def layout(self) -> RecordLayout:
-        """Where the fields lie in a record."""
+        """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
 
     @property

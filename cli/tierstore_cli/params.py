@@ -16,7 +16,7 @@ import tierstore
 from tierstore._allowance import DEFAULT_MEMORY
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
-from tierstore.initializers import Initializer, normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import Initializer, parse_initializer, syntax
 from tierstore.spec import DTYPES, Field, check_name
 
 if TYPE_CHECKING:
@@ -64,29 +64,16 @@ class Bytes(ParamType):
 class InitLaw(ParamType):
     """An initializer of first values, written as a call: `normal(0,0.01)`."""
 
-    name = "zeros|uniform(a,b)|normal(mean,std)|xavier_uniform"
+    name = syntax()
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> LawOfSeed:
         """Return a function from a seed to the initializer."""
-        match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
-        initializers: dict[tuple[str, int], Callable[..., Initializer]] = {
-            ("zeros", 0): lambda seed: zeros(),
-            ("uniform", 2): lambda a, b, seed: uniform(a, b, seed=seed),
-            ("normal", 2): lambda mean, std, seed: normal(mean, std, seed=seed),
-            ("xavier_uniform", 0): lambda seed: xavier_uniform(seed=seed),
-        }
         try:
-            name, arguments = match.groups() if match else ("", None)
-            numbers = [float(text) for text in arguments.split(",")] if arguments else []
-            initializer = initializers[name, len(numbers)]
-            initializer(*numbers, seed=0)  # finite, in order, …
+            return parse_initializer(str(value))
         except InvalidInputError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        except (KeyError, ValueError):
-            self.fail(f"{value!r} is not one of {self.name}, with numbers", param, ctx)
-        return lambda seed: initializer(*numbers, seed=seed)
+            self.fail(str(error), param, ctx)
 
 
 Filling = str | LawOfSeed

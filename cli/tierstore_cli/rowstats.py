@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Table, _bfloat16
+from tierstore import Table
 from tierstore_cli.text import BLOCKS
 
 SAMPLE_ROWS = 100_000
@@ -72,9 +72,9 @@ def row_stats(
 
 
 def _all_rows(table: Table, field: str) -> Iterator[Floats]:
-    is_bfloat16 = table.fields[field].dtype == "bfloat16"
+    element = table.fields[field].element
     for block in table.scan(field=field):
-        yield _bfloat16.to_float32(block) if is_bfloat16 else block
+        yield element.decode(block)
 
 
 def _sample(table: Table, field: str, count: int) -> Iterator[Floats]:

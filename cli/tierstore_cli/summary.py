@@ -6,6 +6,7 @@ from typing import Any
 
 from tierstore import Table
 from tierstore.budget import format_bytes
+from tierstore.spec import BACKENDS
 from tierstore_cli.output import Grid
 from tierstore_cli.params import Place
 from tierstore_cli.rowstats import RowStats
@@ -56,17 +57,9 @@ def how_to_open(store: Place, folded: bool, lines: list[str]) -> str:
 def opening_line(table: Table, base: str) -> str:
     """Return one line of Python that opens the first field of a table from its base file."""
     layout = table.spec.layout
-    name, field = layout.fields[0]
-    if table.spec.backend == "zarr":
-        lo, hi = (edge // layout.element.itemsize for edge in layout.span(name))
-        line = f"zarr.open({base!r}, mode='r')[:, {lo}:{hi}]"
-        if layout.element != field.storage:
-            line += f".view({field.storage.str!r})"
-    else:
-        line = f"np.load({base!r}, mmap_mode='r')"
-        if layout.dtype.names:
-            line += f"[{name!r}]"
-    return f"{line}  # bfloat16, as bits" if field.dtype == "bfloat16" else line
+    _, field = layout.fields[0]
+    line = BACKENDS[table.spec.backend].opening_line(layout, base)
+    return f"{line}  # {field.dtype}, as bits" if field.element.as_bits else line
 
 
 def versions(versions: list[dict[str, Any]]) -> Grid:

@@ -133,7 +133,9 @@ def test_export_refuses_targets_it_must_not_touch(run, pair, tmp_path, files):
         run("export", pair, tmp_path / name, "--table", "item", "--force", code=1)
     run("export", pair, tmp_path / "mine.npy", "--table", "item", code=1)
     run("export", pair, tmp_path / "mine.xyz", "--table", "item", code=1)
-    run("export", pair, tmp_path / "mine.vec", "--table", "item", "--dtype", "int8", code=2)
+    run(
+        "export", pair, tmp_path / "mine.vec", "--table", "item", "--dtype", "no-such-thing", code=2
+    )
     assert files(tmp_path) == before
     run("export", pair, tmp_path / "mine.npy", "--table", "item", "--force")
 

@@ -4,7 +4,7 @@ import click
 import numpy as np
 import pytest
 
-from tierstore.initializers import normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
 from tierstore_cli.params import PRESETS, InitLaw, RowRange, State
 
@@ -32,6 +32,8 @@ def test_bad_rows(text):
         ("zeros()", zeros()),
         ("uniform(-0.1,0.1)", uniform(-0.1, 0.1, seed=3)),
         (" normal( 0 , 1e-2 ) ", normal(0, 0.01, seed=3)),
+        ("normal", normal(seed=3)),
+        ("constant(0.5)", constant(0.5)),
         ("xavier_uniform", xavier_uniform(seed=3)),
     ],
 )
@@ -47,7 +49,7 @@ def test_laws(text, initializer):
     [
         "",
         "ones",
-        "normal",
+        "constant",
         "normal(0)",
         "normal(0,1,2)",
         "normal(0,-1)",
@@ -80,7 +82,8 @@ def test_states():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a b", "9lives", "adam:int8", "adam::4", "m:float32:0", "m:float32:x", "../x"]
+    "text",
+    ["", "a b", "9lives", "adam:no-such-thing", "adam::4", "m:float32:0", "m:float32:x", "../x"],
 )
 def test_bad_states(text):
     with pytest.raises(click.BadParameter):

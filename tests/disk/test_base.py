@@ -3,7 +3,7 @@
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,27 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
+from tests.reference.backends import variants
 from tierstore import _checksum, _io
-from tierstore._disk import readahead, zarr
+from tierstore._disk import readahead
 from tierstore._disk import records as base_records
 from tierstore._disk.base import Base
 from tierstore.errors import CorruptRowError, CorruptStoreError, FormatError, InvalidInputError
+from tierstore.spec import BACKENDS as DISK_BACKENDS
 from tierstore.spec import Field, TableSpec
 
-BACKENDS = {
-    "memmap": {},
-    "zarr": {"backend": "zarr"},
-    "zarr-chunks": {"backend": "zarr", "chunk_rows": 4096},
-    "zstd": {"backend": "zarr", "compression": "zstd"},
-    "lz4-chunks": {"backend": "zarr", "compression": "lz4", "chunk_rows": 37},
-}
+BACKENDS = variants()
 RAW = ("memmap", "zarr", "zarr-chunks")
 every_backend = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def make_spec(kind: str, rows: int, *, dim: int = 8, sparse: bool = False) -> TableSpec:
     spec = TableSpec(rows, dim, sparse=sparse, **BACKENDS[kind])
-    return zarr.with_chunks(spec) if spec.backend == "zarr" else spec
+    return DISK_BACKENDS[spec.backend].completed(spec)
 
 
 def blocks_of(data: np.ndarray, rows: int = 1000) -> Iterator[np.ndarray]:
@@ -240,7 +236,7 @@ def test_the_files_of_another_table_are_refused(tmp_path, kind, other):
     create(tmp_path, spec, records(np.random.default_rng(8), 100, 32)).close()
     changed = replace(spec, **{"fields": {}, "chunk_rows": None, **other})
     with pytest.raises((CorruptStoreError, FormatError)):
-        reopen(tmp_path, zarr.with_chunks(changed) if kind == "zarr" else changed)
+        reopen(tmp_path, DISK_BACKENDS[changed.backend].completed(changed))
 
 
 @every_backend
@@ -314,23 +310,12 @@ def test_nothing_is_left_open(tmp_path, kind):
 )
 def test_raw_chunks_hold_whole_pages_of_whole_rows(rows, dim, chunk_rows, expected):
     spec = TableSpec(rows, dim, backend="zarr", chunk_rows=chunk_rows)
-    assert zarr.with_chunks(spec).chunk_rows == expected
+    assert DISK_BACKENDS["zarr"].completed(spec).chunk_rows == expected
 
 
 def test_raw_chunks_of_odd_sizes_are_refused():
     with pytest.raises(InvalidInputError, match="multiple of 512"):
-        zarr.with_chunks(TableSpec(1 << 20, 32, backend="zarr", chunk_rows=500))
-
-
-Check = Callable[[Path, TableSpec], np.ndarray]
-
-
-def by_numpy(path: Path, spec: TableSpec) -> np.ndarray:
-    return np.load(path / "rows.npy", mmap_mode="r")
-
-
-def by_zarr(path: Path, spec: TableSpec) -> np.ndarray:
-    return pytest.importorskip("zarr").open(path / "rows.zarr", mode="r")[:]
+        DISK_BACKENDS["zarr"].completed(TableSpec(1 << 20, 32, backend="zarr", chunk_rows=500))
 
 
 @every_backend
@@ -342,7 +327,7 @@ def test_other_programs_read_the_rows(tmp_path, kind, dim):
     data = np.zeros((5000, spec.layout.record_bytes), np.uint8)
     spec.layout.view(data, "weight")[:] = matrix
     create(tmp_path, spec, data).close()
-    found = (by_numpy if kind == "memmap" else by_zarr)(tmp_path, spec)
-    if kind == "memmap" and found.dtype.names:
-        found = found["weight"]
-    assert np.array_equal(found[:, :dim], matrix)
+    backend = DISK_BACKENDS[spec.backend]
+    line = backend.opening_line(spec.layout, str(tmp_path / backend.entry))
+    found = eval(line, {"np": np, "zarr": pytest.importorskip("zarr")})
+    assert np.array_equal(found, matrix)

@@ -38,7 +38,7 @@ from tierstore._checksum import crc32c
 from tierstore._disk.delta import Delta
 from tierstore._disk.keys import Keys, open_keys
 from tierstore._disk.manifest import DeltaInfo, Identity, KeysInfo, Manifest
-from tierstore._formats.keyfile import read_keys
+from tierstore._formats import read_keys
 from tierstore._formats.npy import read_header
 from tierstore._store.payload import decode_tree
 from tierstore.errors import CorruptStoreError, FormatError

@@ -16,9 +16,9 @@ import tierstore
 from tests.durability.stores import STORES
 from tierstore import _io
 from tierstore._disk import binding
+from tierstore._disk.backends.memmap import DATA_OFFSET
 from tierstore._disk.base import Base
 from tierstore._disk.generation import Generation
-from tierstore._disk.npy import DATA_OFFSET
 from tierstore._store.compaction import Folder
 from tierstore._store.opened import Opened
 from tierstore.budget import Budget

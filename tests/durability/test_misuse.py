@@ -231,7 +231,7 @@ def test_state_and_weight_belong_to_one_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        {"dtype": "object"}, {"dtype": "str"}, {"dtype": "complex64"}, {"dtype": "int32"},
+        {"dtype": "object"}, {"dtype": "str"}, {"dtype": "complex64"}, {"dtype": "bool"},
         {"dtype": [("a", "<f4")]}, {"dtype": ">f4"}, {"rows": 0}, {"rows": -5}, {"rows": 10**18},
         {"rows": "1e6"}, {"rows": 1e6}, {"rows": True}, {"dim": 0}, {"dim": -1}, {"dim": 2**40},
         {"dim": 1.5},

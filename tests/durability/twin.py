@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 import tierstore
+from tests.reference import draw
+from tests.reference.elements import DTYPES, element
 from tierstore.budget import Budget
 
 __all__ = ["State", "Twin", "observe"]
@@ -74,7 +76,7 @@ class Twin:
     # what is to be there
 
     def values(self, rows: int, dim: int) -> np.ndarray:
-        """Random numbers that every element type holds exactly, none of them zero."""
+        """Random numbers that every floating type holds exactly, none of them zero."""
         return self._numbers.choice(np.r_[-100:0, 1:100], (rows, dim)).astype(np.float32) / 8
 
     def _expect(self, payload: dict[str, bytes], version: int) -> State:
@@ -83,7 +85,7 @@ class Twin:
                 "keys": table["keys"],
                 "scalars": dict(table["scalars"]),
                 "fields": {
-                    field: values.astype(_shown(dtype)).tobytes()
+                    field: values.astype(element(dtype).reads_as).tobytes()
                     for field, (dtype, values) in table["fields"].items()
                 },
             }
@@ -142,8 +144,8 @@ class Twin:
         rows = self._random.randrange(1, 40)
         fields, table = {}, {}
         for field in ["weight", "moment", "rate"][: self._random.randrange(1, 4)]:
-            dim, dtype = self._random.randrange(1, 12), self._random.choice(_DTYPES)
-            values = self.values(rows, dim)
+            dim, dtype = self._random.randrange(1, 12), draw(self._random, DTYPES)
+            values = element(dtype).exact(self.values(rows, dim)).astype(np.float32)
             fields[field] = tierstore.Field(dim, dtype, tierstore.from_array(values))
             table[field] = (dtype, values)
         self._tables[name] = {"keys": None, "scalars": {}, "fields": table}
@@ -166,8 +168,8 @@ class Twin:
         given = {}
         for field in chosen:
             dtype, values = table["fields"][field]
-            new = self.values(ids.size, values.shape[1])
-            given[field] = new.astype(_shown(dtype))
+            new = element(dtype).exact(self.values(ids.size, values.shape[1]))
+            given[field] = new
             for row, value in zip(ids, new, strict=True):
                 values[row] = value
         self.store[name].write(ids, given)
@@ -291,7 +293,7 @@ class Twin:
             fields = {}
             for field, data in table["fields"].items():
                 item = opened.fields[field]
-                values = np.frombuffer(data, _shown(item.dtype)).reshape(-1, item.dim)
+                values = np.frombuffer(data, element(item.dtype).reads_as).reshape(-1, item.dim)
                 fields[field] = (item.dtype, values.astype(np.float32))
             self._tables[name] = {
                 "keys": table["keys"], "scalars": dict(table["scalars"]), "fields": fields
@@ -316,11 +318,3 @@ class Twin:
         """Perform steps by name."""
         for step in steps:
             getattr(self, step)()
-
-
-_DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-
-def _shown(dtype: str) -> type[np.floating[Any]]:
-    """The type in which NumPy users see a field."""
-    return {"float16": np.float16, "float64": np.float64}.get(dtype, np.float32)

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _bfloat16
+from tests.reference.elements import element
 from tierstore._formats import open_sink, open_source
-from tierstore.spec import DTYPES
 
 Array = npt.NDArray[Any]
 
@@ -16,21 +15,15 @@ Array = npt.NDArray[Any]
 def random_matrix(rows: int, dim: int, dtype: str = "float32", seed: int = 7) -> Array:
     """Values of all magnitudes, with zeros of both signs, infinities and subnormals among them."""
     rng = np.random.default_rng([seed, rows, dim])
-    exponent = {"float16": 4, "bfloat16": 37, "float32": 37, "float64": 300}[dtype]
+    kind = element(dtype)
     values = rng.standard_normal((rows, dim)) * 10.0 ** rng.uniform(
-        -exponent, exponent, (rows, dim)
+        -kind.exponent, kind.exponent, (rows, dim)
     )
-    special = [0.0, -0.0, np.inf, -np.inf, float(smallest(dtype)), -1 / 3]
+    special = [0.0, -0.0, np.inf, -np.inf, kind.smallest, -1 / 3]
     chosen = rng.random((rows, dim)) < 0.1
     values[chosen] = rng.choice(special, int(chosen.sum()))
     with np.errstate(over="ignore"):
-        if dtype == "bfloat16":
-            return _bfloat16.from_float32(values.astype(np.float32))
-        return values.astype(DTYPES[dtype])
-
-
-def smallest(dtype: str) -> Any:
-    return 1e-40 if dtype == "bfloat16" else np.finfo(DTYPES[dtype]).smallest_subnormal
+        return kind.encode(values)
 
 
 def random_words(count: int, seed: int = 7) -> list[str]:
@@ -62,7 +55,7 @@ def write_file(
 def read_file(path: Path | str, *, block_rows: int | None = None, **options: Any) -> Array:
     """Read a matrix in blocks, checking what every source promises about them."""
     with open_source(path, **options) as source:
-        stored = DTYPES[source.dtype]
+        stored = element(source.dtype).stored
         blocks = [np.empty((0, source.dim), stored)]
         for block in source.blocks(block_rows):
             assert block.dtype == stored

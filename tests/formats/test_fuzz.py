@@ -14,6 +14,7 @@ import pytest
 
 from tests.formats.matrices import random_matrix, random_words, write_file
 from tierstore._formats import SOURCE_SUFFIXES, open_source
+from tierstore._formats.base import FORMATS
 from tierstore.errors import FormatError
 
 CASES = 300
@@ -34,7 +35,7 @@ def good_file(directory: Path, suffix: str) -> Path:
             for word, row in zip(random_words(23), matrix.tolist(), strict=True):
                 writer.writerow([word, *row])
     else:
-        keys = {} if suffix == ".npy" else {"keys": random_words(23)}
+        keys = {} if FORMATS[suffix].keys == "never" else {"keys": random_words(23)}
         write_file(path, matrix, "float32", **keys)
     return path
 

@@ -89,6 +89,9 @@ def test_paths_that_are_no_files_of_keys(tmp_path):
         read_keys(tmp_path / "keys.txt")
     with pytest.raises(FormatError, match="no such file"):
         read_keys(tmp_path / "none.txt")
-    for name in ("keys.json", "keys", "keys.npy:name"):
+    for name in ("keys.json", "keys", "keys.vec"):
         with pytest.raises(InvalidInputError, match="are read from"):
+            read_keys(tmp_path / name)
+    for name in ("keys.npy:name", "keys.txt:name"):
+        with pytest.raises(InvalidInputError, match=r"a name|columns"):
             read_keys(tmp_path / name)

@@ -137,8 +137,8 @@ def test_names_and_values_choose_a_policy():
 
 
 def test_what_is_no_policy_is_refused():
-    with pytest.raises(InvalidInputError, match="no policy 'fifo'"):
-        policy.choose("fifo")
+    with pytest.raises(InvalidInputError, match="no policy 'no-such-thing'"):
+        policy.choose("no-such-thing")
     with pytest.raises(InvalidTypeError):
         policy.choose(7)
     with pytest.raises(InvalidInputError, match="half-life"):

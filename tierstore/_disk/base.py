@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
-from tierstore._disk import npy, readahead, zarr
+from tierstore._disk import readahead
+from tierstore._disk.backends import Records
 from tierstore._disk.files import Files
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.remote import record_files
@@ -21,45 +20,13 @@ from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
 )
-from tierstore.spec import TableSpec
+from tierstore.spec import BACKENDS, TableSpec
 
-__all__ = ["Base", "Records"]
+__all__ = ["Base"]
 
 CHECKSUMS = "rows.crc"
 
 Progress = Callable[[int, int], None]
-_BACKENDS: dict[str, ModuleType] = {"memmap": npy, "zarr": zarr}
-
-
-class Records(Protocol):
-    """The seam of a backend: whole records by row, and nothing else."""
-
-    rows: int
-    record_bytes: int
-
-    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
-
-    def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where `rows` are mapped, for their pages to be announced before they are read."""
-
-    def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write over `rows`, ascending and distinct."""
-
-    def sync(self) -> None:
-        """Make every write durable."""
-
-    def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows`, ascending, into `out` as the disk has them, past every cache."""
-
-    def damaged_files(self) -> list[str]:
-        """Return names of files whose bytes outside any row are not as they must be."""
-
-    def forget(self) -> None:
-        """Drop what is kept in memory of files that another process may have replaced."""
-
-    def close(self) -> None:
-        """Close the files."""
 
 
 class Base:
@@ -90,7 +57,7 @@ class Base:
         """
         files = _checksum_files(directory, spec)
         checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
-        records: Records = _BACKENDS[spec.backend].create(directory, spec)
+        records = BACKENDS[spec.backend].create(directory, spec)
         gap = readahead.merge_gap(directory.path)
         base = cls(records, checksums, sparse=spec.sparse, gap=gap)
         try:
@@ -123,7 +90,7 @@ class Base:
         Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
         try:
-            records = _BACKENDS[spec.backend].open_records(directory, spec)
+            records = BACKENDS[spec.backend].open(directory, spec)
             checksums = _checksums(_checksum_files(directory, spec), spec)
         except FileNotFoundError as error:
             raise CorruptStoreError(

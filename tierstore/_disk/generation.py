@@ -10,13 +10,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _bfloat16, _io
-from tierstore._disk import zarr
+from tierstore import _io
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.binding import (
     DIGEST_ROWS,
@@ -41,32 +39,21 @@ from tierstore._disk.manifest import (
 from tierstore._disk.tier import DiskTier
 from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import BACKENDS, TableSpec
 
 __all__ = [
     "Generation",
     "create",
-    "encode",
     "initial_records",
     "remove_generation",
-    "remove_partial_chunks",
+    "remove_partial_files",
 ]
 
 Rows = npt.NDArray[np.int64]
 
-_BASE_NAME = re.compile(r"rows\.(?:npy|crc)|zarr\.json|c\.\d{1,13}\.0(?:\.[0-9a-f]{8}\.partial)?")
-_PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
-_ARRAY = "rows.zarr"
 _CHECKED_BYTES = 256 << 20
 """Row checksums that are compared when a table is opened, at most."""
-_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
-
-
-def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
-    """Return floats `(n, dim)` as the elements a field stores, rounded to nearest."""
-    if item.dtype == "bfloat16":
-        return _bfloat16.from_float32(values)
-    return values.astype(item.storage, copy=False)
+_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
 
 
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
@@ -82,7 +69,7 @@ def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.
             initializer = item.init or zeros()
             if not initializer.is_zero:
                 values = initializer.block(block, count, (spec.rows, item.dim), number)
-                layout.view(records, name)[:] = encode(values, item)
+                layout.view(records, name)[:] = item.element.encode(values)
         yield records[max(0, start - block * BLOCK_ROWS) :]
 
 
@@ -97,8 +84,7 @@ def create(
 
     Without `blocks` of records the fields' initializers give them.
     """
-    if spec.backend == "zarr":
-        spec = zarr.with_chunks(spec)
+    spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
     if blocks is None:
         blocks = () if spec.sparse else initial_records(spec)
@@ -339,15 +325,12 @@ class Generation:
     def disk_bytes(self) -> int:
         """Bytes of the base and its checksums."""
         spec = self.info.spec
-        if spec.compression is None:
-            return spec.nbytes + 4 * spec.rows
-        with self.directory.use() as directory, directory.directory("rows.zarr") as array:
-            return sum(map(array.size, array.names())) + 4 * spec.rows
+        return BACKENDS[spec.backend].disk_bytes(self.directory, spec) + 4 * spec.rows
 
     @property
     def base_path(self) -> str:
         """Path of the base file or array."""
-        return self._path("rows.npy" if self.info.spec.backend == "memmap" else "rows.zarr")
+        return self._path(BACKENDS[self.info.spec.backend].entry)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory.path, name)
@@ -360,25 +343,29 @@ class Generation:
 
 
 def remove_generation(table: _io.Directory, name: str) -> None:
-    """Remove a generation with all its files."""
+    """Remove a generation with all its files; others, and the directories they are in, stay."""
+    files = {CHECKSUMS, *(each.entry for each in BACKENDS.values() if each.inner is None)}
+    inner = {each.entry: each.inner for each in BACKENDS.values()}
     with table.directory(name) as directory:
         for entry in directory.names():
-            if any(form.fullmatch(entry) for form in _NAMES):
+            pattern = inner.get(entry)
+            if pattern is not None and directory.is_directory(entry):
+                _remove_files(directory, entry, pattern)
+                directory.remove_directory(entry)
+            elif entry in files or any(form.fullmatch(entry) for form in _NAMES):
                 directory.unlink(entry)
-            elif entry == _ARRAY and directory.is_directory(entry):
-                _sweep_array(directory, _BASE_NAME)
-                directory.remove_directory(_ARRAY)
     table.remove_directory(name)
 
 
-def remove_partial_chunks(table: _io.Directory, name: str) -> None:
-    """Remove chunks that a fold which was cut short had not given their names."""
+def remove_partial_files(table: _io.Directory, name: str) -> None:
+    """Remove the files that a fold which was cut short had not given their names."""
     with table.directory(name) as directory:
-        if directory.exists(_ARRAY):
-            _sweep_array(directory, _PARTIAL_NAME)
+        for each in BACKENDS.values():
+            if each.partial is not None and directory.exists(each.entry):
+                _remove_files(directory, each.entry, each.partial)
 
 
-def _sweep_array(generation: _io.Directory, pattern: re.Pattern[str]) -> None:
-    with generation.directory(_ARRAY) as array:
-        for entry in filter(pattern.fullmatch, array.names()):
-            array.unlink(entry)
+def _remove_files(generation: _io.Directory, name: str, pattern: re.Pattern[str]) -> None:
+    with generation.directory(name) as directory:
+        for entry in filter(pattern.fullmatch, directory.names()):
+            directory.unlink(entry)

@@ -17,14 +17,12 @@ import numpy.typing as npt
 
 from tierstore import _checksum, _io
 from tierstore._disk import binding
+from tierstore._disk.backends import Records as BaseRecords
 from tierstore._disk.base import CHECKSUMS
-from tierstore._disk.compressed import CompressedRecords
 from tierstore._disk.delta import FOOTER_BYTES, footer_checksum, make_footer
 from tierstore._disk.manifest import DeltaInfo, Manifest, TableInfo
-from tierstore._disk.npy import DATA_OFFSET, ROWS
-from tierstore._disk.zarr import ARRAY, chunk_name
 from tierstore.errors import TierStoreError
-from tierstore.spec import TableSpec
+from tierstore.spec import BACKENDS, TableSpec
 
 __all__ = ["LOST", "OLDER", "WHOLE", "Found", "Images"]
 
@@ -312,20 +310,21 @@ class _Base:
         self._directory = directory
         self._foreign = np.empty(0, np.int64)
         self._sums = _File(directory, CHECKSUMS)
-        self._array: _io.Held[_io.Directory] | None = None
-        self._chunks: CompressedRecords | None = None
-        self._per_file, self._offset = spec.rows, DATA_OFFSET
-        if spec.backend == "memmap":
-            self._files = [_File(directory, ROWS)]
-            return
-        self._array = _held(directory, ARRAY)
-        self._per_file, self._offset = spec.chunk_rows or spec.rows, 0
-        self._files = []
-        chunks = -(-spec.rows // self._per_file)
-        if spec.compression is None:
-            self._files = [_File(self._array, chunk_name(n)) for n in range(chunks)]
-        elif self._array is not None:
-            self._chunks = CompressedRecords(self._array, spec)
+        self._files: list[_File] = []
+        self._packed: BaseRecords | None = None
+        self._per_file, self._offset = spec.rows, 0
+        self._inner: _io.Held[_io.Directory] | None = None
+        backend = BACKENDS[spec.backend]
+        plain = backend.plain_files(spec)
+        if plain is not None:
+            self._per_file, self._offset = plain.rows, plain.offset
+            place = directory
+            if plain.directory is not None:
+                place = self._inner = _held(directory, plain.directory)
+            self._files = [_File(place, plain.name(number)) for number in range(plain.count)]
+        elif directory is not None:
+            with contextlib.suppress(TierStoreError, FileNotFoundError):
+                self._packed = backend.open_unchecked(directory, spec)
 
     def within(self, first: int, stop: int) -> tuple[Rows, Rows]:
         rows = np.arange(first, stop, dtype=np.int64)
@@ -345,9 +344,9 @@ class _Base:
             within = rows - number * self._per_file
             return self._files[number].records(self._offset, self._width, within)
         out = np.full((rows.size, self._width), _FILLER[0], np.uint8)
-        if self._chunks is not None:
+        if self._packed is not None:
             try:
-                self._chunks.read(rows, out)
+                self._packed.read(rows, out)
             except TierStoreError:
                 out[:] = _FILLER[0]
         return out
@@ -390,8 +389,9 @@ class _Base:
     def close(self) -> None:
         for file in [*self._files, self._sums]:
             file.close()
-        if self._array is not None:
-            self._array.close()
+        for opened in (self._inner, self._packed):
+            if opened is not None:
+                opened.close()
 
 
 def _good(

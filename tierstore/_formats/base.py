@@ -1,113 +1,42 @@
-"""What a file format promises: a source of blocks of rows, or a sink for them."""
+"""What a file format is: it opens files as sources of blocks of rows, and writes such blocks."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _bfloat16
 from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
 from tierstore._formats.files import InputFile
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._registry import Registry
 from tierstore.budget import Size
-from tierstore.errors import FormatError, InvalidInputError
-from tierstore.spec import DTYPES, MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
+from tierstore.errors import FormatError
+from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
+    "FORMATS",
     "Array",
     "Content",
-    "Converter",
     "Format",
     "Source",
     "SpanSource",
     "Wanted",
     "Write",
-    "Writer",
     "block_rows_for",
     "choose",
-    "convert",
-    "held_dtype",
 ]
 
 
 Array = npt.NDArray[Any]
-
-
-def convert(block: Array, source: str, target: str) -> Array:
-    """Return a block stored as `source` stored as `target`: rounded to nearest, ties to even.
-
-    The block itself, not a copy, where nothing changes. Values beyond the range of the target
-    become infinite.
-    """
-    if source == target:
-        return block
-    values = _floats(block, source)
-    if target == "bfloat16":
-        with np.errstate(over="ignore"):
-            return _bfloat16.from_float32(values)
-    with np.errstate(over="ignore"):
-        return values.astype(DTYPES[target], copy=False)
-
-
-def held_dtype(dtype: str, holds: Sequence[str], what: str) -> str:
-    """Return the element type that a file which `holds` these has for values of `dtype`.
-
-    That is `dtype` itself or, for the two half precisions, float32, which holds them exactly.
-    Raises InvalidInputError where precision would be lost unasked.
-    """
-    if dtype in holds:
-        return dtype
-    if dtype in ("float16", "bfloat16") and "float32" in holds:
-        return "float32"
-    raise InvalidInputError(
-        f"{what} cannot hold {dtype}; convert to one of {', '.join(holds)} (--dtype)"
-    )
-
-
-class Converter:
-    """Converts blocks of one stored type to another and counts what overflows.
-
-    Attributes:
-        overflowed: finite values so far that became infinite.
-    """
-
-    def __init__(self, source: str, target: str) -> None:
-        """Convert from `source` to `target`."""
-        self._source = source
-        self._target = target
-        self.overflowed = 0
-
-    def __call__(self, block: Array) -> Array:
-        """Return the block stored as the target; itself, not a copy, where nothing changes."""
-        converted = convert(block, self._source, self._target)
-        if converted is not block:
-            after = int(np.isinf(_floats(converted, self._target)).sum())
-            if after:
-                self.overflowed += after - int(np.isinf(_floats(block, self._source)).sum())
-        return converted
-
-    def warn(self, what: str) -> None:
-        """Warn the caller's caller if anything overflowed."""
-        if self.overflowed:
-            warnings.warn(
-                f"{self.overflowed} values of {what} are too large for {self._target} and became "
-                "infinite",
-                stacklevel=3,
-            )
-
-
-def _floats(block: Array, dtype: str) -> Array:
-    """Return a stored block as floats: bfloat16 widened, others as they are."""
-    return _bfloat16.to_float32(block) if dtype == "bfloat16" else block
 
 
 BLOCK_BYTES = 4 << 20
@@ -123,22 +52,22 @@ class Source(ABC):
     """A file of vectors, opened: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
     The file is never modified, and the memory taken is that of a block, plus the keys once they are
-    asked for, within what was allowed. A context manager; `close` is harmless when repeated.
+    asked for, within the allowance. A context manager; `close` may be called again.
 
     Attributes:
         path: the file.
         rows: number of rows; 0 is possible.
         dim: elements of a row, at least 1.
-        dtype: name of the element type, one of DTYPES.
+        dtype: name of the element type.
     """
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Check the numbers that the file claims before anything is allocated for them."""
-        row_bytes = dim * DTYPES[dtype].itemsize
+        row_bytes = dim * ELEMENT_TYPES[dtype].stored.itemsize
         if not (0 <= rows <= MAX_ROWS and dim >= 1 and row_bytes <= MAX_RECORD_BYTES):
             raise FormatError(
                 f"{path}: {rows} rows of {dim} {dtype}; a table has at most {MAX_ROWS} rows of 1 "
-                f"to {MAX_RECORD_BYTES // DTYPES[dtype].itemsize} elements"
+                f"to {MAX_RECORD_BYTES // ELEMENT_TYPES[dtype].stored.itemsize} elements"
             )
         if rows * row_bytes > MAX_TABLE_BYTES:
             raise FormatError(f"{path}: {rows * row_bytes} bytes; a table has at most 2**50")
@@ -158,11 +87,11 @@ class Source(ABC):
     def blocks(self, block_rows: int | None = None) -> Iterator[Array]:
         """Yield all rows in order, in blocks `(n, dim)`, n at most `block_rows`.
 
-        Blocks are C-contiguous, of the stored NumPy dtype (bfloat16 as uint16), may be read-only,
-        and stay valid. Each call starts at the first row. Raises FormatError where the file turns
-        out not to hold what it claims.
+        Blocks are C-contiguous, of the NumPy dtype that the element type is stored as, may be
+        read-only, and stay valid. Each call starts at the first row. Raises FormatError where the
+        file turns out not to hold what it claims.
         """
-        size = block_rows or block_rows_for(self.dim * DTYPES[self.dtype].itemsize)
+        size = block_rows or block_rows_for(self.dim * ELEMENT_TYPES[self.dtype].stored.itemsize)
         found = 0
         for block in self._blocks(size):
             found += len(block)
@@ -212,7 +141,7 @@ class Wanted:
 
     name: str | None = None
     field: str | None = None
-    text_dtype: str = "float32"
+    text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
 
 
@@ -239,7 +168,7 @@ class Content:
     @property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
-        return DTYPES[self.dtype]
+        return ELEMENT_TYPES[self.dtype].stored
 
     def words(self, start: int, stop: int) -> list[bytes]:
         """Return the keys of rows start..stop-1 in UTF-8, or their numbers."""
@@ -254,31 +183,75 @@ Write = Callable[[int, Array], object]
 Blocks come in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
 """
 
-Writer = Callable[[Path, Content], AbstractContextManager[Write]]
-"""Makes a file at a fresh path; it is complete when the context ends without an error."""
 
-Reader = Callable[[Path, Wanted], Source]
-
-
-@dataclass(frozen=True)
-class Format:
-    """One format: who reads it, who writes it and what it can hold.
+class Format(ABC):
+    """A file format, found by the suffix of a file; a subclass in this package is one.
 
     Attributes:
-        suffixes: file name endings, lower case, with the dot.
-        reader: opens a file, or None where the format is only written.
-        writer: makes a file, or None where the format is only read.
-        dtypes: element types that a written file can hold.
-        keys: whether a file never, optionally or always has a key in each row.
-        block_bytes: bytes of the blocks that the writer takes.
+        suffixes: endings of file names, lower case, with the dot.
+        keys: whether a written file never, optionally or always has a key in each row.
+        block_bytes: bytes of the blocks that `write` takes.
+        takes_stores: whether zarr stores are read and written besides paths.
     """
 
-    suffixes: Sequence[str]
-    reader: Reader | None = None
-    writer: Writer | None = None
-    dtypes: Sequence[str] = ()
-    keys: Literal["never", "optional", "always"] = "optional"
-    block_bytes: int = BLOCK_BYTES
+    suffixes: ClassVar[tuple[str, ...]]
+    keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
+    block_bytes: ClassVar[int] = BLOCK_BYTES
+    takes_stores: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Register the format under its suffixes."""
+        for suffix in cls.suffixes:
+            FORMATS.add(suffix, cls())
+
+    @property
+    def is_written(self) -> bool:
+        """Whether files can be written, not only read."""
+        return type(self).write is not Format.write
+
+    @property
+    def holds_keys_alone(self) -> bool:
+        """Whether a file may hold keys and no vectors."""
+        return type(self).read_keys is not Format.read_keys
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether a written file can hold elements of a type; all types unless a format says."""
+        return True
+
+    @abstractmethod
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a file for reading; raises FormatError."""
+
+    def write(self, path: Path, content: Content) -> AbstractContextManager[Write]:
+        """Make a file at a fresh path; it is complete when the context ends without an error.
+
+        Only where `is_written`.
+        """
+        raise NotImplementedError
+
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read the keys in a file of keys alone, from the column `name` if it has several.
+
+        Only where `holds_keys_alone`. Raises FormatError.
+        """
+        raise NotImplementedError
+
+    def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
+        """Open a zarr store for reading, where `takes_stores`; `path` is for messages."""
+        raise NotImplementedError
+
+    def write_store(
+        self, store: Any, path: Path, content: Content, *, force: bool
+    ) -> AbstractContextManager[Write]:
+        """Write to a zarr store, where `takes_stores`; `path` is for messages.
+
+        Raises ExistsError, unless `force`, if it holds something.
+        """
+        raise NotImplementedError
+
+
+FORMATS: Registry[Format] = Registry("suffix of a file of vectors", "tierstore._formats")
+"""The formats by suffix."""
 
 
 class SpanSource(Source):
@@ -298,7 +271,8 @@ class SpanSource(Source):
         super().__init__(file.path, rows, dim, dtype)
         self._file = file
         self._offset = offset
-        self._stored = DTYPES[dtype].newbyteorder(">") if big_endian else DTYPES[dtype]
+        stored = ELEMENT_TYPES[dtype].stored
+        self._stored = stored.newbyteorder(">") if big_endian else stored
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for start in range(0, self.rows, block_rows):
@@ -311,7 +285,9 @@ class SpanSource(Source):
         """Return `count` elements of the span, from number `first`, in native byte order."""
         size = self._stored.itemsize
         data = self._file.read_at(self._offset + first * size, count * size)
-        return np.frombuffer(data, self._stored).astype(DTYPES[self.dtype], copy=False)
+        return np.frombuffer(data, self._stored).astype(
+            ELEMENT_TYPES[self.dtype].stored, copy=False
+        )
 
     def close(self) -> None:
         """Close the file."""

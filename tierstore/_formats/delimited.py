@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tierstore._dtypes import DEFAULT_DTYPE, ElementType
 from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.records import (
@@ -24,7 +25,7 @@ from tierstore._formats.records import (
 )
 from tierstore.errors import FormatError
 
-__all__ = ["CSV", "TSV"]
+__all__ = ["Csv", "Tsv"]
 
 MAX_LINE_CHARACTERS = 64 << 20
 _CHARACTER_BYTES = 8
@@ -130,29 +131,43 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path, wanted.memory)) as file:
-        return _DelimitedSource(file, wanted.text_dtype)
+class Csv(Format):
+    """Cells between commas, which may be quoted; read only."""
+
+    suffixes = (".csv",)
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a file, whose rows are counted first."""
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            return _DelimitedSource(file, wanted.text_dtype)
 
 
-@contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    if content.keys is not None:
-        content.keys.reject(
-            lambda key: any(c in key for c in "\t\r\n") or len(key) > MAX_WORD_CHARACTERS,
-            f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; "
-            ".tsv cannot hold it: write .parquet or .safetensors instead",
-        )
-    with path.open("xb") as file:
-        names = [f"{content.field}_{column}" for column in range(content.dim)]
-        file.write("\t".join(["key", *names]).encode() + b"\n")
+class Tsv(Csv):
+    """Cells between tabs, which are never quoted."""
 
-        def write(start: int, block: Array) -> None:
-            words = content.words(start, start + len(block))
-            file.write(format_rows(words, block, b"\t"))
+    suffixes = (".tsv",)
+    keys = "always"
+    block_bytes = 1 << 20
 
-        yield write
+    def holds(self, element: ElementType) -> bool:
+        """Whether the type holds what text is read as."""
+        return element.accepts(DEFAULT_DTYPE)
 
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a header, then lines; raises InvalidInputError for keys that break a line."""
+        if content.keys is not None:
+            content.keys.reject(
+                lambda key: any(c in key for c in "\t\r\n") or len(key) > MAX_WORD_CHARACTERS,
+                f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; "
+                ".tsv cannot hold it: write .parquet or .safetensors instead",
+            )
+        with path.open("xb") as file:
+            names = [f"{content.field}_{column}" for column in range(content.dim)]
+            file.write("\t".join(["key", *names]).encode() + b"\n")
 
-CSV = Format((".csv",), _open)
-TSV = Format((".tsv",), _open, _write, ("float32", "float64"), keys="always", block_bytes=1 << 20)
+            def write(start: int, block: Array) -> None:
+                words = content.words(start, start + len(block))
+                file.write(format_rows(words, block, b"\t"))
+
+            yield write

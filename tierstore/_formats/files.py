@@ -1,20 +1,23 @@
-"""Files that come from anywhere, opened for reading only."""
+"""Untrusted files and zip archives, opened for reading."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import IO, Protocol, Self, TypeVar
 
 from tierstore._allowance import DEFAULT_MEMORY, Allowance
 from tierstore._io import Directory, File
 from tierstore.budget import Size
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
 
-__all__ = ["InputFile", "open_input", "parsing", "unless_it_fails"]
+__all__ = ["ZIP_ERRORS", "Archive", "InputFile", "open_input", "parsing", "unless_it_fails"]
 
 BUFFER_BYTES = 1 << 20
 
@@ -155,3 +158,73 @@ def parsing(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         reason = "".join(c if c.isprintable() else "?" for c in reason)
         raise FormatError(f"{path}: not a readable {what}: {reason}") from error
+
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
+"""What zipfile raises about archives that are damaged, encrypted or too new."""
+
+_DIRECTORY_COST = 16
+"""Bytes of objects that zipfile makes of one byte of a directory, at most."""
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+class Archive:
+    """The entries of a zip archive, by name; its directory is bounded before it is read.
+
+    Attributes:
+        entries: what the directory says of each; of a name that occurs twice the last.
+    """
+
+    def __init__(self, file: InputFile, what: str) -> None:
+        """Read the directory of `file`, which the caller closes; `what` it is, for messages."""
+        self.file = file
+        self._what = what
+        stream = _DirectoryStream(file)
+        with parsing(file.path, what, *ZIP_ERRORS):
+            self._zip = zipfile.ZipFile(stream)
+        stream.in_directory = False
+        self.entries = {entry.filename: entry for entry in self._zip.infolist()}
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open an entry as a stream, which may raise ZIP_ERRORS."""
+        with parsing(self.file.path, self._what, *ZIP_ERRORS):
+            return self._zip.open(self.entries[name])
+
+    def start(self, name: str) -> int:
+        """Return the offset of an entry's bytes in the file, which must not be packed.
+
+        Raises FormatError if they are, or are not within the file.
+        """
+        entry = self.entries[name]
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise FormatError(f"{self.file.path}: {name!r} is packed; save it uncompressed")
+        header = self.file.read_at(entry.header_offset, _LOCAL_HEADER.size)
+        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        start: int = entry.header_offset + len(header) + name_bytes + extra_bytes
+        if magic != b"PK\3\4" or start + entry.file_size > self.file.size:
+            raise FormatError(f"{self.file.path}: {name!r} is not within the file")
+        return start
+
+
+class _DirectoryStream(io.BufferedReader):
+    """A stream that asks before the directory is read, which zipfile does in one piece."""
+
+    def __init__(self, file: InputFile) -> None:
+        super().__init__(file.raw())
+        self._allowance = file.allowance
+        self.in_directory = True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.in_directory and size is not None and size > 0:
+            self._allowance.take(_DIRECTORY_COST * size, "its directory")
+        return super().read(size)

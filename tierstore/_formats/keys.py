@@ -41,7 +41,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 class KeyColumn:
     """Keys to be written, one for each row, whatever sequence holds them.
 
-    Of the sequence only the length, the first item and slices are used, so it may lie on disk.
+    Of the sequence only the length, the first item and slices are used, so it may be on disk.
     """
 
     def __init__(self, keys: Any, rows: int) -> None:

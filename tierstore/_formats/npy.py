@@ -12,12 +12,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tierstore._formats.base import Array, Content, Format, Source, SpanSource, Wanted, Write
-from tierstore._formats.files import open_input, unless_it_fails
-from tierstore.errors import FormatError
-from tierstore.spec import DTYPES
+from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    SpanSource,
+    Wanted,
+    Write,
+    block_rows_for,
+)
+from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.keys import Keys, integers_of, strings_of
+from tierstore.budget import Size
+from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["FORMAT", "NpyHeader", "format_header", "read_header"]
+__all__ = ["Npy", "NpyHeader", "format_header", "read_header"]
 
 
 MAGIC = b"\x93NUMPY"
@@ -47,9 +58,9 @@ class NpyHeader:
 
     @property
     def element(self) -> str | None:
-        """Name of the element type if these are floats a table can hold, of either byte order."""
-        name = self.dtype.name
-        return name if name in DTYPES else None
+        """Name of the element type if a table can hold these numbers, of either byte order."""
+        element = ELEMENT_TYPES.get(self.dtype.name)
+        return None if element is None or element.as_bits else element.name
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -121,23 +132,6 @@ def format_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return MAGIC + b"\x01\x00" + struct.pack("<H", len(body)) + body
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path, wanted.memory)) as file:
-        header = read_header(file.stream(), path)
-        if header.element is None or len(header.shape) != 2:
-            raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
-        expected = header.nbytes + header.data_bytes
-        if file.size != expected:
-            raise FormatError(
-                f"{path}: {file.size} bytes, but {header} makes {expected}: "
-                f"{'truncated' if file.size < expected else 'something follows the array'}"
-            )
-        rows, dim = header.shape
-        kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
-        big_endian = header.dtype.str.startswith(">")
-        return kind(file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian)
-
-
 def _is_column_major(header: NpyHeader) -> bool:
     return header.fortran_order and min(header.shape) > 1
 
@@ -152,11 +146,66 @@ class _ColumnMajorSource(SpanSource):
         return block
 
 
-@contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    with path.open("xb") as file:
-        file.write(format_header(content.storage, (content.rows, content.dim)))
-        yield lambda _, block: file.write(block.data)
+class Npy(Format):
+    """One array; element types that NumPy has."""
+
+    suffixes = (".npy",)
+    keys = "never"
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy has the type."""
+        return not element.as_bits
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix in either order and byte order."""
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            header = read_header(file.stream(), path)
+            if header.element is None or len(header.shape) != 2:
+                raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
+            expected = header.nbytes + header.data_bytes
+            if file.size != expected:
+                raise FormatError(
+                    f"{path}: {file.size} bytes, but {header} makes {expected}: "
+                    f"{'truncated' if file.size < expected else 'something follows the array'}"
+                )
+            rows, dim = header.shape
+            kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
+            big_endian = header.dtype.str.startswith(">")
+            return kind(
+                file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian
+            )
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write the header, then blocks as they come."""
+        with path.open("xb") as file:
+            file.write(format_header(content.storage, (content.rows, content.dim)))
+            yield lambda _, block: file.write(block.data)
+
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read a 1-D array of integers or of fixed-width strings."""
+        if name is not None:
+            raise InvalidInputError(f"{path}:{name}: a .npy file holds one array without a name")
+        with open_input(path, memory) as file:
+            return _read_keys(file)
 
 
-FORMAT = Format((".npy",), _open, _write, ("float16", "float32", "float64"), keys="never")
+def _read_keys(file: InputFile) -> Keys:
+    header = read_header(file.stream(), file.path)
+    if len(header.shape) != 1 or header.dtype.kind not in "iuU":
+        raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
+    if file.size != header.nbytes + header.data_bytes:
+        raise FormatError(f"{file.path}: {file.size} bytes do not fit {header}")
+    blocks = _npy_blocks(file, header)
+    if header.dtype.kind == "U":
+        return strings_of(file.path, blocks, file.allowance)
+    return integers_of(blocks, header.shape[0], file.allowance)
+
+
+def _npy_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
+    """Yield the elements of an array in blocks."""
+    size = header.dtype.itemsize
+    step = block_rows_for(size) * size
+    for at in range(0, header.data_bytes, step):
+        nbytes = min(step, header.data_bytes - at)
+        yield np.frombuffer(file.read_at(header.nbytes + at, nbytes), header.dtype)

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from tierstore._formats.archive import ERRORS, Archive
+from tierstore._dtypes import ElementType
 from tierstore._formats.base import (
     Array,
     Content,
@@ -27,12 +27,19 @@ from tierstore._formats.base import (
     block_rows_for,
     choose,
 )
-from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
+from tierstore._formats.files import (
+    ZIP_ERRORS,
+    Archive,
+    InputFile,
+    open_input,
+    parsing,
+    unless_it_fails,
+)
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
 from tierstore._formats.npy import NpyHeader, format_header, read_header
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["FORMAT", "Arrays"]
+__all__ = ["Arrays", "Npz"]
 
 MAX_ENTRIES = 10_000
 MAX_RATIO = 200
@@ -71,7 +78,7 @@ class Arrays:
                 f"{self.path}: {name!r} would unpack {entry.compress_size} bytes to "
                 f"{entry.file_size}, over {MAX_RATIO} times as many; save it with np.savez"
             )
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *ERRORS):
+        with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
             header = read_header(stream, self.path)
         if entry.file_size != header.nbytes + header.data_bytes:
             raise FormatError(
@@ -88,7 +95,7 @@ class Arrays:
         """Yield the elements of an array in blocks, flat, in order and little-endian."""
         header = self.headers[name]
         left = header.data_bytes
-        with self.open(name) as stream, parsing(self.path, ".npz archive", *ERRORS):
+        with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
             stream.read(header.nbytes)
             while left:
                 nbytes = min(left, block_items * header.dtype.itemsize)
@@ -131,32 +138,6 @@ class _NpzSource(Source):
         self._file.close()
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path, wanted.memory)) as file:
-        archive = Arrays(file)
-        matrices = {
-            name: header
-            for name, header in archive.headers.items()
-            if header.element and len(header.shape) == 2
-        }
-        name = choose(path, wanted, matrices, archive.described)
-        if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
-            raise FormatError(
-                f"{path}: {name!r} is stored column by column; save np.ascontiguousarray of it"
-            )
-        return _NpzSource(file, archive, name)
-
-
-@contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
-        if content.keys is not None:
-            _write_keys(archive, content.keys)
-        with archive.open(zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True) as entry:
-            entry.write(format_header(content.storage, (content.rows, content.dim)))
-            yield lambda _, block: entry.write(block.data)
-
-
 def _write_keys(archive: zipfile.ZipFile, keys: KeyColumn) -> None:
     dtype = np.dtype("<i8") if keys.integers else _string_dtype(keys)
     with archive.open(zipfile.ZipInfo(f"{_KEYS}.npy"), "w", force_zip64=True) as entry:
@@ -176,4 +157,39 @@ def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
     return np.dtype(f"<U{max(1, longest)}")
 
 
-FORMAT = Format((".npz",), _open, _write, ("float16", "float32", "float64"))
+class Npz(Format):
+    """Arrays by name; element types that NumPy has."""
+
+    suffixes = (".npz",)
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy has the type."""
+        return not element.as_bits
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix among the arrays."""
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            archive = Arrays(file)
+            matrices = {
+                name: header
+                for name, header in archive.headers.items()
+                if header.element and len(header.shape) == 2
+            }
+            name = choose(path, wanted, matrices, archive.described)
+            if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
+                raise FormatError(
+                    f"{path}: {name!r} is stored column by column; save np.ascontiguousarray of it"
+                )
+            return _NpzSource(file, archive, name)
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write the keys, then the matrix as it comes."""
+        with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
+            if content.keys is not None:
+                _write_keys(archive, content.keys)
+            with archive.open(
+                zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True
+            ) as entry:
+                entry.write(format_header(content.storage, (content.rows, content.dim)))
+                yield lambda _, block: entry.write(block.data)

@@ -4,7 +4,7 @@ Written are a column of fixed-size lists, named like the field, and with keys a 
 Trained floats hardly repeat, so there is no dictionary; what makes them smaller is to split them
 into streams of bytes before zstd. Read is any column of lists of floats that all have the same
 length, without nulls, and the column `key` if it holds integers or strings. A process of its own
-decodes them, within the memory that reading may take (`parquet_child`).
+decodes them, within the memory that reading may take (`_parquet_child`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._dtypes import ELEMENT_TYPES, ElementType
 from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, blob_to_strings
 from tierstore.budget import Size, format_bytes
 from tierstore.errors import FormatError, MissingExtraError, StoreIOError
-from tierstore.spec import DTYPES
 
-__all__ = ["FORMAT", "Columns", "read_key_column"]
+__all__ = ["Columns", "Parquet"]
 
 _KEY = "key"
 _KEY_ROWS = 1 << 16
 _MAGIC = b"PAR1"
-_CHILD = Path(__file__).with_name("parquet_child.py")
+_CHILD = Path(__file__).with_name("_parquet_child.py")
 _MAX_ANSWER = 16 << 20
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 """Allocators that take the memory they need, not address space by the gigabyte."""
@@ -190,7 +189,7 @@ class _ParquetSource(Source):
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for rows, (data,) in self._columns.blocks(self._column, block_rows, self.dim):
-            yield np.frombuffer(data, DTYPES[self.dtype]).reshape(rows, self.dim)
+            yield np.frombuffer(data, ELEMENT_TYPES[self.dtype].stored).reshape(rows, self.dim)
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -199,6 +198,12 @@ class _ParquetSource(Source):
 
     def close(self) -> None:
         self._columns.close()
+
+
+def _element(kind: dict[str, Any]) -> str | None:
+    """Return the element type of a column of lists of it; None for any other column."""
+    element = ELEMENT_TYPES.get(kind.get("element", ""))
+    return None if element is None or element.as_bits else element.name
 
 
 def _keys(columns: Columns, column: str) -> Keys:
@@ -217,56 +222,70 @@ def _keys(columns: Columns, column: str) -> Keys:
     return keys
 
 
-def read_key_column(path: Path, column: str, memory: Size = DEFAULT_MEMORY) -> Keys:
-    """Return a column of integers or strings; raises FormatError if there is none such."""
-    with contextlib.closing(Columns(open_input(path, memory))) as columns:
-        able = [name for name, kind in columns.kinds.items() if "key" in kind]
-        if column not in able:
-            raise FormatError(
-                f"{path}: no column {column!r} of integers or strings; there are {able}"
-            )
-        return _keys(columns, column)
+class Parquet(Format):
+    """Columns by name; element types that NumPy has."""
 
+    suffixes = (".parquet",)
+    block_bytes = 16 << 20
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(Columns(open_input(path, wanted.memory))) as columns:
-        described = {name: kind["text"] for name, kind in columns.kinds.items()}
-        lists = {name: described[name] for name, k in columns.kinds.items() if k.get("element")}
-        return _ParquetSource(columns, choose(path, wanted, lists, described))
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy, and so Arrow, has the type."""
+        return not element.as_bits
 
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a column of lists."""
+        with unless_it_fails(Columns(open_input(path, wanted.memory))) as columns:
+            described = {name: kind["text"] for name, kind in columns.kinds.items()}
+            lists = {
+                name: described[name]
+                for name, k in columns.kinds.items()
+                if _element(k) is not None
+            }
+            return _ParquetSource(columns, choose(path, wanted, lists, described))
 
-@contextlib.contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    _need_pyarrow()
-    import pyarrow.parquet
+    @contextlib.contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a column of lists, and one of keys."""
+        _need_pyarrow()
+        import pyarrow.parquet
 
-    element = pyarrow.field("element", pyarrow.from_numpy_dtype(content.storage), nullable=False)
-    fields = [pyarrow.field(content.field, pyarrow.list_(element, content.dim), nullable=False)]
-    if content.keys is not None:
-        kind = pyarrow.int64() if content.keys.integers else pyarrow.string()
-        fields.insert(0, pyarrow.field(_KEY, kind, nullable=False))
-    schema = pyarrow.schema(fields)
-
-    def write(start: int, block: Array) -> None:
-        values = pyarrow.array(block.reshape(-1))
-        columns = [pyarrow.FixedSizeListArray.from_arrays(values, type=fields[-1].type)]
+        element = pyarrow.field(
+            "element", pyarrow.from_numpy_dtype(content.storage), nullable=False
+        )
+        fields = [pyarrow.field(content.field, pyarrow.list_(element, content.dim), nullable=False)]
         if content.keys is not None:
-            columns.insert(0, pyarrow.array(content.keys.block(start, start + len(block)), kind))
-        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+            kind = pyarrow.int64() if content.keys.integers else pyarrow.string()
+            fields.insert(0, pyarrow.field(_KEY, kind, nullable=False))
+        schema = pyarrow.schema(fields)
 
-    options = {
-        "compression": "zstd",
-        "use_dictionary": False,
-        "use_byte_stream_split": [f"{content.field}.list.element"],
-        "write_statistics": False,
-    }
-    with (
-        path.open("xb") as file,
-        pyarrow.parquet.ParquetWriter(file, schema, **options) as writer,
-    ):
-        yield write
+        def write(start: int, block: Array) -> None:
+            values = pyarrow.array(block.reshape(-1))
+            columns = [pyarrow.FixedSizeListArray.from_arrays(values, type=fields[-1].type)]
+            if content.keys is not None:
+                columns.insert(
+                    0, pyarrow.array(content.keys.block(start, start + len(block)), kind)
+                )
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
 
+        options = {
+            "compression": "zstd",
+            "use_dictionary": False,
+            "use_byte_stream_split": [f"{content.field}.list.element"],
+            "write_statistics": False,
+        }
+        with (
+            path.open("xb") as file,
+            pyarrow.parquet.ParquetWriter(file, schema, **options) as writer,
+        ):
+            yield write
 
-FORMAT = Format(
-    (".parquet",), _open, _write, ("float16", "float32", "float64"), block_bytes=16 << 20
-)
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read a column of integers or strings, `key` if none is named."""
+        column = _KEY if name is None else name
+        with contextlib.closing(Columns(open_input(path, memory))) as columns:
+            able = [name for name, kind in columns.kinds.items() if "key" in kind]
+            if column not in able:
+                raise FormatError(
+                    f"{path}: no column {column!r} of integers or strings; there are {able}"
+                )
+            return _keys(columns, column)

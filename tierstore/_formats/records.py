@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Array, Source
 from tierstore._formats.files import InputFile
 from tierstore._formats.keys import Keys, take_words, without_row_numbers
 from tierstore.errors import FormatError
-from tierstore.spec import DTYPES
 
 __all__ = [
     "CELL_BYTES",
@@ -53,7 +53,7 @@ class RecordSource(Source):
         vectors = self._vectors()
         filled = size = min(block_rows, self.rows + 1)
         while filled == size:
-            block = np.empty((size, self.dim), DTYPES[self.dtype])
+            block = np.empty((size, self.dim), ELEMENT_TYPES[self.dtype].stored)
             filled = 0
             with np.errstate(over="ignore"):
                 for vector in islice(vectors, size):

@@ -1,62 +1,21 @@
-"""Which format a file has: its suffix says so, here and nowhere else."""
+"""Which format a file has, by its suffix, and opening files with it."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._formats import (
-    delimited,
-    npy,
-    npz,
-    parquet,
-    safetensors,
-    torch,
-    word2vec_binary,
-    word2vec_text,
-    zarr,
-)
-from tierstore._formats.base import Format, Source, Wanted
-from tierstore._formats.sink import Sink, open_sink_of
+from tierstore._dtypes import DEFAULT_DTYPE, check_dtype
+from tierstore._formats.base import FORMATS, Format, Source, Wanted
+from tierstore._formats.keys import Keys
 from tierstore._io import reach
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError
-from tierstore.spec import check_dtype
 
-__all__ = [
-    "SINK_SUFFIXES",
-    "SOURCE_SUFFIXES",
-    "format_of",
-    "is_store",
-    "open_sink",
-    "open_source",
-    "path_of",
-    "reached",
-    "split_name",
-]
-
-_FORMATS = (
-    npy.FORMAT,
-    npz.FORMAT,
-    safetensors.FORMAT,
-    torch.FORMAT,
-    parquet.FORMAT,
-    word2vec_text.FORMAT,
-    word2vec_binary.FORMAT,
-    zarr.FORMAT,
-    delimited.CSV,
-    delimited.TSV,
-)
-_BY_SUFFIX = {suffix: format_ for format_ in _FORMATS for suffix in format_.suffixes}
-
-SOURCE_SUFFIXES = tuple(suffix for suffix, format_ in _BY_SUFFIX.items() if format_.reader)
-"""Endings of files that can be read."""
-
-SINK_SUFFIXES = tuple(suffix for suffix, format_ in _BY_SUFFIX.items() if format_.writer)
-"""Endings of files that can be written."""
+__all__ = ["Location", "format_of", "locate", "open_source", "read_keys", "split_name"]
 
 
 def format_of(path: Path, *, write: bool = False) -> Format:
@@ -64,14 +23,14 @@ def format_of(path: Path, *, write: bool = False) -> Format:
 
     Raises InvalidInputError, listing those that can be read or written.
     """
-    known = SINK_SUFFIXES if write else SOURCE_SUFFIXES
     suffix = path.suffix.lower()
+    known = [name for name, each in FORMATS.items() if each.is_written or not write]
     if suffix not in known:
         verb = "written" if write else "read"
         raise InvalidInputError(
             f"{path}: files ending in {suffix!r} cannot be {verb}; use one of {' '.join(known)}"
         )
-    return _BY_SUFFIX[suffix]
+    return FORMATS[suffix]
 
 
 def split_name(source: str | Path) -> tuple[Path, str | None]:
@@ -82,38 +41,50 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
-        if Path(text[:colon]).suffix.lower() in SOURCE_SUFFIXES:
+        if Path(text[:colon]).suffix.lower() in FORMATS:
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
 
 
-def path_of(where: Any) -> Path:
-    """Return a path as one, and for a zarr store its name, with the suffix of one."""
-    if isinstance(where, str | os.PathLike):
-        return Path(where)
-    return Path(f"{where}".rstrip("/").removesuffix(".zarr") + ".zarr")
+@dataclass(frozen=True)
+class Location:
+    """Where vectors are.
+
+    Attributes:
+        path: the file, with `:NAME` if it was given so; of a zarr store its name, whose suffix
+            says the format.
+        store: the zarr store, or None for a file.
+    """
+
+    path: Path
+    store: Any = None
 
 
-def reached(where: Any, *, write: bool = False) -> Any:
-    """Return the zarr store that a URL stands for; anything else as it is."""
-    if not isinstance(where, str) or "://" not in where:
+def locate(where: Any, *, write: bool = False) -> Location:
+    """Return the location that a path, a URL or a zarr store stands for; a location as it is.
+
+    Raises InvalidInputError for a URL of a format that is not read from stores.
+    """
+    if isinstance(where, Location):
         return where
-    if not where.rstrip("/").endswith(".zarr"):
-        raise InvalidInputError(f"{where}: only .zarr is read from and written to a URL")
-    return reach(where, write=write)
-
-
-def is_store(where: Any) -> bool:
-    """Whether this is a zarr store rather than a path."""
-    return not isinstance(where, str | os.PathLike)
+    able = [suffix for suffix, each in FORMATS.items() if each.takes_stores]
+    if isinstance(where, str) and "://" in where:
+        if Path(where.rstrip("/")).suffix not in able:
+            raise InvalidInputError(
+                f"{where}: only {' '.join(able)} is read from and written to a URL"
+            )
+        where = reach(where, write=write)
+    if isinstance(where, str | os.PathLike):
+        return Location(Path(where))
+    return Location(Path(f"{where}".rstrip("/").removesuffix(able[0]) + able[0]), where)
 
 
 def open_source(
     path: Any,
     *,
     field: str | None = None,
-    text_dtype: str = "float32",
+    text_dtype: str = DEFAULT_DTYPE,
     memory: Size = DEFAULT_MEMORY,
 ) -> Source:
     """Open a file of vectors for reading, chosen by its suffix; see `Source` for what it gives.
@@ -132,62 +103,25 @@ def open_source(
         InvalidInputError: the suffix is unknown; the message lists the known ones.
         MissingExtraError: the format needs a package that is not installed.
     """
-    path = reached(path)
-    if is_store(path):
-        wanted = Wanted(None, field, check_dtype(text_dtype), memory)
-        return zarr.open_in(path, path_of(path), wanted)
-    file, name = split_name(path)
-    reader = format_of(file).reader
-    if reader is None:  # not reached: format_of refuses what is not read
-        raise InvalidInputError(f"{file}: cannot be read")
-    return reader(file, Wanted(name, field, check_dtype(text_dtype), memory))
+    found = locate(path)
+    dtype = check_dtype(text_dtype)
+    if found.store is not None:
+        wanted = Wanted(None, field, dtype, memory)
+        return format_of(found.path).open_store(found.store, found.path, wanted)
+    file, name = split_name(found.path)
+    return format_of(file).open(file, Wanted(name, field, dtype, memory))
 
 
-def open_sink(
-    path: Any,
-    *,
-    rows: int,
-    dim: int,
-    dtype: str,
-    field: str = "weight",
-    keys: Any = None,
-    first_row: int = 0,
-    force: bool = False,
-) -> AbstractContextManager[Sink]:
-    """Open a file of vectors for writing, chosen by its suffix, as a context manager.
+def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
+    """Return the keys in a file of keys, in order: an int64 array or a list of strings.
 
-    The file appears under its name, synced, when the context ends with all rows written; after any
-    error nothing is left.
-
-    Args:
-        path: the file; `.zarr` makes a directory. Or a zarr store: what is written there appears
-            at once, and is refused by readers until it is complete.
-        rows: rows of the whole matrix; 0 is possible.
-        dim: elements of a row.
-        dtype: element type of the blocks. Where a format cannot hold it, half precisions are
-            written as float32, which is exact, and the rest is refused.
-        field: name of the matrix, where the format gives it one.
-        keys: one for each row, integers or strings, in a sequence that is only sliced; or None.
-        first_row: number of the first row. Formats that need a word in each row count from it if
-            there are no keys.
-        force: replace an existing file.
-
-    Raises:
-        ExistsError: the file exists, or is a link or a directory.
-        InvalidInputError: the suffix is unknown, or the format cannot hold the keys or the dtype.
-        MissingExtraError: the format needs a package that is not installed.
-        StoreFullError, StoreIOError: the file system failed.
+    `.txt` has one key a line, in UTF-8; if all are whole numbers they are int64. `.npy` is a 1-D
+    array of integers or of fixed-width strings. `FILE.parquet:COLUMN` is a column of either, `key`
+    if none is named. Raises FormatError for a file that is none of these or whose keys take more
+    than `memory` bytes, InvalidInputError for another suffix.
     """
-    target = path_of(path)
-    return open_sink_of(
-        format_of(target, write=True),
-        target,
-        rows=rows,
-        dim=dim,
-        dtype=dtype,
-        field=field,
-        keys=keys,
-        first_row=first_row,
-        force=force,
-        store=path if is_store(path) else None,
-    )
+    file, name = split_name(path)
+    able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
+    if file.suffix.lower() not in able:
+        raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
+    return format_of(file).read_keys(file, name, memory)

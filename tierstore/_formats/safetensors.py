@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._allowance import JSON_COST
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Content, Format, Source, SpanSource, Wanted, Write, choose
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.errors import FormatError
 
-__all__ = ["FORMAT"]
+__all__ = ["Safetensors"]
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
 _KEYS, _OFFSETS = "keys", "keys_offsets"
 
-_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-_CODES = {name: code for code, name in _NAMES.items()}
+_NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values()}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -155,29 +155,6 @@ class _SafetensorsSource(SpanSource):
         return np.frombuffer(self._bytes(tensor), "<i8")
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path, wanted.memory)) as file:
-        tensors, data_offset = _read_header(file)
-        matrices = {n: t for n, t in tensors.items() if t.code in _NAMES and len(t.shape) == 2}
-        name = choose(path, wanted, matrices, tensors)
-        return _SafetensorsSource(file, tensors, data_offset, name)
-
-
-@contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    """Write tensors in order of decreasing alignment: int64 keys or offsets, matrix, UTF-8."""
-    keys = content.keys
-    with path.open("xb") as file:
-        file.write(_format_header(content))
-        if keys is not None:
-            for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
-                file.write(numbers.astype("<i8", copy=False).data)
-        yield lambda _, block: file.write(block.data)
-        if keys is not None and not keys.integers:
-            for strings in keys.bytes_blocks():
-                file.write(b"".join(strings))
-
-
 def _format_header(content: Content) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -196,7 +173,7 @@ def _format_header(content: Content) -> bytes:
                 else (_OFFSETS, "I64", content.rows + 1)
             )
         )
-    add(content.field, _CODES[content.dtype], content.rows, content.dim)
+    add(content.field, ELEMENT_TYPES[content.dtype].safetensors, content.rows, content.dim)
     if keys is not None and not keys.integers:
         add(_KEYS, "U8", _blob_bytes(keys))
 
@@ -209,4 +186,29 @@ def _blob_bytes(keys: KeyColumn) -> int:
     return sum(len(key) for block in keys.bytes_blocks() for key in block)
 
 
-FORMAT = Format((".safetensors",), _open, _write, tuple(_CODES))
+class Safetensors(Format):
+    """Tensors by name, of every element type."""
+
+    suffixes = (".safetensors",)
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix among the tensors."""
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            tensors, data_offset = _read_header(file)
+            matrices = {n: t for n, t in tensors.items() if t.code in _NAMES and len(t.shape) == 2}
+            name = choose(path, wanted, matrices, tensors)
+            return _SafetensorsSource(file, tensors, data_offset, name)
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write tensors in order of decreasing alignment: int64 keys or offsets, matrix, UTF-8."""
+        keys = content.keys
+        with path.open("xb") as file:
+            file.write(_format_header(content))
+            if keys is not None:
+                for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
+                    file.write(numbers.astype("<i8", copy=False).data)
+            yield lambda _, block: file.write(block.data)
+            if keys is not None and not keys.integers:
+                for strings in keys.bytes_blocks():
+                    file.write(b"".join(strings))

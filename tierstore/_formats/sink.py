@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tierstore._formats import zarr
+from tierstore._dtypes import ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats.base import (
+    FORMATS,
     Array,
     Content,
     Format,
     Write,
     block_rows_for,
-    convert,
-    held_dtype,
 )
 from tierstore._formats.keys import KeyColumn
+from tierstore._formats.registry import Location, format_of, locate
 from tierstore._io import publish
 from tierstore.errors import (
     InvalidInputError,
@@ -33,9 +33,8 @@ from tierstore.errors import (
     StoreIOError,
     TierStoreError,
 )
-from tierstore.spec import DTYPES, check_dtype
 
-__all__ = ["Sink", "open_sink_of"]
+__all__ = ["Sink", "open_sink"]
 
 _RESERVED = frozenset({"key", "keys", "keys_offsets"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -71,10 +70,9 @@ class Sink:
         Raises InvalidInputError if the shape does not fit or there are more rows than announced,
         InvalidTypeError for another dtype.
         """
-        if block.dtype != DTYPES[self._block_dtype]:
-            raise InvalidTypeError(
-                f"a block is {block.dtype}, but {DTYPES[self._block_dtype]} was announced"
-            )
+        stored = ELEMENT_TYPES[self._block_dtype].stored
+        if block.dtype != stored:
+            raise InvalidTypeError(f"a block is {block.dtype}, but {stored} was announced")
         if block.ndim != 2 or block.shape[1] != self.dim:
             raise InvalidInputError(f"a block is {block.shape}; need (n, {self.dim})")
         if self.rows_written + len(block) > self.rows:
@@ -112,57 +110,99 @@ class Sink:
             self._held = 0
 
 
+def open_sink(
+    path: Any,
+    *,
+    rows: int,
+    dim: int,
+    dtype: str,
+    field: str = "weight",
+    keys: Any = None,
+    first_row: int = 0,
+    force: bool = False,
+) -> contextlib.AbstractContextManager[Sink]:
+    """Open a file of vectors for writing, chosen by its suffix, as a context manager.
+
+    The file appears under its name, synced, when the context ends with all rows written; after any
+    error nothing is left.
+
+    Args:
+        path: the file; `.zarr` makes a directory. Or a zarr store: what is written there appears
+            at once, and is refused by readers until it is complete.
+        rows: rows of the whole matrix; 0 is possible.
+        dim: elements of a row.
+        dtype: element type of the blocks. Where a format cannot hold it, the narrowest type that
+            holds its values exactly is written; if there is none it is refused.
+        field: name of the matrix, where the format gives it one.
+        keys: one for each row, integers or strings, in a sequence that is only sliced; or None.
+        first_row: number of the first row. Formats that need a word in each row count from it if
+            there are no keys.
+        force: replace an existing file.
+
+    Raises:
+        ExistsError: the file exists, or is a link or a directory.
+        InvalidInputError: the suffix is unknown, or the format cannot hold the keys or the dtype.
+        MissingExtraError: the format needs a package that is not installed.
+        StoreFullError, StoreIOError: the file system failed.
+    """
+    target = locate(path, write=True)
+    format_ = format_of(target.path, write=True)
+    content = _content(format_, target.path, rows, dim, check_dtype(dtype), field, keys, first_row)
+    return _sink(format_, target, content, dtype, force=force)
+
+
 @contextlib.contextmanager
-def open_sink_of(
+def _sink(
+    format_: Format, target: Location, content: Content, dtype: str, *, force: bool
+) -> Iterator[Sink]:
+    """Write to a location, and publish what is complete."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_explained(target.path))
+        if target.store is None:
+            partial = stack.enter_context(publish(target.path, force=force))
+            write = stack.enter_context(format_.write(partial, content))
+        else:
+            write = stack.enter_context(
+                format_.write_store(target.store, target.path, content, force=force)
+            )
+        sink = Sink(target.path, content, dtype, write)
+        yield sink
+        sink.finish()
+
+
+def _content(
     format_: Format,
     path: Path,
-    *,
     rows: int,
     dim: int,
     dtype: str,
     field: str,
     keys: Any,
     first_row: int,
-    force: bool,
-    store: Any = None,
-) -> Iterator[Sink]:
-    """Open a sink for one format; the arguments are those of `open_sink`.
-
-    Where a zarr `store` is given, it is written to, and `path` is for messages.
-    """
-    suffix = format_.suffixes[0]
-    if format_.writer is None:
-        raise InvalidInputError(f"{path}: {suffix} files are read, not written")
+) -> Content:
+    """Check what is to be written against what the format holds."""
     if keys is not None and format_.keys == "never":
+        able = [name for name, each in FORMATS.items() if each.is_written and each.keys != "never"]
         raise InvalidInputError(
-            f"{path}: {suffix} files hold no keys; choose .npz, .safetensors, .parquet, .zarr, "
-            ".vec, .bin or .tsv, or leave the keys out"
+            f"{path}: {path.suffix} files hold no keys; choose one of {' '.join(able)}, or leave "
+            "the keys out"
         )
     if keys is not None and field in _RESERVED:
         raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
     if rows < 0 or dim < 1:
         raise InvalidInputError(f"a matrix has 0 or more rows of 1 or more, not {rows} of {dim}")
-    check_dtype(dtype)
-    held = held_dtype(dtype, format_.dtypes, f"{path}: {suffix}")
-    content = Content(
+    able = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
+    held = held_dtype(dtype, able, f"{path}: {path.suffix}")
+    row_bytes = dim * ELEMENT_TYPES[held].stored.itemsize
+    return Content(
         rows=rows,
         dim=dim,
         dtype=held,
-        block_rows=block_rows_for(dim * DTYPES[held].itemsize, format_.block_bytes),
+        block_rows=block_rows_for(row_bytes, format_.block_bytes),
         field=field,
         keys=None if keys is None else KeyColumn(keys, rows),
         first_row=first_row,
     )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_explained(path))
-        if store is None:
-            partial = stack.enter_context(publish(path, force=force))
-            write = stack.enter_context(format_.writer(partial, content))
-        else:
-            write = stack.enter_context(zarr.new_group(store, path, content, force=force))
-        sink = Sink(path, content, dtype, write)
-        yield sink
-        sink.finish()
 
 
 @contextlib.contextmanager

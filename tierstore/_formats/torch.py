@@ -1,7 +1,7 @@
 """.pt: what `torch.save` wrote, read without torch and without running the file's code.
 
 Either a tensor, or a dict of tensors, such as a state dict, in which names may be nested. The file
-is a zip archive of a pickle, which says where each tensor lies, and of storages, which are read
+is a zip archive of a pickle, which says where each tensor is, and of storages, which are read
 where a block of rows is asked for.
 """
 
@@ -15,20 +15,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tierstore._formats.archive import ERRORS, Archive
+from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._formats._torch_pickle import StoredTensor, read_pickle, tensors_by_name
 from tierstore._formats.base import Array, Format, Source, Wanted, choose
-from tierstore._formats.files import open_input, parsing, unless_it_fails
+from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
-from tierstore._formats.torch_pickle import StoredTensor, read_pickle, tensors_by_name
 from tierstore.errors import FormatError
-from tierstore.spec import DTYPES
 
-__all__ = ["FORMAT"]
+__all__ = ["Torch"]
 
 _WHAT = ".pt file of tensors alone"
 _PICKLE = "data.pkl"
 _KEYS = "keys"
-_ELEMENTS = DTYPES | {"int64": np.dtype("<i8")}
+_KEY_DTYPE = np.dtype("<i8")
 _PICKLE_COST = 8
 """Bytes that a byte of the pickle takes beside the objects: itself, and as text."""
 _WASTE = 8
@@ -53,7 +52,7 @@ class _Tensors:
         self.content = read_pickle(self._read(names[0], size), self.path, self.file.allowance)
 
     def _read(self, name: str, limit: int) -> bytes:
-        with self._archive.open(name) as stream, parsing(self.path, _WHAT, *ERRORS):
+        with self._archive.open(name) as stream, parsing(self.path, _WHAT, *ZIP_ERRORS):
             data = stream.read(limit)
             stream.read(1)  # the end, where the checksum is compared
             return data
@@ -105,7 +104,10 @@ class _Tensors:
     def integer_keys(self, rows: int) -> Keys | None:
         """Return the tensor `keys`, if it is one int64 for each of `rows`."""
         keys = self.content.get(_KEYS) if isinstance(self.content, dict) else None
-        if not isinstance(keys, StoredTensor) or (keys.dtype, keys.shape) != ("int64", (rows,)):
+        if not isinstance(keys, StoredTensor) or (keys.dtype, keys.shape) != (
+            _KEY_DTYPE.name,
+            (rows,),
+        ):
             return None
         self.check(keys)
         self.file.allowance.take(8 * rows, f"{rows} keys")
@@ -114,12 +116,12 @@ class _Tensors:
 
 
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return how many elements the last one lies behind the first."""
+    """Return the distance from the first element to the last, in elements."""
     return sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 
 def _dtype(tensor: StoredTensor) -> np.dtype[Any]:
-    return _ELEMENTS[tensor.dtype]
+    return ELEMENT_TYPES[tensor.dtype].stored if tensor.dtype in ELEMENT_TYPES else _KEY_DTYPE
 
 
 class _PtSource(Source):
@@ -143,22 +145,25 @@ class _PtSource(Source):
         self._tensors.file.close()
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    with unless_it_fails(open_input(path, wanted.memory)) as file:
-        tensors = _Tensors(Archive(file, _WHAT))
-        found = tensors.content
-        if isinstance(found, StoredTensor):
-            if not _is_matrix(found):
-                raise FormatError(f"{path}: holds {found}; need floats of shape (rows, dim)")
-            return _PtSource(tensors, found)
-        named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
-        matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
-        tensor = named[choose(path, wanted, matrices, named)]
-        return _PtSource(tensors, tensor)
-
-
 def _is_matrix(tensor: StoredTensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.dtype in DTYPES
+    return len(tensor.shape) == 2 and tensor.dtype in ELEMENT_TYPES
 
 
-FORMAT = Format((".pt",), _open)
+class Torch(Format):
+    """A tensor, or tensors by name; read only."""
+
+    suffixes = (".pt",)
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix among the tensors."""
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            tensors = _Tensors(Archive(file, _WHAT))
+            found = tensors.content
+            if isinstance(found, StoredTensor):
+                if not _is_matrix(found):
+                    raise FormatError(f"{path}: holds {found}; need floats of shape (rows, dim)")
+                return _PtSource(tensors, found)
+            named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
+            matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
+            tensor = named[choose(path, wanted, matrices, named)]
+            return _PtSource(tensors, tensor)

@@ -1,7 +1,8 @@
 """.zarr: a zarr v3 group with the matrix as an array named like the field, and one or two of keys.
 
 Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and where each starts,
-`keys_offsets`. zarr has no bfloat16: such arrays are uint16 with the attribute `dtype: bfloat16`.
+`keys_offsets`. The attribute `dtype` of the matrix names its element type: types that zarr lacks
+are arrays of their bits.
 Read is a group or a single array, of v2 or v3.
 
 Besides a path, a zarr store is taken: an object store, one of fsspec's file systems, memory.
@@ -23,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from tierstore._allowance import JSON_COST, Allowance
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
 from tierstore._formats.files import parsing
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.errors import ExistsError, FormatError
-from tierstore.spec import DTYPES
 
-__all__ = ["FORMAT", "new_group", "open_in"]
+__all__ = ["Zarr"]
 
 _CHUNK_COST = 3
 """Chunks that are held at a time of each that is decoded: packed, unpacked and in the block."""
@@ -58,7 +59,7 @@ class _ZarrSource(Source):
         for start in range(0, self.rows, step):
             with parsing(self.path, "zarr array", Exception):
                 chunks = self._array[start : start + step]
-            chunks = np.ascontiguousarray(chunks, DTYPES[self.dtype])
+            chunks = np.ascontiguousarray(chunks, ELEMENT_TYPES[self.dtype].stored)
             for at in range(0, len(chunks), block_rows):
                 yield chunks[at : at + block_rows]
 
@@ -89,9 +90,11 @@ class _ZarrSource(Source):
 
 def _element(array: Any) -> str | None:
     """Return the name of the element type if it is one of a table's."""
-    if array.dtype == np.uint16 and array.attrs.get("dtype") == "bfloat16":
-        return "bfloat16"
-    return array.dtype.name if array.dtype.kind == "f" and array.dtype.name in DTYPES else None
+    for name in (str(array.attrs.get("dtype")), array.dtype.name):
+        element = ELEMENT_TYPES.get(name)
+        if element is not None and array.dtype.newbyteorder("<") == element.stored:
+            return name
+    return None
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
@@ -115,7 +118,7 @@ def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
     )
     if path.is_dir():  # where files are objects, listing them costs, and `complete` tells
         _check_files(path, array)
-    from tierstore._formats.zarr_codecs import bounded  # imports zarr, which takes long
+    from tierstore._formats._zarr_codecs import bounded  # imports zarr, which takes long
 
     with parsing(path, "zarr array", Exception):
         return bounded(array)
@@ -158,19 +161,9 @@ def _check_metadata(path: Path, allowance: Allowance) -> None:
             allowance.take(JSON_COST * status.st_size, f"its metadata in {name}")
 
 
-def _open(path: Path, wanted: Wanted) -> Source:
-    if not path.is_dir():
-        raise FormatError(f"{path}: {'not a directory' if path.exists() else 'no such directory'}")
-    allowance = Allowance(path, wanted.memory)
-    _check_metadata(path, allowance)
-    return open_in(path, path, wanted, allowance)
-
-
-def open_in(where: Any, path: Path, wanted: Wanted, allowance: Allowance | None = None) -> Source:
+def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> Source:
     """Open a group or array in `where`, which zarr takes for a store; `path` is for messages."""
     import zarr
-
-    allowance = allowance or Allowance(path, wanted.memory)
 
     with parsing(path, "zarr group or array", Exception):
         node = zarr.open(where, mode="r")
@@ -182,31 +175,6 @@ def open_in(where: Any, path: Path, wanted: Wanted, allowance: Allowance | None 
     name = choose(path, wanted, matrices, described)
     with parsing(path, "zarr array", Exception):
         return _ZarrSource(path, arrays[name], arrays, allowance)
-
-
-@contextmanager
-def _write(path: Path, content: Content) -> Iterator[Write]:
-    import zarr
-
-    with _filled(zarr.create_group(path), content) as write:
-        yield write
-
-
-@contextmanager
-def new_group(where: Any, path: Path, content: Content, *, force: bool) -> Iterator[Write]:
-    """Write a group in `where`, which zarr takes for a store; `path` is for messages.
-
-    Raises ExistsError, unless `force`, if there is something. Incomplete while the body runs.
-    """
-    import zarr
-
-    try:
-        group = zarr.create_group(where, overwrite=force, attributes={_COMPLETE: False})
-    except (ValueError, FileExistsError) as error:
-        raise ExistsError(f"{path} holds something; force it to be replaced: {error}") from error
-    with _filled(group, content) as write:
-        yield write
-    group.attrs[_COMPLETE] = True
 
 
 @contextmanager
@@ -253,4 +221,47 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
         start += len(part)
 
 
-FORMAT = Format((".zarr",), _open, _write, tuple(DTYPES))
+class Zarr(Format):
+    """Arrays by name, of every element type, in a directory or in a zarr store."""
+
+    suffixes = (".zarr",)
+    takes_stores = True
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix in a directory, whose metadata is bounded first."""
+        if not path.is_dir():
+            raise FormatError(
+                f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
+            )
+        allowance = Allowance(path, wanted.memory)
+        _check_metadata(path, allowance)
+        return _open_node(path, path, wanted, allowance)
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a group of arrays."""
+        import zarr
+
+        with _filled(zarr.create_group(path), content) as write:
+            yield write
+
+    def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
+        """Open a matrix in whatever zarr takes for a store."""
+        return _open_node(store, path, wanted, Allowance(path, wanted.memory))
+
+    @contextmanager
+    def write_store(
+        self, store: Any, path: Path, content: Content, *, force: bool
+    ) -> Iterator[Write]:
+        """Write a group in whatever zarr takes for a store, incomplete while the body runs."""
+        import zarr
+
+        try:
+            group = zarr.create_group(store, overwrite=force, attributes={_COMPLETE: False})
+        except (ValueError, FileExistsError) as error:
+            raise ExistsError(
+                f"{path} holds something; force it to be replaced: {error}"
+            ) from error
+        with _filled(group, content) as write:
+            yield write
+        group.attrs[_COMPLETE] = True

@@ -27,6 +27,7 @@ from tierstore._store.publish import write_skeleton
 from tierstore._table.table import Table
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError
+from tierstore.spec import BACKENDS
 
 __all__ = ["Skipped", "save_store"]
 
@@ -138,8 +139,8 @@ def _copy_table(
         report(done)
 
     spec = table.spec
-    if not on_disk and spec.backend == "memmap":  # an object is sent as a whole, so it has a size
-        spec = dataclasses.replace(spec, backend="zarr")
+    if not on_disk:
+        spec = dataclasses.replace(spec, backend=BACKENDS[spec.backend].on_objects)
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
         info = generations.create(target, spec, 1, table.records(bad), progress)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._allowance import DEFAULT_MEMORY, JSON_COST, Allowance
-from tierstore._bfloat16 import to_float32
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import PayloadInfo, unique_name
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._strictjson import Section, parse
 from tierstore.budget import Size
 from tierstore.errors import (
@@ -50,7 +50,8 @@ _NAMES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
     "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
-_CODES = {np.dtype(text): code for code, text in _NAMES.items() if code != "BF16"}
+_AS_BITS = {each.safetensors: each for each in ELEMENT_TYPES.values() if each.as_bits}
+_CODES = {np.dtype(text): code for code, text in _NAMES.items() if code not in _AS_BITS}
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 Leaf = tuple[str, npt.NDArray[Any]]
@@ -201,8 +202,9 @@ def _leaf(value: Any, where: str) -> Leaf:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
-        if value.dtype == torch.bfloat16:
-            return "BF16", value.view(torch.uint16).numpy()
+        for code, element in _AS_BITS.items():
+            if value.dtype == element.torch_dtype():
+                return code, element.from_torch(value)
         value = value.numpy()
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
@@ -299,7 +301,7 @@ class Payload:
         """
 
         def array_of(array: npt.NDArray[Any], code: str) -> npt.NDArray[Any]:
-            return to_float32(array) if code == "BF16" else array
+            return _AS_BITS[code].decode(array) if code in _AS_BITS else array
 
         return self._decode(array_of, memory)
 
@@ -311,8 +313,7 @@ class Payload:
         import torch
 
         def tensor(array: npt.NDArray[Any], code: str) -> Any:
-            made = torch.from_numpy(array)
-            return made.view(torch.bfloat16) if code == "BF16" else made
+            return _AS_BITS[code].to_torch(array) if code in _AS_BITS else torch.from_numpy(array)
 
         return self._decode(tensor, memory)
 

@@ -360,9 +360,10 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
     record = np.zeros((1, layout.record_bytes), np.uint8)
     if fill == "nan":
         for name, item in layout.fields:
-            layout.view(record, name)[:] = generations.encode(
-                np.full((1, item.dim), np.nan, np.float32), item
-            )
+            nan = item.element.nan()
+            if nan is None:
+                raise InvalidInputError(f"field {name!r} is {item.dtype}, which has no NaN")
+            layout.view(record, name)[:] = nan
     return lambda rows: np.repeat(record, rows.size, axis=0)
 
 

@@ -97,7 +97,7 @@ def remove_leftovers(
     for path in filter(_is_generation, sorted(needed)):
         table_name, _, name = path.partition("/")
         with directory.directory(table_name) as table:
-            generations.remove_partial_chunks(table, name)
+            generations.remove_partial_files(table, name)
 
 
 def _is_generation(path: str) -> bool:

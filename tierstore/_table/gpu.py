@@ -70,14 +70,6 @@ def on_device(gpu: GpuTier | None, table: str) -> Iterator[None]:
         raise meaning from error
 
 
-_WIDER = {
-    "float16": ("float16",),
-    "bfloat16": ("bfloat16",),
-    "float32": ("float32", "float16", "bfloat16"),
-    "float64": ("float64", "float32", "float16", "bfloat16"),
-}
-
-
 class _Using(Use):
     """A use of the store on its device, whichever was the current one.
 
@@ -198,7 +190,7 @@ class DeviceArrays:
         """Return an uninitialised tensor of a field on the device, `shape + (dim,)`."""
         import torch
 
-        dtype = getattr(torch, item.dtype)
+        dtype = item.element.torch_dtype()
         return torch.empty((*shape, item.dim), dtype=dtype, device=self.torch_device)
 
     def using(self, *, write: bool = False) -> Use:
@@ -210,11 +202,11 @@ class DeviceArrays:
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
             return from_bytes(np.ascontiguousarray(data), item, ids.shape, "numpy")
         if ids.kind == "torch":
-            import torch
-
-            typed = data.contiguous().view(getattr(torch, item.dtype))
+            typed = data.contiguous().view(item.element.torch_dtype())
         else:
-            typed = _cupy_typed(data, item.dtype)
+            import cupy
+
+            typed = item.element.to_cupy(cupy.ascontiguousarray(data))
         return typed.reshape(*ids.shape, item.dim)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
@@ -224,7 +216,7 @@ class DeviceArrays:
         import torch
 
         dtype = str(values.dtype).removeprefix("torch.")
-        if dtype not in _WIDER[item.dtype]:
+        if not item.element.accepts(dtype):
             raise InvalidTypeError(
                 f"{name} holds {item.dtype}, these values are {dtype}; convert them first: "
                 f"values.to(torch.{item.dtype})"
@@ -236,21 +228,10 @@ class DeviceArrays:
             )
         plain = values.detach()
         if dtype != item.dtype or not plain.is_contiguous() or plain.is_neg():
-            plain = plain.resolve_conj().resolve_neg().to(getattr(torch, item.dtype)).contiguous()
+            plain = plain.resolve_conj().resolve_neg().to(item.element.torch_dtype()).contiguous()
         if not plain.numel():  # of any strides
             return plain.new_empty((0, item.nbytes), dtype=torch.uint8)
         return plain.reshape(-1, item.dim).view(torch.uint8)
-
-
-def _cupy_typed(data: Any, dtype: str) -> Any:
-    import cupy
-
-    data = cupy.ascontiguousarray(data)
-    if dtype != "bfloat16":
-        return data.view(dtype)
-    import ml_dtypes
-
-    return data.view(ml_dtypes.bfloat16)
 
 
 class DeviceLease:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import _bfloat16
+from tierstore._dtypes import ELEMENT_TYPES, ElementType
 from tierstore._table.address import is_cupy, is_torch
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field
@@ -22,16 +22,12 @@ def from_bytes(data: npt.NDArray[np.uint8], item: Field, shape: tuple[int, ...],
     """
     stored = data.view(item.storage).reshape(*shape, item.dim)
     if kind == "torch":
-        import torch
-
-        tensor = torch.from_numpy(stored)
-        return tensor.view(torch.bfloat16) if item.dtype == "bfloat16" else tensor
+        return item.element.to_torch(stored)
     if kind == "cupy":
         import cupy
 
-        array = cupy.asarray(stored)
-        return array.view(cupy.dtype("bfloat16")) if item.dtype == "bfloat16" else array
-    return _bfloat16.to_float32(stored) if item.dtype == "bfloat16" else stored
+        return item.element.to_cupy(cupy.asarray(stored))
+    return item.element.decode(stored)
 
 
 def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt.NDArray[np.uint8]:
@@ -49,38 +45,35 @@ def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt
 
 
 def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
+    element = item.element
     if is_torch(values):
-        import torch
-
         values = values.detach().cpu().resolve_conj().resolve_neg()
-        if values.dtype == torch.bfloat16:
-            values = values.contiguous()
-            if item.dtype == "bfloat16":
-                bits: npt.NDArray[Any] = values.view(torch.uint16).numpy()
-                return bits
-            values = values.float()
-        array: npt.NDArray[Any] = values.numpy()
+        given = ELEMENT_TYPES.get(str(values.dtype).removeprefix("torch."))
+        array = values.numpy() if given is None else given.from_torch(values)
     elif is_cupy(values):
         array = values.get()
-        if array.dtype.name == "bfloat16":
-            array = array.view(np.uint16)
-            if item.dtype == "bfloat16":
-                return array
-            array = _bfloat16.to_float32(array)
+        given = ELEMENT_TYPES.get(array.dtype.name)
+        array = array if given is None else given.from_cupy(array)
     else:
-        try:
-            array = np.asarray(values)
-        except ValueError as error:
-            raise InvalidInputError(f"{name}: not one array of numbers: {error}") from None
-        if not isinstance(values, np.ndarray | np.generic) and array.dtype.kind in "if":
-            array = array.astype(np.float32 if item.dtype == "bfloat16" else item.storage)
-    target = np.dtype(np.float32) if item.dtype == "bfloat16" else item.storage
-    if array.dtype.kind != "f" or not np.can_cast(array.dtype, target, "safe"):
+        array, given = _array(values, element, name), None
+    if given is element:
+        return array
+    if given is not None:
+        array = given.decode(array)
+    if not element.accepts_array(array.dtype):
         raise InvalidTypeError(
             f"{name} holds {item.dtype}, these values are {array.dtype}; "
-            f"convert them first: values.astype({target.name!r})"
+            f"convert them first: values.astype({element.numpy.name!r})"
         )
-    if item.dtype == "bfloat16":
-        return _bfloat16.from_float32(array)
-    stored: npt.NDArray[Any] = array.astype(target, copy=False)
-    return stored
+    return element.encode(array)
+
+
+def _array(values: Any, element: ElementType, name: str) -> npt.NDArray[Any]:
+    """Return anything NumPy takes as an array; Python numbers in the type that the field reads."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InvalidInputError(f"{name}: not one array of numbers: {error}") from None
+    if isinstance(values, np.ndarray | np.generic):
+        return array
+    return element.from_numbers(array)

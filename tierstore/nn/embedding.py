@@ -68,10 +68,15 @@ class TieredEmbedding(torch.nn.Module):
         self.table = table
         self.field = next(iter(table.fields)) if field is None else field
         item = table.spec.layout.field(self.field)
+        if not item.element.trainable:
+            raise InvalidTypeError(
+                f"field {self.field!r} of table {table.name!r} is {item.dtype}, and torch trains "
+                "floats alone; read it with table.read"
+            )
         self.padding_idx = _from_start(padding_idx, table.rows)
         self.embedding_dim = item.dim
         self.anchor = torch.nn.Parameter(
-            torch.empty(0, item.dim, dtype=getattr(torch, item.dtype), device=table.device)
+            torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=table.device)
         )
         """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
         self.gradients: list[Gradient] | None = None
@@ -131,7 +136,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         if batch.size:
             item = self.table.spec.layout.field(self.field)
-            own = gradient.to(self.table.device, getattr(torch, item.dtype))
+            own = gradient.to(self.table.device, item.element.torch_dtype())
             self.gradients.append(batch.gradient(own))
 
     # -- as a module

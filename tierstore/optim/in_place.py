@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._table.gpu import DeviceLease
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device, Kernel
@@ -29,8 +30,6 @@ __all__ = ["InSlot"]
 
 Group = Mapping[str, Any]
 """The options of an optimizer."""
-
-_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class InSlot:
             self._places[key] = None
             if set(states) == set(self._state.fields):
                 names = (self._field, *(self._state.fields[state] for state in states))
-                if all(layout.field(name).dtype in _TYPES for name in names):
+                if all(layout.field(name).element.kernel for name in names):
                     at_random = self._state.at_random
                     self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
         return self._places[key]
@@ -127,13 +126,13 @@ class _Places:
         sizes = [field.storage.itemsize for field in fields]
         apart = [start // size for start, size in zip(self._starts, sizes, strict=True)]
         self._packed = math.gcd(self._dim, *apart) % 4 == 0
-        kinds = [_TYPES[field.dtype] for field in fields] + ["None"] * 3
+        kinds = [field.element.kernel for field in fields] + ["None"] * 3
         types = zip(("WEIGHT", "FIRST", "SECOND", "THIRD"), kinds, strict=False)
         self._macros: dict[str, object] = {"OPTIMIZER": rule.name, **dict(types), **_FLAGS}
         self._macros |= {flag: int(value) for flag, value in flags.items()}
-        computed = "float32" if at_random else fields[0].dtype
-        self.computed: torch.dtype = getattr(torch, computed)
-        self._macros |= {"COMPUTED": _TYPES[computed], "STOCHASTIC": int(at_random)}
+        computed = ELEMENT_TYPES[DEFAULT_DTYPE] if at_random else fields[0].element
+        self.computed: torch.dtype = computed.torch_dtype()
+        self._macros |= {"COMPUTED": computed.kernel, "STOCHASTIC": int(at_random)}
         self._kernels: dict[int, tuple[Kernel, int]] = {}
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:

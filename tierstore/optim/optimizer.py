@@ -236,13 +236,13 @@ class TieredOptimizer(torch.optim.Optimizer):
     def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
         """Find the state that rows of a layer need, and give their table its fields."""
         table = layer.table
-        stored = table.spec.layout.field(layer.field).dtype
-        if self._at_random and stored != "bfloat16":
+        element = table.spec.layout.field(layer.field).element
+        if self._at_random and not element.stochastic:
             raise InvalidInputError(
                 f"stochastic rounding is for bfloat16; field {layer.field!r} of table "
-                f"{table.name!r} is {stored}"
+                f"{table.name!r} is {element.name}"
             )
-        dtype = torch.float32 if self._at_random else getattr(torch, stored)
+        dtype = torch.float32 if self._at_random else element.torch_dtype()
         dim, device = layer.embedding_dim, table.device
         plan = probe(self._class, options, dim=dim, dtype=dtype, device=device)
         state = StoredState(table, layer.field, plan, at_random=self._at_random)

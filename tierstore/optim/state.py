@@ -108,7 +108,7 @@ class StoredState:
         columns, values = self._all(), {self._field: weights}
         for key, kept in self._plan.rows.items():
             name = self.fields[key]
-            dtype = getattr(torch, columns.layout.field(name).dtype)
+            dtype = columns.layout.field(name).element.torch_dtype()
             values[name] = state[key].reshape(lease.bound, kept.dim).to(dtype)
         if trained is not None:
             before = lease.read_columns(columns)

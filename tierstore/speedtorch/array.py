@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, RowIndexError
@@ -21,9 +22,6 @@ from tierstore.spec import Field
 from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
 
 __all__ = ["ArrayLayout", "ArrayRows", "Arrival", "CountRows", "FirstRows", "Selection", "select"]
-
-
-_FLOATS = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,8 @@ class ArrayLayout:
 
     @property
     def _plain(self) -> bool:
-        return self.dtype.name in _FLOATS
+        element = ELEMENT_TYPES.get(self.dtype.name)
+        return element is not None and element.trainable and not element.as_bits
 
     @property
     def _row_elements(self) -> int:
@@ -105,12 +104,11 @@ class ArrayLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class FirstRows:
+class FirstRows(Initializer):
     """An initializer: rows of anything that is sliced like an array, read while a table is made."""
 
     source: Any
     layout: ArrayLayout
-    is_zero = False
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> npt.NDArray[Any]:
         """Return rows `block * BLOCK_ROWS …` as floats `(count, dim)`."""

@@ -343,8 +343,7 @@ class Held(ABC):
 
     def _streamed(self, field: str) -> Streamed:
         item = self.table.fields[field]
-        dtype = np.dtype(np.float32) if item.dtype == "bfloat16" else item.storage
-        return Streamed((self.table.rows, item.dim), dtype, self._blocks(field))
+        return Streamed((self.table.rows, item.dim), item.element.numpy, self._blocks(field))
 
     def _array(self, streamed: Streamed) -> npt.NDArray[Any]:
         """Return an array of all blocks, read-only: writing to it would change nothing else."""

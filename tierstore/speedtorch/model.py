@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
+from tierstore._dtypes import check_dtype
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import sum_by_row
-from tierstore.spec import Field, check_dtype
+from tierstore.spec import Field
 from tierstore.speedtorch.base import (
     Held,
     Where,
@@ -149,7 +150,7 @@ class ModelRows(Held):
         The tensor lies in host memory until the table is made.
         """
         shape = self.total_classes, self.embed_dimension
-        whole = torch.empty(shape, dtype=getattr(torch, self._field.dtype))
+        whole = torch.empty(shape, dtype=self._field.element.torch_dtype())
         initFunction(whole, *args)
         self._fill(initializers.from_array(as_numpy(whole)))
 
@@ -191,7 +192,7 @@ class ModelRows(Held):
             self._told = True
             warn_of_copies(to_tensor(ids), self.duplicates)
         rows = self.model_variable.weight.detach()
-        self.table.write(ids, rows.to(getattr(torch, self._field.dtype)))
+        self.table.write(ids, rows.to(self._field.element.torch_dtype()))
 
     def _release(self) -> None:
         if self._hook is not None:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
+from tierstore._dtypes import check_dtype
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.optim.probe import StatePlan, probe
-from tierstore.spec import Field, check_dtype
+from tierstore.spec import Field
 from tierstore.speedtorch.base import (
     Held,
     Where,

@@ -1,7 +1,7 @@
 """The pickle in what `torch.save` wrote, read for its tensors alone.
 
 A pickle is a program. Here it is run by a machine without an instruction that calls anything: it
-knows containers, texts and numbers, and notes where a tensor lies instead of making it. Other names
+knows containers, texts and numbers, and records where a tensor is instead of making it. Other names
 of torch, such as a dtype, become a placeholder, and names of anything else are refused.
 """
 
@@ -38,7 +38,7 @@ _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRI
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: elements of `dtype`, from number `offset` of the storage `key` on.
+    """Where a tensor is: elements of `dtype`, from number `offset` of the storage `key` on.
 
     `strides` are in elements, as the file gives them: nothing says that they stay in the storage.
     """
@@ -146,7 +146,7 @@ class _Machine:
             )
 
     def _marked(self) -> list[Any]:
-        """Take what lies above the last mark."""
+        """Take what is above the last mark."""
         start = self._marks.pop()
         items = self._stack[start:]
         del self._stack[start:]
@@ -240,4 +240,4 @@ _CHANGERS: dict[str, Any] = {
     "POP": lambda machine: machine._popped(1),
     "POP_MARK": _Machine._marked,
 }
-"""Instructions that take things from the stack and may put them into what lies below."""
+"""Instructions that take things from the stack and may put them into what is below."""

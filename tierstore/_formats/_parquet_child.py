@@ -3,7 +3,7 @@
 What a page of a Parquet file unpacks to is known only to the decoder, which takes the memory first.
 So it is run in a process of its own, as a script that imports nothing of this library:
 
-    python -P parquet_child.py DESCRIPTOR BYTES
+    python -P _parquet_child.py DESCRIPTOR BYTES
 
 A request is a line of JSON. An answer is the length of some JSON in four bytes, the JSON, and the
 buffers whose sizes it lists.
@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-ELEMENTS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 BUFFER_BYTES = 1 << 20
 SMALL_BYTES = 32 << 20  # files up to this size are read by whole chunks
 SLACK_BYTES = 64 << 20  # for what is imported and allocated in any case
@@ -93,7 +92,9 @@ def kind_of(kind: Any) -> dict[str, Any]:
     types = pyarrow.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         size = kind.list_size if types.is_fixed_size_list(kind) else None
-        return {"element": ELEMENTS.get(str(kind.value_type)), "size": size}
+        is_number = types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
+        element = kind.value_type.to_pandas_dtype().__name__ if is_number else ""
+        return {"element": element, "size": size}
     text = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_integer(kind):
         return {"key": "integer"}
@@ -139,7 +140,7 @@ def answer(output: BinaryIO, header: dict[str, Any], buffers: list[Any]) -> None
 
 
 def limit(nbytes: int) -> None:
-    """Let this process have so many more bytes of memory than it has."""
+    """Limit the memory of this process to what it has and `nbytes` more."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     most = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -1,0 +1,71 @@
+"""Files of vectors of each format, made without the library."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.reference import entry
+
+Matrix = npt.NDArray[np.float32]
+
+
+def _lines(separator: str, *, counts: bool = False) -> Callable[[Path, Matrix], None]:
+    def make(path: Path, matrix: Matrix) -> None:
+        lines = [
+            separator.join([f"word{row}", *map(repr, values)])
+            for row, values in enumerate(matrix.tolist())
+        ]
+        head = [f"{matrix.shape[0]} {matrix.shape[1]}"] if counts else []
+        path.write_text("\n".join([*head, *lines]) + "\n")
+
+    return make
+
+
+def _binary(path: Path, matrix: Matrix) -> None:
+    rows = [b"word%d %b\n" % (row, values.tobytes()) for row, values in enumerate(matrix)]
+    path.write_bytes(b"%d %d\n" % matrix.shape + b"".join(rows))
+
+
+def _parquet(path: Path, matrix: Matrix) -> None:
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    column = pyarrow.array(list(matrix), pyarrow.list_(pyarrow.float32()))
+    parquet.write_table(pyarrow.table({"weight": column}), path)
+
+
+def _torch(path: Path, matrix: Matrix) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"weight": torch.from_numpy(matrix)}, path)
+
+
+def _zarr(path: Path, matrix: Matrix) -> None:
+    group: Any = pytest.importorskip("zarr").create_group(path)
+    group.create_array("weight", data=matrix)
+
+
+WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
+    ".bin": _binary,
+    ".csv": _lines(","),
+    ".npy": np.save,
+    ".npz": lambda path, matrix: np.savez(path, weight=matrix),
+    ".parquet": _parquet,
+    ".pt": _torch,
+    ".safetensors": lambda path, matrix: pytest.importorskip("safetensors.numpy").save_file(
+        {"weight": matrix}, path
+    ),
+    ".tsv": _lines("\t"),
+    ".txt": _lines(" "),
+    ".vec": _lines(" ", counts=True),
+    ".zarr": _zarr,
+}
+
+
+def write_without_us(path: Path, matrix: Matrix) -> None:
+    """Make a file of float32s of the format that its suffix says; raises for one without an entry.
+
+    Skips the test where the tool that makes such files is missing.
+    """
+    entry(WRITERS, path.suffix)(path, matrix)

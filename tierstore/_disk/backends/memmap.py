@@ -1,0 +1,85 @@
+"""The memmap base: a plain .npy file, which `np.load(path, mmap_mode="r")` opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tierstore import _io
+from tierstore._disk.backends import Backend, PlainFiles, Records
+from tierstore._disk.files import Files
+from tierstore._disk.remote import record_files
+from tierstore.errors import CorruptStoreError
+from tierstore.spec import RecordLayout, TableSpec
+
+__all__ = ["Memmap"]
+
+DATA_OFFSET = 4096
+"""The header fills one page, so that records start at a page boundary."""
+
+
+def header(layout: RecordLayout, rows: int) -> bytes:
+    """Return the .npy header of a table, padded to DATA_OFFSET bytes.
+
+    Format: NumPy enhancement proposal 1, version 1.0.
+    """
+    if layout.dtype.names is None:
+        descr: Any = layout.dtype.str
+        shape: tuple[int, ...] = (rows, layout.record_bytes // layout.dtype.itemsize)
+    else:
+        descr, shape = np.lib.format.dtype_to_descr(layout.dtype), (rows,)
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode("ascii")
+    magic = b"\x93NUMPY\x01\x00" + (DATA_OFFSET - 10).to_bytes(2, "little")
+    return magic + text.ljust(DATA_OFFSET - 11) + b"\n"
+
+
+class Memmap(Backend):
+    """One .npy file, of which `np.load` maps the rows."""
+
+    name = "memmap"
+    summary = "a plain .npy file"
+    entry = "rows.npy"
+    on_objects = "zarr"
+
+    def create(self, directory: _io.Directory, spec: TableSpec) -> Records:
+        """Create the file and open it."""
+        files = _files(directory, spec)
+        created = files.create(sparse=spec.sparse, head=header(spec.layout, spec.rows))
+        return _records(files, spec, created)
+
+    def open(self, directory: _io.Holder, spec: TableSpec) -> Records:
+        """Open the file, whose header must be that of the spec byte for byte."""
+        files = _files(directory, spec)
+        with files.open(0) as file:
+            if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
+                raise CorruptStoreError(
+                    f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+                    "restore the file from a copy"
+                )
+        return _records(files, spec)
+
+    def plain_files(self, spec: TableSpec) -> PlainFiles:
+        """Return the one file."""
+        return PlainFiles(_file_name, 1, spec.rows, DATA_OFFSET)
+
+    def opening_line(self, layout: RecordLayout, path: str) -> str:
+        """Load the file, and of records with several fields take one."""
+        line = f"np.load({path!r}, mmap_mode='r')"
+        return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
+
+
+def _file_name(number: int) -> str:
+    del number
+    return Memmap.entry
+
+
+def _files(directory: _io.Holder, spec: TableSpec) -> Files:
+    return Files(directory, _file_name, DATA_OFFSET + spec.nbytes)
+
+
+def _records(files: Files, spec: TableSpec, created: Sequence[_io.File] = ()) -> Records:
+    return record_files(
+        files, created, rows=spec.rows, record_bytes=spec.layout.record_bytes, offset=DATA_OFFSET
+    )
