@@ -45,7 +45,7 @@ class TierArgument(ctypes.Structure):
         ("host_changed", _POINTER),
         ("counters", _POINTER),
         ("poison", _POINTER),
-        ("worth", _POINTER),
+        ("score", _POINTER),
         ("key", _POINTER),
         ("rows", _I64),
         ("record", _I64),
@@ -95,7 +95,9 @@ class BatchArgument(ctypes.Structure):
         ("alone", _U32),
         ("arrival", _U32),
         ("expired", _U32),
-        ("gain", ctypes.c_float),
+        ("on_use", ctypes.c_float),
+        ("on_arrival", ctypes.c_float),
+        ("rescale", ctypes.c_float),
     )
 
     def describe(self, data: int, lo: int, hi: int) -> None:

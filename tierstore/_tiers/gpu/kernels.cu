@@ -13,7 +13,7 @@
 //
 // Least recently used: stamp[slot] is the number of the batch that used it last. Victims are the
 // slots of lowest rank, found by a radix select over all of them. The rank is the stamp, or, where a
-// tier goes by worth, what the row in the slot is worth: each batch that uses a row adds `gain` to
+// tier goes by scores, the score of the row in the slot: each batch that uses a row adds `on_use` to
 // that, which grows from batch to batch (least frequently used) or is 0 (given counts). An empty
 // slot has stamp 0 and goes first. Two bits of a stamp pin the slot: HELD while leases use it, AHEAD
 // from when a prefetch chose it until it is used, or until the prefetch is `window` prefetches old.
@@ -82,8 +82,8 @@ struct Tier {
     u32 *host_changed;            // direct: a bit a row, which `report` turns into host_dirty
     Counters *counters;
     const u8 *poison;             // [record] of 0xff: NaN in every float type
-    float *worth;                 // [rows], of those without a slot, or null: least recently used
-    float *key;                   // [capacity]: what the row in the slot is worth
+    float *score;                 // [rows], of those without a slot, or null: least recently used
+    float *key;                   // [capacity]: the score of the row in the slot
     i64 rows, record;
     u32 capacity, direct;
     u32 stretch;                  // 2^stretch rows follow each other in one stretch of host memory
@@ -123,7 +123,9 @@ struct Batch {
     u32 alone;                    // the device can finish the batch without the host
     u32 arrival;                  // number of this, or the last, prefetch
     u32 expired;                  // number of the last prefetch whose pins have run out
-    float gain;                   // what its use adds to the worth of a row; 0 unless frequency counts
+    float on_use;                 // added, once, to the score of each row it uses
+    float on_arrival;             // the score of a row that takes a slot; 0: the one it has
+    float rescale;                // what `rescale` multiplies all scores by
 };
 
 // ---------------------------------------------------------------------------------- a warp, a grid
@@ -316,15 +318,16 @@ __device__ bool arrived(const Tier &t, i32 slot, u32 stamp, u32 done) {
 __device__ void touch(const Tier &t, const Batch &b, i32 slot, u32 stamp, u32 keeping) {
     const u32 stamped = b.now | (stamp & keeping);
     if (stamp == stamped) return;
-    if (b.gain == 0) t.stamp[slot] = stamped;
-    else if ((atomicExch(t.stamp + slot, stamped) & NUMBER) != b.now) t.key[slot] += b.gain;
+    if (b.on_use == 0) t.stamp[slot] = stamped;
+    else if ((atomicExch(t.stamp + slot, stamped) & NUMBER) != b.now) t.key[slot] += b.on_use;
 }
 
 // Give the slot of an old row, or -1, to another.
 __device__ void change_row(const Tier &t, const Batch &b, i32 slot, i64 old, i64 row) {
-    if (t.worth) {
-        if (old >= 0) t.worth[old] = t.key[slot];
-        t.key[slot] = t.worth[row] + (b.mode == LEASE ? 0 : b.gain);  // `hold` adds it
+    if (t.score) {
+        if (old >= 0) t.score[old] = t.key[slot];
+        t.key[slot] = b.on_arrival != 0 ? b.on_arrival
+                                        : t.score[row] + (b.mode == LEASE ? 0 : b.on_use);  // `hold` adds it
     }
     if (old >= 0) t.slot_of[old] = ABSENT;
     t.row_of[slot] = row;
@@ -347,7 +350,7 @@ __device__ u32 hold(const Tier &t, const Batch &b, bool mine, i32 slot) {
     if (mine) b.held[k] = slot;
     if (mine && slot >= 0) {
         ++t.pins[slot];
-        if (b.gain != 0) t.key[slot] += b.gain;
+        if (b.on_use != 0) t.key[slot] += b.on_use;
     }
     return k;
 }
@@ -881,7 +884,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
         const u32 room = b.mode == PREFETCH ? prefetch_room(t, b) : b.admit ? missed : 0;
         if (room) {
             const u32 wanted = missed < room ? missed : room;
-            if (t.worth) select_victims<true>(t, b, wanted);
+            if (t.score) select_victims<true>(t, b, wanted);
             else select_victims<false>(t, b, wanted);
             grid_barrier(&c->gate);
         }
@@ -961,7 +964,7 @@ extern "C" __global__ void tierstore_abandon(const Tier t, const Batch b) {
         const i32 slot = b.staged_place[k];
         if (slot < 0) continue;
         t.slot_of[b.staged_rows[k]] = ABSENT;
-        if (t.worth) t.worth[b.staged_rows[k]] = t.key[slot];
+        if (t.score) t.score[b.staged_rows[k]] = t.key[slot];
         atomicSub(&t.counters->filled, 1u);
         t.row_of[slot] = -1;
         t.stamp[slot] = 0;
@@ -1112,8 +1115,8 @@ extern "C" __global__ void tierstore_rebase(const Tier t, const Batch b) {
     }
 }
 
-// Multiply what all rows are worth by b.gain, before that grows too large.
+// Multiply all scores by b.rescale, before they grow too large.
 extern "C" __global__ void tierstore_rescale(const Tier t, const Batch b) {
-    for (u64 r = thread(); r < (u64)t.rows; r += threads()) t.worth[r] *= b.gain;
-    for (u64 s = thread(); s < t.capacity; s += threads()) t.key[s] *= b.gain;
+    for (u64 r = thread(); r < (u64)t.rows; r += threads()) t.score[r] *= b.rescale;
+    for (u64 s = thread(); s < t.capacity; s += threads()) t.key[s] *= b.rescale;
 }

@@ -24,10 +24,10 @@ from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
 from tierstore._tiers.gpu.order import Order
 from tierstore._tiers.gpu.ordering import Ordering
 from tierstore._tiers.gpu.prefetch import Fetches
-from tierstore._tiers.gpu.ranking import Worth, goes_by_worth
+from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
-from tierstore.policy import Choice
+from tierstore.policy import PolicySpec
 
 __all__ = ["GpuTier"]
 
@@ -46,7 +46,7 @@ class GpuTier:
     """
 
     def __init__(
-        self, host: HostTier, *, slots: int, device: Device, policy: Choice | None = None
+        self, host: HostTier, *, slots: int, device: Device, policy: PolicySpec | None = None
     ) -> None:
         """Reserve the slots and maps.
 
@@ -63,8 +63,9 @@ class GpuTier:
         self.rows = host.rows
         self.record_bytes = host.record_bytes
         self.slots = min(slots, self.rows)
-        worth = goes_by_worth(policy)
-        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, worth=worth)
+        scores = None if policy is None else policy.on_device()
+        scored = scores is not None
+        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, scored=scored)
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = Arguments(self.memory.argument, self._batch)
@@ -73,7 +74,7 @@ class GpuTier:
             self._staging.bind(self._arguments)
         self.order = Order(device)
         self.ordering = Ordering(host, self.slots)
-        self._worth = Worth(policy, self.memory, self.order) if policy and worth else None
+        self._scores = None if scores is None else Scores(scores, self.memory, self.order)
         self._probe = self.order.kernels["probe"][0]
         self._fence = self.order.kernels["fence"][0]
         self._promote, self._promote_blocks = self.order.kernels["promote"]
@@ -243,7 +244,6 @@ class GpuTier:
             self._rebase()
         self._now += 1
         uses = mode != Mode.PREFETCH
-        gain = self._worth.gain(n) if self._worth is not None and uses else 0.0
         if batch is None:
             batch = self._batch
             if n > self._workspace.size:
@@ -261,7 +261,9 @@ class GpuTier:
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
         batch.expired = self._fetches.expired
-        batch.gain = gain
+        batch.on_use = batch.on_arrival = 0.0
+        if self._scores is not None and uses:
+            self._scores.begin(n, batch)
 
     def describe(
         self, batch: BatchArgument, data: Any, lo: int, hi: int | None, first: int = 0
