@@ -180,7 +180,7 @@ class LateDevice(EmulatedDevice):
         return arena
 
 
-def lacks(tier: TierArgument) -> bool:
+def lacks(tier: Any) -> bool:
     """Whether the batch under way lacks rows or must wait for some."""
     block = (ctypes.c_uint8 * COUNTERS.itemsize).from_address(tier.counters)
     counters = np.frombuffer(block, COUNTERS)[0]

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tests.gpu.model import ArrayTier
-from tierstore._tiers.gpu.abi import REGIONS, Mode
+from tierstore._tiers.gpu.abi import TIER, Mode
 from tierstore._tiers.gpu.ordering import Ordering, stretch
 from tierstore._tiers.host import HostTier
+
+REGIONS = TIER.constants["REGIONS"]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4095, 4096, 4097, 8192, 8193, 16_000_000, 2**33 + 1])

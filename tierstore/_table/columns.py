@@ -10,12 +10,13 @@ import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 
+from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.device import BLOCK, Device, Kernel
-from tierstore._tiers.gpu.source import on_records
 from tierstore.spec import RecordLayout
 
 __all__ = ["Columns"]
 
+_SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
 _MOST_BLOCKS = 2**31 - 1
 
 
@@ -53,8 +54,7 @@ class Columns:
         if key not in self._kernels:
             width = key[1]
             units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
-            source = on_records("tierstore._table", "columns.cu")
-            kernel, _ = device.load(source, way, {"WIDTH": width, "UNITS": units})
+            kernel, _ = device.load(_SOURCE.text, way, {"WIDTH": width, "UNITS": units})
             self._kernels[key] = kernel, _MOST_BLOCKS
         starts = [lo for lo, _ in self.spans]
         # As many blocks as there is work for: a twentieth faster than as many as run at a time.
@@ -67,8 +67,4 @@ class Columns:
 @functools.cache
 def _argument(fields: int) -> type[ctypes.Structure]:
     """Return `struct Columns` for so many fields."""
-
-    class Argument(ctypes.Structure):
-        _fields_ = (("array", ctypes.c_uint64 * fields), ("start", ctypes.c_uint32 * fields))
-
-    return Argument
+    return _SOURCE.structure("Columns", FIELDS=fields)  # type: ignore[no-any-return]

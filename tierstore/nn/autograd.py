@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import weakref
 from collections import deque
@@ -19,7 +18,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.gpu import DeviceLease
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
-from tierstore._tiers.gpu.source import on_records
+from tierstore._tiers.gpu.abi import RECORDS
 from tierstore.errors import ClosedError
 
 __all__ = [
@@ -37,6 +36,8 @@ __all__ = [
 ]
 
 
+_SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
+_Sum: Any = _SOURCE.structure("Sum")
 _EXACT = (torch.float32, torch.float64)
 """Types that `index_add_` sums as that operator does on the CPU, in half the time."""
 
@@ -70,18 +71,11 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     total = values.new_empty(lease.bound, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
     macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
-    source = on_records("tierstore.nn", "sum.cu")
-    lease.run(lease.device.load(source, "clear", macros), work, lease.bound)
-    add = lease.device.load(source, "sum", macros)
+    lease.run(lease.device.load(_SOURCE.text, "clear", macros), work, lease.bound)
+    add = lease.device.load(_SOURCE.text, "sum", macros)
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.run(add, work, len(values), positions=given)
     return total
-
-
-class _Sum(ctypes.Structure):
-    """`struct Sum`."""
-
-    _fields_ = (("each", ctypes.c_uint64), ("total", ctypes.c_uint64), ("dim", ctypes.c_uint32))
 
 
 class Abandoned:

@@ -6,7 +6,6 @@ copy weights and state out of the records and back, and a pass over them for eve
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from tierstore._table.gpu import DeviceLease
 from tierstore._table.table import Table
+from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.device import Device, Kernel
-from tierstore._tiers.gpu.source import on_records
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
@@ -30,6 +29,8 @@ __all__ = ["InSlot"]
 Group = Mapping[str, Any]
 """The options of an optimizer."""
 
+_SOURCE = RECORDS.extended("tierstore.optim", "step.cu")
+_Step: Any = _SOURCE.structure("Step")
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -136,7 +137,7 @@ class _Places:
         self._macros |= {"COMPUTED": _TYPES[computed], "STOCHASTIC": int(at_random)}
         self._kernels: dict[int, tuple[Kernel, int]] = {}
 
-    def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:
+    def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
         """Return what the kernel is to do, all but its numbers."""
         marks = 0 if trained is None else trained.data_ptr()
         work = _Step(gradient.data_ptr(), marks)
@@ -150,8 +151,7 @@ class _Places:
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
         if vector not in self._kernels:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            source = on_records("tierstore.optim", "step.cu")
-            self._kernels[vector] = device.load(source, "step", {**self._macros, **macros})
+            self._kernels[vector] = device.load(_SOURCE.text, "step", {**self._macros, **macros})
         return self._kernels[vector]
 
 
@@ -160,22 +160,6 @@ def _usual(group: Group) -> bool:
     own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
     numbers = [group["lr"], *group.get("betas", ())]
     return not own and not any(isinstance(number, Tensor) for number in numbers)
-
-
-class _Step(ctypes.Structure):
-    """`struct Step`."""
-
-    _fields_ = (
-        ("gradient", ctypes.c_uint64),
-        ("trained", ctypes.c_uint64),
-        ("rows", ctypes.c_uint64),
-        ("dim", ctypes.c_uint32),
-        ("count", ctypes.c_uint32),
-        ("weight", ctypes.c_uint32),
-        ("state", ctypes.c_uint32 * 3),
-        ("number", ctypes.c_float * 8),
-        ("share", ctypes.c_float),
-    )
 
 
 @functools.cache

@@ -9,18 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib.resources import files
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers import memory
+from tierstore._tiers.gpu.abi import TIER
 from tierstore.errors import DeviceError, MissingExtraError
 
 __all__ = ["BLOCK", "CudaDevice", "Device", "Kernel"]
 
-BLOCK = 256
+BLOCK = TIER.constants["THREADS"]
 """Threads of a block, in every kernel."""
 
 Kernel = Callable[[int, int, int], None]
@@ -39,7 +39,7 @@ class Device(Protocol):
         """What torch calls the device: "cuda:0"."""
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
+        """Return a kernel of the tier, and the most blocks of it that can run at a time."""
 
     def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
         """Compile a source with these macros, once, and return its kernel `name` likewise."""
@@ -152,7 +152,6 @@ class CudaDevice:
         self._ranges: dict[str, AbstractContextManager[Any]] = {}
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
-            self._source = files("tierstore._tiers.gpu").joinpath("kernels.cu").read_text()
             self._modules: dict[tuple[str, ...], Any] = {}
             self._kernels: dict[tuple[str, ...], tuple[Kernel, int]] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
@@ -160,8 +159,8 @@ class CudaDevice:
         self.beside: int = self._beside.ptr
 
     def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
-        return self.load(self._source, name, {})
+        """Return a kernel of the tier, and the most blocks of it that can run at a time."""
+        return self.load(TIER.text, name, {})
 
     def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
         """Return a kernel of a source, and the most blocks of it that can run at a time.

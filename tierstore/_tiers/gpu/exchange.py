@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import Arguments, Mode
+from tierstore._tiers.gpu.abi import TIER, Arguments, Mode
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.host import HostTier
@@ -22,7 +22,7 @@ __all__ = ["Staging"]
 
 
 _STAGING_BYTES = 8 << 20
-_LINK_BLOCKS = 64
+_LINK_BLOCKS = TIER.constants["LINK_BLOCKS"]
 
 
 class Staging:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers.epoch import check_lease
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Rows, TierArgument
+from tierstore._tiers.gpu.abi import Arguments, BatchArgument, RowsArgument
 from tierstore._tiers.gpu.device import Kernel
 from tierstore._tiers.gpu.link import AsyncScalar
 
@@ -106,11 +106,11 @@ class GpuLease:
         self._epoch = tier.epoch
         self._released = False
 
-    def _described(self, tier: TierArgument) -> Rows:
+    def _described(self, tier: Any) -> Any:
         """Describe the records to kernels that are not the tier's own."""
         batch = self._batch
         host_changed = tier.host_changed if tier.direct else 0
-        return Rows(
+        return RowsArgument(
             batch.records,
             batch.count,
             batch.positions,

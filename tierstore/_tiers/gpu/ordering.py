@@ -9,17 +9,18 @@ is mapped in pages of 2 MiB, 1.5 instead of 1.7; out of managed memory no less.
 
 from __future__ import annotations
 
-from tierstore._tiers.gpu.abi import REGIONS, Mode
+from tierstore._tiers.gpu.abi import TIER, Mode
 from tierstore._tiers.host import HostTier
 
 __all__ = ["Ordering", "stretch"]
 
+_REGIONS = TIER.constants["REGIONS"]
 _SCATTERED_BYTES = 1 << 30
 
 
 def stretch(rows: int) -> int:
     """Return the binary logarithm of a stretch's rows, so that there are at most `REGIONS`."""
-    return (-(-rows // REGIONS) - 1).bit_length()
+    return (-(-rows // _REGIONS) - 1).bit_length()
 
 
 class Ordering:
@@ -30,7 +31,7 @@ class Ordering:
         scattered: whether the host tier's memory is mapped in so many pages that reads gain too.
     """
 
-    CLAIMS, WAITS = 1, 2
+    CLAIMS, WAITS = TIER.constants["CLAIMS"], TIER.constants["WAITS"]
     """What is put in order: rows to promote, positions of rows that stay where they are."""
 
     def __init__(self, host: HostTier, slots: int) -> None:
@@ -40,7 +41,7 @@ class Ordering:
         """
         self._direct = host.direct
         self._slots = slots
-        self.least = 2 * REGIONS
+        self.least = 2 * _REGIONS
         self.scattered = host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
 
     def of(self, ids: int, mode: int, *, admit: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, TierArgument
+from tierstore._tiers.gpu.abi import TIER, Arguments, BatchArgument
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.memory import Workspace
 
@@ -17,10 +17,10 @@ __all__ = ["Fetch", "Fetches"]
 
 
 _MOST = 62
-_WINDOW = 64
+_WINDOW = TIER.constants["WINDOW"]
 _COPY_BLOCKS = 32
 """Enough to fill the link; more would take multiprocessors from what computes meanwhile."""
-_CERTAIN = 1
+_CERTAIN = TIER.constants["CERTAIN"]
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Fetches:
         expired: number of the last one whose rows may be evicted again though nobody used them.
     """
 
-    def __init__(self, device: Device, tier: TierArgument) -> None:
+    def __init__(self, device: Device, tier: Any) -> None:
         """Start with none."""
         self.newest = 0
         self.expired = 0
