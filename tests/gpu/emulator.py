@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
+def library(code: str = TIER.text, *macros: str) -> ctypes.CDLL:
     """Compile the tier's kernels, or another source, with the host compiler, once a process.
 
     All kernels of a source take two structures of the same types, whatever these are.
@@ -31,7 +31,6 @@ def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         raise FileNotFoundError("g++")
-    code = TIER.text if source is None else source
     first, second = re.findall(r" tierstore_\w+\(const (\w+) \w+, const (\w+) \w+\)", code)[0]
     # A kernel runs for moments: -O2 and -g would take twice as long to compile and save none.
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
@@ -41,7 +40,7 @@ def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
         kernels.write_text(code)
         flags += [f'-DKERNELS="{kernels}"', f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}"]
         flags += [f"-D{macro}" for macro in macros]
-        if source is None:
+        if code == TIER.text:
             flags.append("-DCOUNTERS_TYPE=Counters")
         command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(made)]
         subprocess.run(command, check=True)
@@ -78,19 +77,16 @@ class EmulatedDevice:
         self.waits = 0
         self._seed = seed
 
-    def kernel(self, name: str) -> tuple[device.Kernel, int]:
-        return self._loaded(library(), name)
-
     def load(
-        self, source: str, name: str, macros: Mapping[str, object]
-    ) -> tuple[device.Kernel, int]:
-        return self._loaded(
-            library(source, *(f"{key}={value}" for key, value in macros.items())), name
-        )
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[device.Start, int]:
+        compiled = library(source, *(f"{key}={value}" for key, value in macros.items()))
+        return self._loaded(compiled, name, cooperative=cooperative)
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
+    def _loaded(
+        self, found: ctypes.CDLL, name: str, *, cooperative: bool
+    ) -> tuple[device.Start, int]:
         function = ctypes.cast(getattr(found, f"tierstore_{name}"), ctypes.c_void_p)
-        cooperative = name in device.COOPERATIVE
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
             self._seed += 1

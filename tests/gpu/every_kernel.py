@@ -28,8 +28,8 @@ class Watching:
     def passed(self, event: Any) -> bool:
         return False  # so that batches behind a prefetch launch `fence`
 
-    def kernel(self, name: str) -> Any:
-        launch, blocks = self._device.kernel(name)
+    def load(self, source: str, name: str, macros: Any, **how: bool) -> Any:
+        launch, blocks = self._device.load(source, name, macros, **how)
 
         def noted(*given: int) -> None:
             self.launched.add(name)

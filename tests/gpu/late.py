@@ -95,8 +95,10 @@ class LateDevice(EmulatedDevice):
 
     # -- what a GPU does in the order of a stream
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
-        launch, blocks = super()._loaded(found, name)
+    def _loaded(
+        self, found: ctypes.CDLL, name: str, *, cooperative: bool
+    ) -> tuple[device.Start, int]:
+        launch, blocks = super()._loaded(found, name, cooperative=cooperative)
         sizes = found.size_of_first(), found.size_of_second()
 
         def give(blocks: int, arguments: int, stream: int) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tierstore._door import interrupts_deferred
-from tierstore._table.gpu import DeviceLease
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError
 
 __all__ = [
@@ -38,6 +38,10 @@ __all__ = [
 
 _SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
 _Sum: Any = _SOURCE.structure("Sum")
+_KERNELS = {
+    vector: tuple(Kernel(_SOURCE, name, macros={"VECTOR": vector}) for name in ("clear", "sum"))
+    for vector in (1, 4)
+}
 _EXACT = (torch.float32, torch.float64)
 """Types that `index_add_` sums as that operator does on the CPU, in half the time."""
 
@@ -62,7 +66,7 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
-    if ordered or values.dtype != torch.float32 or not isinstance(lease, DeviceLease):
+    if ordered or values.dtype != torch.float32 or lease.device is None:
         if positions is None:
             positions = torch.as_tensor(lease.positions)
         return sum_by_row(values, positions.reshape(-1), lease.bound)
@@ -70,11 +74,10 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     dim = values.shape[1]
     total = values.new_empty(lease.bound, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
-    lease.run(lease.device.load(_SOURCE.text, "clear", macros), work, lease.bound)
-    add = lease.device.load(_SOURCE.text, "sum", macros)
+    clear, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
+    lease.launch(clear, work, lease.bound)
     given = None if positions is None else (positions.data_ptr(), len(values))
-    lease.run(add, work, len(values), positions=given)
+    lease.launch(add, work, len(values), positions=given)
     return total
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierstore._table.gpu import DeviceLease
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
-from tierstore._tiers.gpu.device import Device, Kernel
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
@@ -70,7 +69,7 @@ class InSlot:
         for another class, float64, and options that ask for a way of its own.
         """
         rule = self._rule
-        if rule is None or not isinstance(lease, DeviceLease) or not _usual(group):
+        if rule is None or lease.device is None or not _usual(group):
             return False
         places = self._found(rule, group)
         if places is None:
@@ -82,7 +81,7 @@ class InSlot:
             work.rows, work.count = rows.data_ptr(), self._state.steps + 1
         numbers = rule.numbers(group, self._state.steps + 1)
         work.number[: len(numbers)] = numbers
-        lease.run(places.kernel(lease.device, gradient), work, lease.bound, writes=places.names)
+        lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
         self._state.count_step()
         return True
 
@@ -135,7 +134,7 @@ class _Places:
         computed = "float32" if at_random else fields[0].dtype
         self.computed: torch.dtype = getattr(torch, computed)
         self._macros |= {"COMPUTED": _TYPES[computed], "STOCHASTIC": int(at_random)}
-        self._kernels: dict[int, tuple[Kernel, int]] = {}
+        self._kernels: dict[int, Kernel] = {}
 
     def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
         """Return what the kernel is to do, all but its numbers."""
@@ -146,12 +145,12 @@ class _Places:
         work.share = 1 / self._dim
         return work
 
-    def kernel(self, device: Device, gradient: Tensor) -> tuple[Kernel, int]:
+    def kernel(self, gradient: Tensor) -> Kernel:
         """Return the kernel, for accesses as wide as the address of a gradient allows."""
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
         if vector not in self._kernels:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            self._kernels[vector] = device.load(_SOURCE.text, "step", {**self._macros, **macros})
+            self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
         return self._kernels[vector]
 
 

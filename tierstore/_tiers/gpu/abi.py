@@ -23,6 +23,7 @@ __all__ = [
     "TIER",
     "Arguments",
     "BatchArgument",
+    "BatchArguments",
     "Mode",
     "RowsArgument",
     "Source",
@@ -193,12 +194,22 @@ class Arguments:
         address: of the array.
     """
 
-    __slots__ = ("_pointers", "address", "batch", "structs", "tier")
+    __slots__ = ("_given", "_pointers", "address", "structs")
 
     def __init__(self, first: Structure, second: Structure) -> None:
         """Point to the structures, which the caller may go on changing between launches."""
-        self.tier: Any = first
-        self.batch: Any = second
+        self._given = first, second
         self.structs = first.struct, second.struct
         self._pointers = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
         self.address = ctypes.addressof(self._pointers)
+
+
+class BatchArguments(Arguments):
+    """A tier and a batch, for the tier's own kernels."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, tier: Structure, batch: BatchArgument) -> None:
+        """Point to both."""
+        super().__init__(tier, batch)
+        self.batch = batch

@@ -18,13 +18,13 @@ from tierstore._tiers import memory
 from tierstore._tiers.gpu.abi import TIER
 from tierstore.errors import DeviceError, MissingExtraError
 
-__all__ = ["BLOCK", "CudaDevice", "Device", "Kernel"]
+__all__ = ["BLOCK", "CudaDevice", "Device", "Start"]
 
 BLOCK = TIER.constants["THREADS"]
 """Threads of a block, in every kernel."""
 
-Kernel = Callable[[int, int, int], None]
-"""A kernel, called with a number of blocks, the address of its argument pointers, and a stream."""
+Start = Callable[[int, int, int], None]
+"""Starts a kernel, given a number of blocks, the address of its argument pointers, and a stream."""
 
 
 class Device(Protocol):
@@ -38,11 +38,14 @@ class Device(Protocol):
     def torch_name(self) -> str:
         """What torch calls the device: "cuda:0"."""
 
-    def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of the tier, and the most blocks of it that can run at a time."""
+    def load(
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[Start, int]:
+        """Return a kernel of a source, and the most blocks of it that can run at a time.
 
-    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
-        """Compile a source with these macros, once, and return its kernel `name` likewise."""
+        A source is compiled once for each set of macros. Blocks of a cooperative kernel wait for
+        each other: they are all started at a time.
+        """
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Show what is launched in a context under a name in the device's profiler."""
@@ -153,21 +156,18 @@ class CudaDevice:
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
             self._modules: dict[tuple[str, ...], Any] = {}
-            self._kernels: dict[tuple[str, ...], tuple[Kernel, int]] = {}
+            self._kernels: dict[tuple[str, ...], tuple[Start, int]] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
         self._streams: dict[int, Any] = {0: cupy.cuda.Stream.null}
         self.beside: int = self._beside.ptr
 
-    def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of the tier, and the most blocks of it that can run at a time."""
-        return self.load(TIER.text, name, {})
-
-    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
+    def load(
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[Start, int]:
         """Return a kernel of a source, and the most blocks of it that can run at a time.
 
-        A source is compiled once for each set of macros, or comes from CuPy's cache on disk.
-        Kernels named in `COOPERATIVE` are launched so that all their blocks do. A launch takes the
-        host about 2 us: the arguments are structures that already lie in memory.
+        A source is compiled once for each set of macros, or comes from CuPy's cache on disk. A
+        launch takes the host about 2 us: the arguments are structures already in memory.
         """
         driver = self._cupy.cuda.driver
         symbol = f"tierstore_{name}"
@@ -184,7 +184,6 @@ class CudaDevice:
             blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
         index, on_device = self.index, self._cupy.cuda.Device(self.index)
 
-        cooperative = name in COOPERATIVE
         start = driver.launchCooperativeKernel if cooperative else driver.launchKernel
         extra = () if cooperative else (0,)
 
@@ -361,7 +360,3 @@ class CudaDevice:
     def await_event(self, event: Any) -> None:
         """Wait on the host until the marker is reached."""
         self._runtime.eventSynchronize(event.ptr)
-
-
-COOPERATIVE = frozenset({"promote", "complete", "abandon"})
-"""Kernels whose blocks wait for each other."""

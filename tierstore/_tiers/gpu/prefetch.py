@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import TIER, Arguments, BatchArgument
+from tierstore._tiers.gpu.abi import TIER, BatchArgument, BatchArguments
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import Workspace
 
 __all__ = ["Fetch", "Fetches"]
@@ -18,8 +19,6 @@ __all__ = ["Fetch", "Fetches"]
 
 _MOST = 62
 _WINDOW = TIER.constants["WINDOW"]
-_COPY_BLOCKS = 32
-"""Enough to fill the link; more would take multiprocessors from what computes meanwhile."""
 _CERTAIN = TIER.constants["CERTAIN"]
 
 
@@ -51,15 +50,13 @@ class Fetches:
         expired: number of the last one whose rows may be evicted again though nobody used them.
     """
 
-    def __init__(self, device: Device, tier: Any) -> None:
+    def __init__(self, launcher: Launcher, device: Device, tier: Any) -> None:
         """Start with none."""
         self.newest = 0
         self.expired = 0
         self._device = device
         self._tier = tier
-        self._move = device.kernel("move")[0]
-        self._announce = device.kernel("announce")[0]
-        self._release, self._most_blocks = device.kernel("release")
+        self._start = launcher.start
         self._queue: deque[Fetch] = deque()
         self._spare: list[Workspace] = []
         self._verdicts = device.stage(4 * _WINDOW)
@@ -89,9 +86,8 @@ class Fetches:
                 batch = BatchArgument()
                 fetch.workspace.bind(batch)
                 batch.count += 4  # of what it holds, behind what it moved
-                arguments = Arguments(self._tier, batch)
-                blocks = min(self._most_blocks, -(-fetch.ids.size // 32))
-                self._release(blocks, arguments.address, stream)
+                arguments = BatchArguments(self._tier, batch)
+                self._start(OWN.RELEASE, arguments, stream, fetch.ids.size)
             self._spare.append(fetch.workspace)
 
     def hold(self, batch: BatchArgument) -> None:
@@ -103,7 +99,7 @@ class Fetches:
 
     def copy(
         self,
-        arguments: Arguments,
+        arguments: BatchArguments,
         workspace: Workspace,
         rows: Any,
         ids: npt.NDArray[np.int64] | None,
@@ -112,8 +108,8 @@ class Fetches:
         """Copy what prefetch number `newest + 1` has planned, behind the marker `planned`."""
         device, beside = self._device, self._device.beside
         device.follow(beside, planned)
-        self._move(_COPY_BLOCKS, arguments.address, beside)
-        self._announce(1, arguments.address, beside)
+        self._start(OWN.MOVE, arguments, beside)
+        self._start(OWN.ANNOUNCE, arguments, beside)
         done = device.event()
         device.record(done, beside)
         self.newest += 1

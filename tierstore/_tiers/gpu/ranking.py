@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument
+from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import GpuMemory
-from tierstore._tiers.gpu.order import Order
 from tierstore.policy.base import DeviceScores
 
 __all__ = ["Scores"]
@@ -17,11 +17,11 @@ class Scores:
     that takes a slot `on_arrival`, if that is not 0; the rows of least score go first.
     """
 
-    def __init__(self, scores: DeviceScores, memory: GpuMemory, order: Order) -> None:
+    def __init__(self, scores: DeviceScores, memory: GpuMemory, launcher: Launcher) -> None:
         """Bring the first scores to the device; raises InvalidInputError for unfit counts."""
         self._scores = scores
         self._memory = memory
-        self._order = order
+        self._launcher = launcher
         first = scores.first(memory.argument.rows)
         if first is not None:
             memory.score(first)
@@ -31,6 +31,6 @@ class Scores:
         tier = self._memory.argument
         step = self._scores.step(ids, tier.capacity)
         if step.rescale != 1:
-            arguments = Arguments(tier, BatchArgument(rescale=step.rescale))
-            self._order.launch("rescale", arguments, tier.rows, self._order.stream)
+            arguments = BatchArguments(tier, BatchArgument(rescale=step.rescale))
+            self._launcher.launch(OWN.RESCALE, arguments, tier.rows, self._launcher.stream)
         batch.on_use, batch.on_arrival = step.on_use, step.on_arrival

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from tierstore._counters import TierStats
 from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Mode
-from tierstore._tiers.gpu.device import BLOCK, Device
+from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
-from tierstore._tiers.gpu.order import Order
 from tierstore._tiers.gpu.ordering import Ordering
 from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.ranking import Scores
@@ -68,27 +68,22 @@ class GpuTier:
         self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, scored=scored)
         self.memory.reach(host)
         self._batch = BatchArgument()
-        self._arguments = Arguments(self.memory.argument, self._batch)
-        self._staging = None if host.direct else Staging(device, host, self.memory)
+        self._arguments = BatchArguments(self.memory.argument, self._batch)
+        self.launcher = launcher = Launcher(device)
+        self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
             self._staging.bind(self._arguments)
-        self.order = Order(device)
         self.ordering = Ordering(host, self.slots)
-        self._scores = None if scores is None else Scores(scores, self.memory, self.order)
-        self._probe = self.order.kernels["probe"][0]
-        self._fence = self.order.kernels["fence"][0]
-        self._promote, self._promote_blocks = self.order.kernels["promote"]
-        # All blocks of `promote` run at a time: beside the copies of a prefetch, leave these room.
-        self._promote_beside = max(2, self._promote_blocks - device.processors)
+        self._scores = None if scores is None else Scores(scores, self.memory, launcher)
         self._workspace = Workspace(device, 0)
         self._filled = False
         self._now = 0
-        self._fetches = Fetches(device, self.memory.argument)
+        self._fetches = Fetches(launcher, device, self.memory.argument)
         self._inbox = Inbox(device)
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox = Mailbox(device)
-        self.leases = PinnedLeases(self.order.launch)
+        self.leases = PinnedLeases(launcher)
         self.epoch = Epoch()
         """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
@@ -156,11 +151,11 @@ class GpuTier:
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
         if not rows.shape[0]:
-            lease = GpuLease(self, 0, BatchArgument(), self.order.enter(stream))
-            self.device.fill(lease.arguments.batch.count, 0, 4, self.order.stream)
+            lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
+            self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream)
-        lease = GpuLease(self, rows.shape[0], self._batch, self.order.stream)
+        lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self.leases.add(lease)
@@ -176,7 +171,7 @@ class GpuTier:
         is left to be promoted when it is used.
         """
         if rows.shape[0]:
-            self._fetch(rows, window, None, self.order.enter(stream))
+            self._fetch(rows, window, None, self.launcher.enter(stream))
 
     def prefetch_for(
         self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
@@ -186,7 +181,8 @@ class GpuTier:
         Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
         """
         if ids.size:
-            stream = self.order.enter(stream)  # the memory of earlier ids may be in use until then
+            # Behind the last work: until then the memory of earlier ids may be in use.
+            stream = self.launcher.enter(stream)
             self._fetch(self.device.upload(ids, stream), window, ids, stream)
 
     def prefetched_for(self, ids: npt.NDArray[np.int64]) -> Any:
@@ -199,7 +195,7 @@ class GpuTier:
         workspace = self._fetches.begin(rows.shape[0], window, stream)
         batch = BatchArgument()
         workspace.bind(batch)
-        arguments = Arguments(self.memory.argument, batch)
+        arguments = BatchArguments(self.memory.argument, batch)
         with self.device.range(Mode.RANGES[Mode.PREFETCH]):
             self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
             batch.arrival += 1
@@ -210,10 +206,10 @@ class GpuTier:
             else:
                 self._fetches.hold(batch)
             self._find(arguments, stream)
-            self._promote(self._promote_beside, arguments.address, stream)
+            self.launcher.start(OWN.PROMOTE_BESIDE_COPIES, arguments, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
-            self.order.mark()
-            self._fetches.copy(arguments, workspace, rows, ids, self.order.last)
+            self.launcher.mark()
+            self._fetches.copy(arguments, workspace, rows, ids, self.launcher.last)
 
     def await_fetches(self) -> None:
         """Wait on the host until no prefetch reads the host tier's memory any more."""
@@ -237,7 +233,7 @@ class GpuTier:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
         if not self._filled:
             self.fill()
-        self.order.enter(stream)
+        self.launcher.enter(stream)
         if self._staging is not None:
             self._staging.pay()
         if self._now >= _LAST_BATCH:
@@ -255,7 +251,7 @@ class GpuTier:
         batch.alone = int(
             self._staging is None
             or self._staging.complete
-            or (uses and self._fetches.reach(rows, self.order.stream))
+            or (uses and self._fetches.reach(rows, self.launcher.stream))
         )
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
@@ -275,23 +271,23 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, blocks = self.order.stream, self._promote_blocks
+        stream, promote = self.launcher.stream, OWN.PROMOTE
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
             self._find(arguments, stream)
             if self._fetches:
-                self._fence(1, arguments.address, stream)
-                blocks = self._promote_beside
-            self._promote(blocks, arguments.address, stream)
+                self.launcher.start(OWN.FENCE, arguments, stream)
+                promote = OWN.PROMOTE_BESIDE_COPIES
+            self.launcher.start(promote, arguments, stream)
             spilled = self._settle(arguments, lease)
-            self.order.mark()
+            self.launcher.mark()
         return spilled
 
-    def _find(self, arguments: Arguments, stream: int) -> None:
-        """Launch `probe`, which takes an id a thread."""
-        self._probe(-(-arguments.batch.n // BLOCK), arguments.address, stream)
+    def _find(self, arguments: BatchArguments, stream: int) -> None:
+        """Launch `probe`, and note that the ids are on their way."""
+        self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(arguments.batch, stream)
 
-    def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+    def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
         if self._staging is None or arguments.batch.alone:
             return np.empty(0, np.int64)
@@ -300,14 +296,14 @@ class GpuTier:
             if lease is None:
                 raise RuntimeError("only leases spill")
             nbytes = records * self.record_bytes
-            lease.spill = self.device.borrow(nbytes, np.uint8, self.order.stream)
+            lease.spill = self.device.borrow(nbytes, np.uint8, self.launcher.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self.order.stream, spill=spill)
+        return self._staging.settle(arguments, self.launcher.stream, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
-        self.device.synchronize(self.order.stream)
+        self.device.synchronize(self.launcher.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
 
@@ -325,7 +321,7 @@ class GpuTier:
         kept = 1 << 24
         self._batch.now = self._now - kept
         self._now = kept
-        self.order.launch("rebase", self._arguments, self.slots, self.order.stream)
+        self.launcher.launch(OWN.REBASE, self._arguments, self.slots, self.launcher.stream)
 
     def _has_room(self, rows: int) -> bool:
         """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
@@ -336,7 +332,7 @@ class GpuTier:
 
     def _drain(self) -> int:
         """Wait for everything under way; return the stream to go on in."""
-        stream = self.order.enter(None)
+        stream = self.launcher.enter(None)
         self._fetches.follow(stream)
         self.device.synchronize(stream)
         return stream
@@ -352,7 +348,7 @@ class GpuTier:
         limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
         listed = limit + 1
         while listed > limit:
-            self.order.launch("flush", self._arguments, self.slots, stream)
+            self.launcher.launch(OWN.FLUSH, self._arguments, self.slots, stream)
             listed = int(self.memory.counters(stream)["evicted"])
             if self._staging is not None:
                 self.memory.clear(("evicted",), stream)
@@ -364,7 +360,7 @@ class GpuTier:
     def _report(self, stream: int) -> None:
         """Have a direct host tier know which of its records were changed in place; waits."""
         if self.host.direct:
-            self.order.launch("report", self._arguments, self.rows // 32 + 1, stream)
+            self.launcher.launch(OWN.REPORT, self._arguments, self.rows // 32 + 1, stream)
             self.device.synchronize(stream)
 
     def discard(self) -> None:
@@ -389,12 +385,12 @@ class GpuTier:
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        self._counts.check(self.order.enter(None))
+        self._counts.check(self.launcher.enter(None))
 
     @property
     def stats(self) -> TierStats:
         """Counters since the tier was made, counted on the device; reading them waits."""
-        return self._counts.stats(self.order.enter(None))
+        return self._counts.stats(self.launcher.enter(None))
 
     def close(self) -> None:
         """Wait for everything under way and give the memory back; changed records are lost."""
