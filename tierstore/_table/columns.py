@@ -22,7 +22,7 @@ class Columns:
     """Fields of records of one layout.
 
     Attributes:
-        layout: where they lie.
+        layout: of the records.
         names: their names, at least one.
     """
 

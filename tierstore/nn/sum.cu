@@ -12,7 +12,7 @@ struct alignas(4 * VECTOR) Pack {
     float at[VECTOR];
 };
 
-// What lies behind the distinct rows stays as it is.
+// Rows behind the distinct ones stay as they are.
 extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {
     const u64 packs = (u64)*rows.count * (sum.dim / VECTOR);
     for (u64 i = wide_thread(); i < packs; i += wide_threads()) ((Pack *)sum.total)[i] = Pack{};

@@ -1,4 +1,4 @@
-// A step of an optimizer on the records of a batch, where they lie.
+// A step of an optimizer on the records of a batch, in place.
 //
 // Every operation is that of torch's optimizers over lists of tensors, in their order and rounded as
 // theirs are: fused where nvcc fuses them there, and to the type of the weights wherever they store.

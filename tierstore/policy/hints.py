@@ -1,4 +1,4 @@
-"""Keeping the rows that announced batches use soonest; others by another ranking.
+"""Keep the rows that announced batches use soonest; others by another ranking.
 
 With batches known about four turnovers of the tier ahead this comes within one to five points of
 the optimum (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",

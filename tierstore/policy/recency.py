@@ -133,7 +133,7 @@ class LRU(Policy):
         self._log_bytes += _bytes_of(slots, batches)
 
     def _put_back(self, slots: Slots, batches: _Batches) -> None:
-        """Let this be the oldest entry of the log."""
+        """Prepend an entry to the log, as its oldest."""
         self._log.appendleft((slots, batches))
         self._log_bytes += _bytes_of(slots, batches)
 

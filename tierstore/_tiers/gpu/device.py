@@ -28,11 +28,15 @@ Start = Callable[[int, int, int], None]
 
 
 class Device(Protocol):
-    """What the GPU tier asks of a device. Streams are the driver's handles, as integers."""
+    """What the GPU tier asks of a device. Streams are the driver's handles, as integers.
+
+    Attributes:
+        processors: its multiprocessors.
+        beside: a stream for copies beside the caller's own.
+    """
 
     processors: int
     beside: int
-    """A stream for copies beside the caller's own."""
 
     @property
     def torch_name(self) -> str:
@@ -60,7 +64,7 @@ class Device(Protocol):
         """Reserve host memory that the device reads and writes."""
 
     def current(self) -> AbstractContextManager[Any]:
-        """Make this the current device for a while."""
+        """Make this the current device for the length of a context."""
 
     def enter(self) -> int:
         """Make this the current device; return what to give to `leave`."""
@@ -81,7 +85,7 @@ class Device(Protocol):
         """Copy a device array to the host, and wait for it."""
 
     def on_host(self, array: Any) -> bool:
-        """Tell whether an array is the host's, not one that the device reads fast."""
+        """Return whether an array is the host's, not one that the device reads fast."""
 
     def export(self, array: Any, kind: str) -> Any:
         """Return a device array as one of "torch" or "cupy", shared, or copied for "numpy"."""
@@ -96,7 +100,7 @@ class Device(Protocol):
         """Return the caller's current stream."""
 
     def capturing(self, stream: int) -> bool:
-        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
+        """Return whether what goes into the stream is recorded for a CUDA graph instead of run."""
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes on the device, in the order of the stream."""
@@ -107,7 +111,7 @@ class Device(Protocol):
     def copy_columns(
         self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
     ) -> None:
-        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely; both there."""
+        """Copy `width` bytes every `pitch`, `rows` times, without gaps; both on the device."""
 
     def synchronize(self, stream: int) -> None:
         """Wait until everything given to the stream so far is done."""
@@ -119,16 +123,16 @@ class Device(Protocol):
         """Put the marker into the stream."""
 
     def follow(self, stream: int, event: Any) -> None:
-        """Let the stream wait, on the device, for the marker."""
+        """Make the stream wait, on the device, for the marker."""
 
     def passed(self, event: Any) -> bool:
-        """Tell, without waiting, whether the marker was reached."""
+        """Return, without waiting, whether the marker was reached."""
 
     def await_event(self, event: Any) -> None:
         """Wait on the host until the marker is reached."""
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One CUDA device. Errors of the driver come as CuPy raises them, but for a missing device."""
 
     def __init__(self, index: int = 0) -> None:
@@ -226,28 +230,23 @@ class CudaDevice:
                 return self._cupy.empty(size, dtype)
 
     def stage(self, nbytes: int) -> memory.Arena:
-        """Reserve pinned host memory."""
         return memory.allocate(nbytes, "pinned")
 
     @property
     def torch_name(self) -> str:
-        """What torch calls the device."""
         return f"cuda:{self.index}"
 
     def current(self) -> AbstractContextManager[Any]:
-        """Make this the current device for a while."""
         context: AbstractContextManager[Any] = self._cupy.cuda.Device(self.index)
         return context
 
     def enter(self) -> int:
-        """Make this the current device, in less than a microsecond if it is; return which was."""
         before = int(self._runtime.getDevice())
         if before != self.index:
             self._runtime.setDevice(self.index)
         return before
 
     def leave(self, before: int) -> None:
-        """Make the device current that was before."""
         if before != self.index:
             self._runtime.setDevice(before)
 
@@ -269,12 +268,10 @@ class CudaDevice:
         return memory.choose(nbytes, self.index)
 
     def free_bytes(self) -> int:
-        """Return the device memory that may still be taken."""
         with self.current():
             return int(self._runtime.memGetInfo()[0])
 
     def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
-        """Copy a host array to the device, in the order of a stream, or CuPy's current one."""
         with self.current():
             if stream is None or stream == self.current_stream():
                 return self._cupy.asarray(array)
@@ -282,13 +279,11 @@ class CudaDevice:
                 return self._cupy.asarray(array)
 
     def download(self, array: Any) -> npt.NDArray[Any]:
-        """Copy a CuPy array to the host, and wait for it."""
         with self.current():
             copied: npt.NDArray[Any] = array.get()
             return copied
 
     def on_host(self, array: Any) -> bool:
-        """Tell whether an array is of NumPy."""
         return isinstance(array, np.ndarray)
 
     def export(self, array: Any, kind: str) -> Any:
@@ -308,55 +303,43 @@ class CudaDevice:
         return int(array.__cuda_array_interface__["data"][0])
 
     def host_pointer(self, arena: memory.Arena, view: npt.NDArray[Any]) -> int:
-        """Return the address of part of a host arena as the device sees it."""
         if arena.device_pointer is None:
             raise DeviceError(f"the GPU cannot read {arena.kind} host memory")
         return arena.device_pointer + view.ctypes.data - arena.array.ctypes.data
 
     def current_stream(self) -> int:
-        """Return CuPy's current stream."""
         return int(self._cupy.cuda.get_current_stream(self.index).ptr)
 
     def capturing(self, stream: int) -> bool:
-        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
         return bool(self._runtime.streamIsCapturing(stream))
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
-        """Set bytes on the device, in the order of the stream."""
         self._runtime.memsetAsync(pointer, value, nbytes, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy bytes between host and device, in the order of the stream."""
         self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
 
     def copy_columns(
         self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
     ) -> None:
-        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely."""
         kind = self._runtime.memcpyDeviceToDevice
         self._runtime.memcpy2DAsync(target, width, source, pitch, width, rows, kind, stream)
 
     def synchronize(self, stream: int) -> None:
-        """Wait until everything given to the stream so far is done."""
         self._runtime.streamSynchronize(stream)
 
     def event(self) -> Any:
-        """Make a marker."""
         with self._cupy.cuda.Device(self.index):
             return self._cupy.cuda.Event(disable_timing=True)
 
     def record(self, event: Any, stream: int) -> None:
-        """Put the marker into the stream."""
         self._runtime.eventRecord(event.ptr, stream)
 
     def follow(self, stream: int, event: Any) -> None:
-        """Let the stream wait, on the device, for the marker."""
         self._runtime.streamWaitEvent(stream, event.ptr)
 
     def passed(self, event: Any) -> bool:
-        """Tell, without waiting, whether the marker was reached."""
         return bool(event.done)
 
     def await_event(self, event: Any) -> None:
-        """Wait on the host until the marker is reached."""
         self._runtime.eventSynchronize(event.ptr)

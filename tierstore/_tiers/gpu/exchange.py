@@ -61,7 +61,7 @@ class Staging:
         }
 
     def bind(self, arguments: BatchArguments) -> None:
-        """Let a batch use this staging."""
+        """Point a batch to this staging."""
         for name, view in self._pointers.items():
             pointer = self._device.host_pointer(self._arena, view)
             setattr(arguments.batch, name, pointer)
@@ -155,7 +155,7 @@ class Staging:
             self._owed = 0
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._pointers.clear()
         empty: npt.NDArray[Any] = np.empty(0, np.uint8)
         self._staged = self._evicted = empty

@@ -41,7 +41,7 @@ class PinnedLeases:
         return sum(lease.bound for lease in self._open)
 
     def add(self, lease: GpuLease) -> None:
-        """Take note of a new lease."""
+        """Add a new lease."""
         self._open.add(lease)
 
     def end(self, lease: GpuLease, stream: int | None) -> None:
@@ -102,7 +102,7 @@ class GpuLease:
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._letter: AsyncScalar | None = None
+        self._count_sent: AsyncScalar | None = None
         self.trimmed = False
         self._seen = tier.changes
         self._epoch = tier.epoch
@@ -222,15 +222,15 @@ class GpuLease:
             return True
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
-        if self._letter is None:
-            self._letter = self._tier.mailbox.post(self._batch.count, stream)
-        if self._letter is None:
+        if self._count_sent is None:
+            self._count_sent = self._tier.mailbox.post(self._batch.count, stream)
+        if self._count_sent is None:
             if not wait:
                 return False
             device.synchronize(stream)
             self.bound = int(device.download(self.count)[0])
-        elif wait or self._letter.arrived:
-            self.bound = self._letter.read()
+        elif wait or self._count_sent.arrived:
+            self.bound = self._count_sent.read()
         else:
             return False
         self.trimmed = True
@@ -250,7 +250,7 @@ class GpuLease:
             self._seen = self._tier.changes
 
     def _wrote(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
-        """Take note that this lease wrote, and write what it changed in copies to their rows."""
+        """Note that this lease wrote, and write what it changed in copies to their rows."""
         self._tier.changes += 1
         if self.spilled.size:
             self._write_through(spans, stream)
@@ -268,10 +268,10 @@ class GpuLease:
             self._tier.write(self.spilled, part, lo, hi, admit=False, stream=stream)
 
     def release(self, *, stream: int | None = None) -> None:
-        """Let the records go. Harmless when repeated, or when the epoch has ended."""
+        """Unpin the records. Harmless when repeated, or when the epoch has ended."""
         if self._released:
             return
         self._tier.leases.end(self, stream)
         self._released = True
-        if self._letter is not None and not self.trimmed:
-            self._letter.drop()
+        if self._count_sent is not None and not self.trimmed:
+            self._count_sent.drop()

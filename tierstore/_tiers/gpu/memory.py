@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tierstore._counters import TierStats
 from tierstore._tiers.gpu.abi import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
 from tierstore._tiers.gpu.device import Device
-from tierstore._tiers.gpu.ordering import stretch
+from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, RowIndexError
 
@@ -29,7 +29,7 @@ _TOTALS = (
 
 
 class Counts:
-    """The counters of a tier: those the host knows by itself, and those it must ask the device for.
+    """The counters of a tier: those that the host keeps, and those that the device keeps.
 
     Attributes:
         known: what the host has counted, and what it has taken over from the device.
@@ -114,7 +114,7 @@ _PER_SLOT: tuple[tuple[str, str], ...] = (
 class GpuMemory:
     """Slots, the map over all rows, marks by slot and the counters; plain device arrays.
 
-    `scored` tells whether rows have scores, a float a row and one a slot.
+    `scored`: whether rows have scores, a float a row and one a slot.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class GpuMemory:
             rows=rows,
             record=record_bytes,
             capacity=slots,
-            stretch=stretch(rows),
+            region_bits=region_bits(rows),
             **{name: device.pointer(array) for name, array in self._arrays.items()},
         )
         device.fill(self.argument.poison, 0xFF, record_bytes, 0)
@@ -217,7 +217,7 @@ class GpuMemory:
             self._device.fill(self.argument.counters + offset, value, dtype.itemsize, stream)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._arrays.clear()
         self._mailbox.close()
 

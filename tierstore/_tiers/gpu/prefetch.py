@@ -47,7 +47,7 @@ class Fetches:
 
     Attributes:
         newest: number of the last prefetch.
-        expired: number of the last one whose rows may be evicted again though nobody used them.
+        expired: number of the last one whose rows may be evicted again even if they were not used.
     """
 
     def __init__(self, launcher: Launcher, device: Device, tier: Any) -> None:
@@ -91,7 +91,7 @@ class Fetches:
             self._spare.append(fetch.workspace)
 
     def hold(self, batch: BatchArgument) -> None:
-        """Let the prefetch to come hold its rows, and say whether it lacks any."""
+        """Make the next prefetch hold its rows and report whether it lacks any."""
         verdicts = self._verdicts.array.view(np.uint32)
         at = (self.newest + 1) % _WINDOW
         verdicts[at] = 0
@@ -143,7 +143,7 @@ class Fetches:
         return bool(self._queue) and not self._device.passed(self._queue[-1].done)
 
     def follow(self, stream: int) -> None:
-        """Let a stream wait, on the device, until all copies are over."""
+        """Make a stream wait, on the device, until all copies are over."""
         for fetch in self._queue:
             self._device.follow(stream, fetch.done)
 
@@ -160,6 +160,6 @@ class Fetches:
         self._spare.clear()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.clear()
         self._verdicts.close()

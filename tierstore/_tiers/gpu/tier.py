@@ -20,9 +20,8 @@ from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
-from tierstore._tiers.gpu.link import Inbox, Mailbox
+from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
-from tierstore._tiers.gpu.ordering import Ordering
 from tierstore._tiers.gpu.prefetch import Fetches
 from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
@@ -244,7 +243,7 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
-        self._inbox.bring(rows, batch, workspace or self._workspace)
+        self._inbox.bring(rows, batch, (workspace or self._workspace).ids)
         batch.n, batch.mode, batch.now = n, mode, self._now
         batch.load, batch.last, batch.admit = 1, 1, int(admit)
         batch.in_order = self.ordering.of(n, mode, admit=admit)
@@ -310,7 +309,7 @@ class GpuTier:
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Have a host tier with room for every row load them all: then none is ever missing.
 
-        The first batch does this where nobody did before. `progress` is called with rows done and
+        The first batch does this if it was not done before. `progress` is called with rows done and
         in all.
         """
         self.host.fill(progress)
@@ -393,7 +392,7 @@ class GpuTier:
         return self._counts.stats(self.launcher.enter(None))
 
     def close(self) -> None:
-        """Wait for everything under way and give the memory back; changed records are lost."""
+        """Wait for everything under way and free the memory; changed records are lost."""
         self.epoch.end(OPENED_ANEW)
         self._drain()
         self.host.before_change = nothing_to_await

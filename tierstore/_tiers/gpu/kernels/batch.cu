@@ -40,13 +40,13 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     const u32 d = block_append(&c->deferred, waits);
     if (waits) {
         (b.in_order & WAITS ? listed_waits(b) : b.deferred)[d] = (u32)position;
-        if (b.in_order & WAITS) atomicAdd(c->waits_in + (row >> t.stretch), 1u);
+        if (b.in_order & WAITS) atomicAdd(c->waits_in + (row >> t.region_bits), 1u);
     }
     const u32 m = block_append(&c->missed, claims);
     if (claims) {
         if (b.in_order & CLAIMS) {
             listed_claims(b)[m] = kept ? ~(i32)position : (i32)position;
-            atomicAdd(c->claims_in + (row >> t.stretch), 1u);
+            atomicAdd(c->claims_in + (row >> t.region_bits), 1u);
         } else {
             b.missed[m] = kept ? ~row : row;
             t.slot_of[row] = FIRST - (i32)m;

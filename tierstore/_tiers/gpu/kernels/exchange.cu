@@ -22,7 +22,7 @@ extern "C" __global__ void tierstore_install(const Tier t, const Batch b) {
     }
 }
 
-// Tell the lease where its rows without a slot lie, once there is room for them.
+// Give the lease the addresses of its rows without a slot, once there is room for them.
 extern "C" __global__ void tierstore_place_spill(const Tier t, const Batch b) {
     const u32 victims = t.counters->victims, missed = t.counters->missed;
     for (u64 m = victims + thread(); m < missed; m += threads())

@@ -9,7 +9,7 @@ struct Rows {
     // For `changed`.
     const i32 *held;         // slot of each record, or -1
     u8 *dirty;               // of each slot
-    u32 *host_changed;       // a bit a row, where records without a slot lie in the host tier; or null
+    u32 *host_changed;       // a bit a row, for records without a slot, which are in the host tier; or null
     u64 host;                // address of row 0 there
     i64 record;              // bytes
 };

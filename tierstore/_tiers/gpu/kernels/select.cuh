@@ -7,7 +7,7 @@ __device__ bool evictable(const Tier &t, const Batch &b, u64 slot, u32 stamp) {
     return !(stamp & AHEAD) || (i32)(t.arrival[slot] - b.expired) <= 0;
 }
 
-// Load the words of neighbouring slots; what lies behind the last slot is `otherwise`.
+// Load the words of neighbouring slots; those behind the last slot are `otherwise`.
 __device__ void load_words(const Tier &t, const u32 *words, u64 first, u32 otherwise, u32 *word) {
     if (first + STAMPS <= t.capacity) {
         const uint4 *const source = (const uint4 *)(words + first);

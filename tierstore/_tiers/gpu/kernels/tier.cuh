@@ -36,7 +36,7 @@ static const u32 WINDOW = 64;     // most prefetches whose rows may be pinned
 static const u32 REGIONS = 4096;  // of host memory, at most
 static const u32 LINK_BLOCKS = 64;  // blocks that use the link at once: more do not make it faster
 
-// Counts that outlive a launch. `gate` and the counts by bin or stretch are zero between batches. The
+// Counts that outlive a launch. `gate` and the counts by bin or region are zero between batches. The
 // scalars come first: the host reads those alone.
 struct Counters {
     u64 bad_position;             // of the first id outside the table, in its batch
@@ -54,7 +54,7 @@ struct Counters {
     u32 gate;                     // grid_barrier
     u32 moves[WINDOW];            // slots that each recent prefetch took
     u32 histogram[PASSES][BINS];
-    u32 claims_in[REGIONS], waits_in[REGIONS];      // of each stretch: how many there are,
+    u32 claims_in[REGIONS], waits_in[REGIONS];      // of each region: how many there are,
     u32 claims_done[REGIONS], waits_done[REGIONS];  // and how many are in order
 };
 
@@ -77,7 +77,7 @@ struct Tier {
     float *key;                   // [capacity]: the score of the row in the slot
     i64 rows, record;
     u32 capacity, direct;
-    u32 stretch;                  // 2^stretch rows follow each other in one stretch of host memory
+    u32 region_bits;              // 2^region_bits neighbouring rows are one region of host memory
 };
 
 // One batch, its workspace, and what a lease or the staging adds.
@@ -93,7 +93,7 @@ struct Batch {
     i32 *place;                   // their slots
     u32 *contest;                 // for rows without a slot: what mark is for a slot
     i32 *entry;                   // READ: slot of each position, or DEFERRED, or OUTSIDE
-    i64 *leaving;                 // prefetch: dirty row that the slot must first give up, or -1
+    i64 *leaving;                 // prefetch: dirty row that must leave the slot first, or -1
     // A lease: its distinct records in some order.
     u64 *records;                 // address of each record
     i64 *rows;                    // its row
