@@ -115,6 +115,18 @@ def test_a_score_on_arrival_makes_first_in_first_out(place: Place, way: str) -> 
             twin.check()
 
 
+def test_a_prefetched_row_gets_a_score_on_arrival(place: Place) -> None:
+    with Twin(place, rows=20, slots=6, policy=_FirstIn()) as twin:
+        for row in (0, 1, 2, 3):
+            twin.read(np.array([row]))
+        twin.tier.fetch(place.put(np.array([10])), 2)
+        for row in (10, 11, 12):
+            twin.read(np.array([row]))
+        row_of = place.get(twin.tier.memory._arrays["row_of"])
+        assert set(row_of.tolist()) == {1, 2, 3, 10, 11, 12}
+        twin.check()
+
+
 @pytest.mark.parametrize("policy", SPECS.values(), ids=SPECS)
 def test_a_store_with_a_policy_on_both_tiers(tmp_path: Path, place: Place, policy: Any) -> None:
     spec = {"t": TableSpec(ROWS, 8, init=tierstore.normal(seed=2))}

@@ -98,7 +98,8 @@ class ScoreStep:
 
     Attributes:
         on_use: added, once, to the score of each row that the batch uses.
-        on_arrival: the score of a row that takes a slot; 0 leaves it the score it has.
+        on_arrival: the score of a row that takes a slot, by this batch or by a prefetch before the
+            next; 0 leaves it the score it has.
         rescale: all scores are multiplied by this before the batch.
     """
 

@@ -113,15 +113,15 @@ class GpuLease:
         batch = self._batch
         host_changed = tier.host_changed if tier.direct else 0
         return RowsArgument(
-            batch.records,
-            batch.count,
-            batch.positions,
-            batch.n,
-            batch.held,
-            tier.dirty,
-            host_changed,
-            tier.host,
-            tier.record,
+            records=batch.records,
+            count=batch.count,
+            positions=batch.positions,
+            n=batch.n,
+            held=batch.held,
+            dirty=tier.dirty,
+            host_changed=host_changed,
+            host=tier.host,
+            record=tier.record,
         )
 
     @property

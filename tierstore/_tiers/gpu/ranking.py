@@ -22,15 +22,23 @@ class Scores:
         self._scores = scores
         self._memory = memory
         self._launcher = launcher
+        self._on_arrival = 0.0
         first = scores.first(memory.argument.rows)
         if first is not None:
             memory.score(first)
 
-    def begin(self, ids: int, batch: BatchArgument) -> None:
-        """Tell `batch`, which begins and is of so many ids, what it does to scores."""
+    def begin(self, ids: int, batch: BatchArgument, *, uses: bool) -> None:
+        """Set what `batch`, of so many ids, does to scores.
+
+        A prefetch does not use its rows: they arrive as those of the last batch did.
+        """
+        if not uses:
+            batch.on_use, batch.on_arrival = 0.0, self._on_arrival
+            return
         tier = self._memory.argument
         step = self._scores.step(ids, tier.capacity)
         if step.rescale != 1:
             arguments = BatchArguments(tier, BatchArgument(rescale=step.rescale))
             self._launcher.launch(OWN.RESCALE, arguments, tier.rows, self._launcher.stream)
-        batch.on_use, batch.on_arrival = step.on_use, step.on_arrival
+        batch.on_use = step.on_use
+        batch.on_arrival = self._on_arrival = step.on_arrival

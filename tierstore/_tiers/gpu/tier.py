@@ -256,9 +256,8 @@ class GpuTier:
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
         batch.expired = self._fetches.expired
-        batch.on_use = batch.on_arrival = 0.0
-        if self._scores is not None and uses:
-            self._scores.begin(n, batch)
+        if self._scores is not None:
+            self._scores.begin(n, batch, uses=uses)
 
     def describe(
         self, batch: BatchArgument, data: Any, lo: int, hi: int | None, first: int = 0
