@@ -44,10 +44,8 @@ class Policy(ABC):
     A policy sees rows and slots, never bytes. It gives up the slots of least score; ties are open.
     """
 
-    @property
-    def keeps_batch(self) -> bool:
-        """Whether rows of the current batch stay until it ends, even those already copied."""
-        return True
+    keeps_batch: bool = True
+    """Whether rows of the current batch stay until it ends, even those already copied."""
 
     @property
     @abstractmethod

@@ -18,11 +18,12 @@ __all__ = ["NO_ROWS", "Keys", "Ranked", "RankedSpec", "Ranking"]
 
 Keys = npt.NDArray[np.uint32]
 
+NO_ROWS = np.empty(0, np.int64)
+
 _FREE = np.uint32(2**32 - 1)
 _HELD = np.uint32(2**32 - 2)
 _SAMPLE = 1 << 16
 _NONE = np.empty(0, np.int32)
-NO_ROWS = np.empty(0, np.int64)
 _AT_ONCE = 8
 _SHARE = 64
 
@@ -89,6 +90,7 @@ class Ranked(Policy):
     ) -> None:
         """Start with no slot in use."""
         self.ranking = ranking
+        self.keeps_batch = ranking.keeps_batch
         self._slot_of = slot_of
         self._row_of = row_of
         self._keys = np.full(row_of.size, _FREE)
@@ -101,10 +103,6 @@ class Ranked(Policy):
     def bytes_for(slots: int) -> int:
         """Bytes beside the ranking's: a key a slot."""
         return 4 * slots
-
-    @property
-    def keeps_batch(self) -> bool:
-        return self.ranking.keeps_batch
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +145,7 @@ class Ranked(Policy):
 
     def touch(self, slots: Slots, *, done: bool = False) -> None:
         """Hold `slots` until the batch ends; then they get their rows' keys."""
-        if done and not self.ranking.keeps_batch:
+        if done and not self.keeps_batch:
             self._assign(slots)
             return
         self._keys[slots] = _HELD
