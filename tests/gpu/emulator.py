@@ -17,21 +17,20 @@ import numpy as np
 
 from tierstore._tiers import memory
 from tierstore._tiers.gpu import device
+from tierstore._tiers.gpu.abi import TIER
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parent.parent / "tierstore" / "_tiers/gpu/kernels.cu"
 
 
 @functools.cache
-def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
-    """Compile kernels.cu, or another source, with the host compiler, once a process.
+def library(code: str = TIER.text, *macros: str) -> ctypes.CDLL:
+    """Compile the tier's kernels, or another source, with the host compiler, once a process.
 
     All kernels of a source take two structures of the same types, whatever these are.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         raise FileNotFoundError("g++")
-    code = KERNELS.read_text() if source is None else source
     first, second = re.findall(r" tierstore_\w+\(const (\w+) \w+, const (\w+) \w+\)", code)[0]
     # A kernel runs for moments: -O2 and -g would take twice as long to compile and save none.
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-ffp-contract=off"]
@@ -41,11 +40,23 @@ def library(source: str | None = None, *macros: str) -> ctypes.CDLL:
         kernels.write_text(code)
         flags += [f'-DKERNELS="{kernels}"', f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}"]
         flags += [f"-D{macro}" for macro in macros]
-        if source is None:
+        if code == TIER.text:
             flags.append("-DCOUNTERS_TYPE=Counters")
         command = [compiler, *flags, str(HERE / "emulator.cpp"), "-o", str(made)]
         subprocess.run(command, check=True)
         return ctypes.CDLL(str(made))
+
+
+def syntax_errors(source: str, *macros: str) -> str:
+    """What the host compiler has to say against a source."""
+    first, second = re.findall(r" tierstore_\w+\(const (\w+) \w+, const (\w+) \w+\)", source)[0]
+    with tempfile.TemporaryDirectory(prefix="tierstore-emulator-") as folder:
+        kernels = Path(folder, "kernels.cu")
+        kernels.write_text(source)
+        flags = [f'-DKERNELS="{kernels}"', f"-DFIRST_TYPE={first}", f"-DSECOND_TYPE={second}"]
+        flags += [f"-D{macro}" for macro in macros]
+        command = ["g++", "-std=c++17", "-fsyntax-only", *flags, str(HERE / "emulator.cpp")]
+        return subprocess.run(command, capture_output=True, text=True).stderr
 
 
 class OnDevice(np.ndarray):
@@ -66,19 +77,16 @@ class EmulatedDevice:
         self.waits = 0
         self._seed = seed
 
-    def kernel(self, name: str) -> tuple[device.Kernel, int]:
-        return self._loaded(library(), name)
-
     def load(
-        self, source: str, name: str, macros: Mapping[str, object]
-    ) -> tuple[device.Kernel, int]:
-        return self._loaded(
-            library(source, *(f"{key}={value}" for key, value in macros.items())), name
-        )
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[device.Start, int]:
+        compiled = library(source, *(f"{key}={value}" for key, value in macros.items()))
+        return self._loaded(compiled, name, cooperative=cooperative)
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
+    def _loaded(
+        self, found: ctypes.CDLL, name: str, *, cooperative: bool
+    ) -> tuple[device.Start, int]:
         function = ctypes.cast(getattr(found, f"tierstore_{name}"), ctypes.c_void_p)
-        cooperative = name in device.COOPERATIVE
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
             self._seed += 1

@@ -5,18 +5,14 @@ compute-sanitizer --tool racecheck python -m tests.gpu.every_kernel
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.gpu.conftest import Place, cuda_device
 from tests.gpu.model import Twin
-from tierstore._tiers.gpu import tier as gpu_tier
+from tierstore._tiers.gpu.abi import TIER
 from tierstore.policy import lfu, lru
-
-KERNELS = Path(gpu_tier.__file__).parent / "kernels.cu"
 
 
 class Watching:
@@ -32,8 +28,8 @@ class Watching:
     def passed(self, event: Any) -> bool:
         return False  # so that batches behind a prefetch launch `fence`
 
-    def kernel(self, name: str) -> Any:
-        launch, blocks = self._device.kernel(name)
+    def load(self, source: str, name: str, macros: Any, **how: bool) -> Any:
+        launch, blocks = self._device.load(source, name, macros, **how)
 
         def noted(*given: int) -> None:
             self.launched.add(name)
@@ -82,7 +78,7 @@ def fail_once(twin: Twin) -> None:
 
 
 def all_kernels() -> set[str]:
-    return set(re.findall(r"void tierstore_(\w+)\(", KERNELS.read_text()))
+    return set(TIER.kernels)
 
 
 if __name__ == "__main__":

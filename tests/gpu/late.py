@@ -95,8 +95,10 @@ class LateDevice(EmulatedDevice):
 
     # -- what a GPU does in the order of a stream
 
-    def _loaded(self, found: ctypes.CDLL, name: str) -> tuple[device.Kernel, int]:
-        launch, blocks = super()._loaded(found, name)
+    def _loaded(
+        self, found: ctypes.CDLL, name: str, *, cooperative: bool
+    ) -> tuple[device.Start, int]:
+        launch, blocks = super()._loaded(found, name, cooperative=cooperative)
         sizes = found.size_of_first(), found.size_of_second()
 
         def give(blocks: int, arguments: int, stream: int) -> None:
@@ -180,7 +182,7 @@ class LateDevice(EmulatedDevice):
         return arena
 
 
-def lacks(tier: TierArgument) -> bool:
+def lacks(tier: Any) -> bool:
     """Whether the batch under way lacks rows or must wait for some."""
     block = (ctypes.c_uint8 * COUNTERS.itemsize).from_address(tier.counters)
     counters = np.frombuffer(block, COUNTERS)[0]

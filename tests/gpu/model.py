@@ -15,7 +15,7 @@ from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
-from tierstore.policy import Choice
+from tierstore.policy import PolicySpec
 
 
 class ArrayTier:
@@ -56,7 +56,7 @@ class Twin:
         slots: int = 10,
         host_slots: int | None = None,
         chunk: int | None = None,
-        policy: Choice | None = None,
+        policy: PolicySpec | None = None,
         seed: int = 0,
     ) -> None:
         self.rng = np.random.default_rng(seed)

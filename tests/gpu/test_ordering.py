@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from tests.gpu.model import ArrayTier
-from tierstore._tiers.gpu.abi import REGIONS, Mode
-from tierstore._tiers.gpu.ordering import Ordering, stretch
+from tierstore._tiers.gpu.abi import TIER, Mode
+from tierstore._tiers.gpu.link import Ordering, region_bits
 from tierstore._tiers.host import HostTier
+
+REGIONS = TIER.constants["REGIONS"]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4095, 4096, 4097, 8192, 8193, 16_000_000, 2**33 + 1])
-def test_stretches_cover_every_row(rows: int) -> None:
-    size = stretch(rows)
+def test_regions_cover_every_row(rows: int) -> None:
+    size = region_bits(rows)
     assert (rows - 1) >> size < REGIONS
     assert size == 0 or (rows - 1) >> (size - 1) >= REGIONS
 

@@ -1,4 +1,4 @@
-"""A GPU tier by frequency or by given counts gives up the rows of least worth."""
+"""A GPU tier gives up the rows of least score, whatever the policy."""
 
 from __future__ import annotations
 
@@ -11,36 +11,24 @@ import pytest
 import tierstore
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
-from tests.policy.naive import NaiveLFU, NaiveStatic
+from tests.policy.naive import device_twin, examples
 from tierstore import Budget, TableSpec
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore.errors import InvalidInputError
-from tierstore.policy import lfu, lookahead, lru, static
+from tierstore.policy import DeviceScores, ScoreStep, lfu, lru, static
+from tierstore.policy.recency import LRUSpec
 
 ROWS, SLOTS = 300, 90
 COUNTS = np.random.default_rng(5).permutation(ROWS).astype(np.float32)
-HALF_LIFE = 6.0
+SPECS = examples(ROWS)
 
 
-def naive(name: str) -> Any:
-    if name == "static":
-        return NaiveStatic(ROWS, COUNTS)
-    return NaiveLFU(ROWS, HALF_LIFE)
-
-
-POLICIES = {
-    "lfu": lfu(HALF_LIFE),
-    "static": static(COUNTS),
-    "lookahead": lookahead(lfu(HALF_LIFE)),
-}
-
-
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("way", ["read", "write", "lease"])
-def test_rows_of_least_worth_go_first(place: Place, name: str, way: str) -> None:
-    expected = naive(name)
+def test_rows_of_least_score_go_first(place: Place, name: str, way: str) -> None:
+    expected = device_twin(SPECS[name], ROWS)
     host_slots = ROWS if way != "lease" else 200
-    with Twin(place, rows=ROWS, slots=SLOTS, host_slots=host_slots, policy=POLICIES[name]) as twin:
+    with Twin(place, rows=ROWS, slots=SLOTS, host_slots=host_slots, policy=SPECS[name]) as twin:
         before: set[int] = set()
         given_up = 0
         for _ in range(40):
@@ -56,22 +44,22 @@ def test_rows_of_least_worth_go_first(place: Place, name: str, way: str) -> None
             assert set(ids.tolist()) <= after
             gone, kept = before - after, before & after - set(ids.tolist())
             if gone and kept:
-                most = max(expected.worth[row] for row in gone)
-                assert most <= min(expected.worth[row] for row in kept) * (1 + 1e-5)
+                most = max(expected.score[row] for row in gone)
+                assert most <= min(expected.score[row] for row in kept) * (1 + 1e-5)
                 given_up += len(gone)
             before = after
         assert given_up > 100
         twin.check()
 
 
-def test_worth_is_rescaled_before_it_overflows(place: Place) -> None:
-    """With a half-life of a batch worth doubles with each; a float ends after 127 of them."""
+def test_scores_are_rescaled_before_it_overflows(place: Place) -> None:
+    """With a half-life of a batch the scores double with each; a float ends after 127 of them."""
     with Twin(place, rows=50, slots=10, policy=lfu(1)) as twin:
         often = np.arange(5)
         for step in range(300):
             twin.read(often if step % 2 else np.arange(10 + step % 30, 14 + step % 30))
-        worth = place.get(twin.tier.memory._arrays["key"])
-        assert np.isfinite(worth).all()
+        scores = place.get(twin.tier.memory._arrays["key"])
+        assert np.isfinite(scores).all()
         row_of = place.get(twin.tier.memory._arrays["row_of"])
         assert set(often.tolist()) <= set(row_of.tolist())
 
@@ -88,15 +76,58 @@ def test_counts_keep_their_rows_where_recency_would_not(place: Place) -> None:
     assert misses[1] < misses[0] * 0.9
 
 
-def test_memory_of_worth_is_in_the_budget() -> None:
+def test_memory_of_scores_is_in_the_budget() -> None:
     for nbytes in (10_000_000, 123_456_789):
-        slots = GpuMemory.slots_for(1_000_000, 512, nbytes, worth=True)
-        assert GpuMemory.bytes_for(1_000_000, 512, slots, worth=True) <= nbytes
-        assert GpuMemory.bytes_for(1_000_000, 512, slots + 1, worth=True) > nbytes
+        slots = GpuMemory.slots_for(1_000_000, 512, nbytes, scored=True)
+        assert GpuMemory.bytes_for(1_000_000, 512, slots, scored=True) <= nbytes
+        assert GpuMemory.bytes_for(1_000_000, 512, slots + 1, scored=True) > nbytes
         assert slots < GpuMemory.slots_for(1_000_000, 512, nbytes)
 
 
-@pytest.mark.parametrize("policy", ["lfu", "lookahead", static(COUNTS)], ids=str)
+class _ByArrival(DeviceScores):
+    """The batch that brought a row, whatever uses it afterwards."""
+
+    def __init__(self) -> None:
+        self.batch = 0
+
+    def step(self, ids: int, slots: int) -> ScoreStep:
+        self.batch += 1
+        return ScoreStep(on_arrival=float(self.batch))
+
+
+class _FirstIn(LRUSpec):
+    """A policy whose rows keep the score they arrived with; no name, so that it is not found."""
+
+    def on_device(self) -> DeviceScores:
+        return _ByArrival()
+
+
+@pytest.mark.parametrize("way", ["read", "write", "lease"])
+def test_a_score_on_arrival_makes_first_in_first_out(place: Place, way: str) -> None:
+    for policy, expected in ((_FirstIn(), {3, 10, 11, 12}), (lru(), {0, 10, 11, 12})):
+        with Twin(place, rows=20, slots=4, policy=policy) as twin:
+            for row in (0, 1, 2, 3, 0, 0, 10, 11, 12):
+                getattr(twin, way)(np.array([row]))
+                if way == "lease":
+                    twin.release()
+            row_of = place.get(twin.tier.memory._arrays["row_of"])
+            assert set(row_of.tolist()) == expected
+            twin.check()
+
+
+def test_a_prefetched_row_gets_a_score_on_arrival(place: Place) -> None:
+    with Twin(place, rows=20, slots=6, policy=_FirstIn()) as twin:
+        for row in (0, 1, 2, 3):
+            twin.read(np.array([row]))
+        twin.tier.fetch(place.put(np.array([10])), 2)
+        for row in (10, 11, 12):
+            twin.read(np.array([row]))
+        row_of = place.get(twin.tier.memory._arrays["row_of"])
+        assert set(row_of.tolist()) == {1, 2, 3, 10, 11, 12}
+        twin.check()
+
+
+@pytest.mark.parametrize("policy", SPECS.values(), ids=SPECS)
 def test_a_store_with_a_policy_on_both_tiers(tmp_path: Path, place: Place, policy: Any) -> None:
     spec = {"t": TableSpec(ROWS, 8, init=tierstore.normal(seed=2))}
     path = tmp_path / "s.tier"

@@ -6,11 +6,13 @@ import pytest
 from tests.gpu.conftest import Place
 from tests.gpu.every_kernel import all_kernels, reach_every_kernel
 from tests.gpu.model import Twin
-from tierstore.policy import lfu, lookahead, lru, static
+from tests.policy.naive import examples
+from tierstore.policy import PolicySpec
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_work(place: Place, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("policy", PolicySpec.registry)
+def test_random_work(place: Place, policy: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.choice([1, 5, 100, 700]))
     with Twin(
@@ -20,7 +22,7 @@ def test_random_work(place: Place, seed: int) -> None:
         slots=int(rng.choice([1, 2, 10, 60, rows])),
         host_slots=int(rng.choice([1, 7, 50, rows])) if seed % 2 else rows,
         chunk=int(rng.integers(1, 9)) if seed % 3 == 0 else None,
-        policy=[None, lru(), lfu(3), static(rng.random(rows)), lookahead(), None][seed // 4],
+        policy=examples(rows)[policy],
         seed=seed,
     ) as twin:
         twin.work(50, discards=True)

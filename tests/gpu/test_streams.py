@@ -39,8 +39,8 @@ class Watched(EmulatedDevice):
         self.downloads += 1
         return super().download(array)
 
-    def _loaded(self, *given: Any) -> Any:
-        kernel, blocks = super()._loaded(*given)
+    def _loaded(self, *given: Any, **how: bool) -> Any:
+        kernel, blocks = super()._loaded(*given, **how)
 
         def launch(blocks: int, arguments: int, stream: int) -> None:
             self.streams.add(stream)

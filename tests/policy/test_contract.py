@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.policy import naive
+from tests.policy.naive import examples, twin
 from tierstore import policy
 from tierstore._tiers.slots import CachedSlots
+from tierstore.policy import PolicySpec
 
 ROWS, SLOTS, BATCH = 3000, 1500, 60
-COUNTS = np.random.default_rng(5).permutation(ROWS)
+SPECS = {
+    **examples(ROWS),
+    "lfu, forgetful": policy.lfu(half_life=0.25),
+    "lookahead on lru": policy.lookahead("lru"),
+}
 
 
-@dataclass
 class Pair:
     """A policy and its naive twin."""
 
-    choice: policy.Choice
-    twin: Any
+    def __init__(self, spec: PolicySpec) -> None:
+        self.spec = spec
+        self.twin: Any = twin(spec, ROWS)
 
 
-def pairs() -> dict[str, Pair]:
-    return {
-        "lru": Pair(policy.lru(), naive.NaiveLRU(ROWS)),
-        "lfu": Pair(policy.lfu(half_life=7), naive.NaiveLFU(ROWS, half_life=7)),
-        "lfu, forgetful": Pair(policy.lfu(half_life=0.25), naive.NaiveLFU(ROWS, half_life=0.25)),
-        "static": Pair(policy.static(COUNTS), naive.NaiveStatic(ROWS, COUNTS)),
-        "lookahead": Pair(policy.lookahead("lru"), naive.NaiveLookahead(ROWS)),
-    }
-
-
-def make(choice: policy.Choice, rows: int = ROWS, slots: int = SLOTS) -> CachedSlots:
-    return CachedSlots(rows, slots, choice, lambda name, size, dtype: np.zeros(size, dtype))
+def make(spec: PolicySpec, rows: int = ROWS, slots: int = SLOTS) -> CachedSlots:
+    return CachedSlots(rows, slots, spec, lambda name, size, dtype: np.zeros(size, dtype))
 
 
 def load(slots: CachedSlots, rows: np.ndarray, *, force: bool = False) -> np.ndarray:
@@ -62,9 +56,9 @@ def run(slots: CachedSlots, rows: np.ndarray, *, force: bool = False) -> np.ndar
     return gone
 
 
-@pytest.fixture(params=pairs())
+@pytest.fixture(params=SPECS)
 def pair(request: pytest.FixtureRequest) -> Pair:
-    return pairs()[request.param]
+    return Pair(SPECS[request.param])
 
 
 def batch(rng: np.random.Generator, count: int = BATCH) -> np.ndarray:
@@ -73,10 +67,10 @@ def batch(rng: np.random.Generator, count: int = BATCH) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_rows_that_go_are_those_worth_least(pair, seed):
-    """No row that stays, and was not in the batch, is worth less than one that went."""
+def test_the_rows_of_least_score_go_first(pair, seed):
+    """No row that stays, and was not in the batch, scores less than one that went."""
     rng = np.random.default_rng(seed)
-    slots = make(pair.choice)
+    slots = make(pair.spec)
     ahead = [batch(rng) for _ in range(5)]
     for each in ahead:
         slots.announce(each)
@@ -90,16 +84,16 @@ def test_the_rows_that_go_are_those_worth_least(pair, seed):
         pair.twin.use(rows)
         gone = run(slots, rows, force=bool(rng.random() < 0.3))
         went += gone.size
-        worth = np.maximum(pair.twin.worth, 1e-35)  # less is as good as never used
+        score = np.maximum(pair.twin.score, 1e-35)  # less is as good as never used
         stayed = np.setdiff1d(slots.row_of[slots.row_of >= 0], rows)
         if gone.size:
-            least = worth[stayed].min()
-            assert (worth[gone] <= least * (1 + 1e-4)).all()
+            least = score[stayed].min()
+            assert (score[gone] <= least * (1 + 1e-4)).all()
     assert went > SLOTS
 
 
 def test_what_it_gives_up_is_distinct_in_use_not_of_the_batch_and_not_barred(pair):
-    slots = make(pair.choice)
+    slots = make(pair.spec)
     for start in range(0, SLOTS, 100):
         run(slots, np.arange(start, start + 100))
     used = np.arange(0, 200)
@@ -120,7 +114,7 @@ def test_what_it_gives_up_is_distinct_in_use_not_of_the_batch_and_not_barred(pai
 
 
 def test_slots_that_are_free_are_no_victims(pair):
-    slots = make(pair.choice)
+    slots = make(pair.spec)
     run(slots, np.arange(50))
     slots.release(slots.lookup(np.arange(10)))
     slots.use(np.arange(1000, 1100))
@@ -129,28 +123,37 @@ def test_slots_that_are_free_are_no_victims(pair):
 
 
 def test_one_slot(pair):
-    slots = make(pair.choice, slots=1)
+    slots = make(pair.spec, slots=1)
     for row in (3, 3, 8, 3):
         run(slots, np.array([row]), force=True)
         assert slots.row_of.tolist() == [row]
 
 
 def test_it_takes_the_memory_it_says(pair):
-    slots = make(pair.choice)
+    slots = make(pair.spec)
     rng = np.random.default_rng(2)
     for _ in range(200):
         run(slots, batch(rng, 500))
-    assert slots.policy.nbytes <= pair.choice.bytes_for(ROWS, SLOTS)
+    assert slots.policy.nbytes <= pair.spec.bytes_for(ROWS, SLOTS)
 
 
 def test_repeats_in_a_batch_count_once(pair):
     """A batch is a set: how often it names a row is nothing to the policy."""
     rng = np.random.default_rng(3)
-    once, many = make(pair.choice), make(pair.choice)
+    once, many = make(pair.spec), make(pair.spec)
     for _ in range(60):
         rows = np.unique(batch(rng))
         run(once, rows, force=True)
         run(many, np.repeat(rows, 3), force=True)
-    if pair.choice.name != "lru":  # among the rows of one batch LRU lets chance decide
+    if pair.spec.name != "lru":  # among the rows of one batch LRU lets chance decide
         assert np.array_equal(np.sort(once.row_of), np.sort(many.row_of))
     assert np.count_nonzero(once.row_of >= 0) == np.count_nonzero(many.row_of >= 0)
+
+
+def test_a_policy_without_a_twin_is_reported():
+    class Unknown(policy.PolicySpec):
+        bytes_for = make = on_device = None  # type: ignore[assignment]
+
+    Unknown.name = "no-such-policy"  # set later, so that it does not register
+    with pytest.raises(LookupError, match=r"no twin: add it to tests/policy/naive\.py"):
+        twin(Unknown(), 5)

@@ -11,8 +11,10 @@ import tierstore
 from tests.policy.test_contract import batch, make, run
 from tierstore import policy
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.policy import PolicySpec
 from tierstore.policy.frequency import AgedFrequency
-from tierstore.policy.hints import Lookahead
+from tierstore.policy.hints import DueSoonest
+from tierstore.policy.ranked import RankedSpec
 from tierstore.policy.recency import Recency
 
 
@@ -110,7 +112,7 @@ def test_lookahead_over_everything_is_the_optimum():
 
 def test_lookahead_finds_its_way_when_batches_are_left_out_or_used_in_parts():
     rng = np.random.default_rng(6)
-    ranking = Lookahead(Recency(3000), 3000, window=8)
+    ranking = DueSoonest(Recency(3000), 3000, window=8)
     batches = [np.unique(batch(rng)) for _ in range(12)]
     for rows in batches[:6]:
         ranking.announce(rows)
@@ -136,6 +138,38 @@ def test_names_and_values_choose_a_policy():
     assert policy.choose(by_table, "other").name == "lru"
 
 
+def test_the_default_is_the_first_name():
+    assert policy.NAMES[0] == policy.choose(None).name == "lru"
+    assert "static" not in policy.NAMES
+
+
+def test_a_declared_policy_is_available_by_name_and_needs_its_gpu_half(monkeypatch):
+    monkeypatch.setattr(PolicySpec, "registry", dict(PolicySpec.registry))
+
+    class Half(RankedSpec):
+        name = "half"
+
+        def ranking(self, rows, slots):
+            return Recency(rows)
+
+        def ranking_bytes(self, rows):
+            return Recency.bytes_for(rows)
+
+    with pytest.raises(TypeError, match="on_device"):
+        policy.choose("half")
+
+    class Whole(Half):
+        name = "whole"
+
+        def on_device(self):
+            return None
+
+    assert isinstance(policy.choose("whole"), Whole)
+    assert isinstance(policy.lookahead("whole").on, Whole)
+    with pytest.raises(InvalidInputError, match=r"there are .*whole"):
+        policy.choose("no-such-policy")
+
+
 def test_what_is_no_policy_is_refused():
     with pytest.raises(InvalidInputError, match="no policy 'no-such-thing'"):
         policy.choose("no-such-thing")
@@ -143,7 +177,7 @@ def test_what_is_no_policy_is_refused():
         policy.choose(7)
     with pytest.raises(InvalidInputError, match="half-life"):
         policy.lfu(half_life=0)
-    with pytest.raises(InvalidInputError, match="not on lookahead"):
+    with pytest.raises(InvalidInputError, match="not 'lookahead'"):
         policy.lookahead("lookahead")
     with pytest.raises(InvalidInputError, match="window"):
         policy.lookahead(window=0)

@@ -25,7 +25,7 @@ __device__ constexpr bool alike() {
 template <bool BACK, u32 FIRST, u32 TOGETHER>
 __device__ void copy(const Rows &rows, const Columns &columns) {
     const u64 all = (u64)*rows.count * EACH[FIRST];
-    for (u64 i = thread(); i < all; i += threads()) {
+    for (u64 i = wide_thread(); i < all; i += wide_threads()) {
         const u64 row = all >> 32 ? i / EACH[FIRST] : (u32)i / EACH[FIRST];
         const u32 within = (u32)(i - row * EACH[FIRST]);
         u8 *const record = (u8 *)rows.records[row];

@@ -6,24 +6,23 @@ once and whole.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 
-from tierstore._tiers.gpu.device import BLOCK, Device, Kernel
-from tierstore._tiers.gpu.source import on_records
+from tierstore._tiers.gpu.abi import RECORDS, Structure
+from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.spec import RecordLayout
 
 __all__ = ["Columns"]
 
-_MOST_BLOCKS = 2**31 - 1
+_SOURCE = RECORDS.extended("tierstore._table", "columns.cu")
 
 
 class Columns:
     """Fields of records of one layout.
 
     Attributes:
-        layout: where they lie.
+        layout: of the records.
         names: their names, at least one.
     """
 
@@ -34,15 +33,12 @@ class Columns:
         self.spans = [layout.span(name) for name in self.names]
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
-        self._kernels: dict[tuple[str, int], tuple[Kernel, int]] = {}
+        self._kernels: dict[tuple[str, int], Kernel] = {}
 
-    def copy(
-        self, device: Device, way: str, arrays: Mapping[str, int], rows: int
-    ) -> tuple[tuple[Kernel, int], ctypes.Structure, int]:
+    def copy(self, way: str, arrays: Mapping[str, int], rows: int) -> tuple[Kernel, Structure, int]:
         """Return the kernel that copies them between records and arrays, its argument, its items.
 
         Args:
-            device: where the records are.
             way: "gather" to the arrays, "scatter" from them.
             arrays: the address of each field's array, `(rows, nbytes)` without gaps.
             rows: at least as many as there are records.
@@ -53,22 +49,16 @@ class Columns:
         if key not in self._kernels:
             width = key[1]
             units = ",".join(str((hi - lo) // width) for lo, hi in self.spans)
-            source = on_records("tierstore._table", "columns.cu")
-            kernel, _ = device.load(source, way, {"WIDTH": width, "UNITS": units})
-            self._kernels[key] = kernel, _MOST_BLOCKS
+            # As many blocks as there is work for: a twentieth faster than as many as run at a time.
+            macros = {"WIDTH": width, "UNITS": units}
+            self._kernels[key] = Kernel(_SOURCE, way, as_large_as_the_work, macros)
         starts = [lo for lo, _ in self.spans]
-        # As many blocks as there is work for: a twentieth faster than as many as run at a time.
         units_each = max(hi - lo for lo, hi in self.spans) // key[1]
-        blocks = max(1, -(-rows * units_each // BLOCK))
         work = self._argument(tuple(addresses), tuple(starts))
-        return self._kernels[key], work, 32 * blocks
+        return self._kernels[key], work, rows * units_each
 
 
 @functools.cache
-def _argument(fields: int) -> type[ctypes.Structure]:
+def _argument(fields: int) -> type[Structure]:
     """Return `struct Columns` for so many fields."""
-
-    class Argument(ctypes.Structure):
-        _fields_ = (("array", ctypes.c_uint64 * fields), ("start", ctypes.c_uint32 * fields))
-
-    return Argument
+    return _SOURCE.structure("Columns", FIELDS=fields)  # type: ignore[no-any-return]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,9 @@ from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.gpu import GpuTier
-from tierstore._tiers.gpu.device import Device, Kernel
+from tierstore._tiers.gpu.abi import Structure
+from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore.errors import (
     CapacityError,
@@ -282,7 +283,7 @@ class DeviceLease:
 
     @property
     def device(self) -> Device:
-        """Where it is, which compiles kernels for `run`."""
+        """Where it is."""
         return self._access.device
 
     def trim(self, *, wait: bool) -> bool:
@@ -296,23 +297,20 @@ class DeviceLease:
             self._ids = Ids(self._ids.rows, (self.bound,), self._kind)
         return trimmed
 
-    def run(
+    def launch(
         self,
-        kernel: tuple[Kernel, int],
-        work: ctypes.Structure,
+        kernel: Kernel,
+        work: Structure,
         items: int,
         *,
         writes: Iterable[str] = (),
         positions: tuple[int, int] | None = None,
     ) -> None:
-        """Launch a kernel on the records, which `writes` the fields of these names.
-
-        See `GpuLease.run`.
-        """
+        """Launch a kernel on the records; see `Lease.launch`."""
         spans = [self._access.layout.span(field) for field in writes]
         stream = self._access.stream(self._kind)
         with self._access.using(write=bool(spans)):
-            self.gpu.run(kernel, work, items, writes=spans, positions=positions, stream=stream)
+            self.gpu.launch(kernel, work, items, writes=spans, positions=positions, stream=stream)
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
@@ -375,8 +373,8 @@ class DeviceLease:
         self, columns: Columns, way: str, arrays: Mapping[str, Any], writes: Iterable[str] = ()
     ) -> None:
         pointers = {name: self.device.pointer(array) for name, array in arrays.items()}
-        kernel, work, items = columns.copy(self.device, way, pointers, self.bound)
-        self.run(kernel, work, items, writes=writes)
+        kernel, work, items = columns.copy(way, pointers, self.bound)
+        self.launch(kernel, work, items, writes=writes)
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""

@@ -7,7 +7,7 @@ into what users get. `device_access` does the same on a GPU; a table has one of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +20,11 @@ from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.base import Tier
 from tierstore._tiers.epoch import Epoch, lease_ended
+from tierstore._tiers.gpu.abi import Structure
+from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.host import HostTier
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
 
 __all__ = ["Access", "HostAccess", "HostLease", "Lease", "Piece", "assembled"]
@@ -61,6 +64,10 @@ class Lease(Protocol):
         """For each id of the batch, in its shape, the index of its row in compact arrays."""
 
     @property
+    def device(self) -> Device | None:
+        """Where the records are for kernels to work on; None on the host."""
+
+    @property
     def ended(self) -> bool:
         """Whether the lease has ended."""
 
@@ -84,6 +91,25 @@ class Lease(Protocol):
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        work: Structure,
+        items: int,
+        *,
+        writes: Iterable[str] = (),
+        positions: tuple[int, int] | None = None,
+    ) -> None:
+        """Launch a kernel on the records where they are, if there is a `device`.
+
+        Args:
+            kernel: of a source that extends `abi.RECORDS`.
+            work: its second structure, copied by the launch.
+            items: how much there is to do, from which the kernel's grid follows.
+            writes: the names of the fields that it writes.
+            positions: address and number of positions other than those of the lease's ids.
+        """
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
@@ -220,6 +246,8 @@ class HostLease:
         positions: intp, in the shape of the ids.
     """
 
+    device = None
+
     def __init__(self, access: HostAccess, ids: Ids) -> None:
         """Promote and pin the distinct rows of a batch."""
         self.rows, positions = np.unique(ids.rows, return_inverse=True)
@@ -280,6 +308,10 @@ class HostLease:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
         for name in columns.names:
             self.write(name, values[name])
+
+    def launch(self, *_: object, **__: object) -> None:
+        """Raise DeviceError: kernels cannot reach these records."""
+        raise DeviceError("this lease is on the host, where no kernel can reach its rows")
 
     def _gather(self, field: str) -> Any:
         """Return the bytes of one field of the distinct rows."""

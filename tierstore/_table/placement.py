@@ -13,12 +13,11 @@ from tierstore._tiers import capacity
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
-from tierstore._tiers.gpu.ranking import goes_by_worth
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import available_bytes
 from tierstore.budget import Budget
 from tierstore.errors import CapacityError, DeviceError, InvalidInputError, InvalidTypeError
-from tierstore.policy import Choice, Policies, choose
+from tierstore.policy import Policies, PolicySpec, choose
 from tierstore.spec import TableSpec
 
 __all__ = ["check_fit", "find_device", "place"]
@@ -79,7 +78,7 @@ def place(
     *,
     share: float,
     device: Device | None,
-    policy: Choice,
+    policy: PolicySpec,
 ) -> Tiers:
     """Return the tiers a budget gives to a table over its disk tier.
 
@@ -111,7 +110,7 @@ def _slots_of(
     *,
     share: float,
     device: Device | None,
-    policy: Choice,
+    policy: PolicySpec,
 ) -> tuple[int, int]:
     """Return the slots of a table of `rows` records of `width` bytes in the host and GPU tiers.
 
@@ -128,10 +127,10 @@ def _slots_of(
     if device is None:
         return on_host, 0
     with device.current():
-        worth = goes_by_worth(policy)
-        whole = GpuMemory.bytes_for(rows, width, rows, worth=worth)
+        scored = policy.on_device() is not None
+        whole = GpuMemory.bytes_for(rows, width, rows, scored=scored)
         default = min(whole, int(device.free_bytes() // 2 * share))
-        slots_for = functools.partial(GpuMemory.slots_for, worth=worth)
+        slots_for = functools.partial(GpuMemory.slots_for, scored=scored)
         on_gpu = _slots(budget, "gpu", name, rows, width, share, default, slots_for)
         return on_host, max(on_gpu, least)
 
@@ -155,7 +154,7 @@ def _slots(
     return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
 
 
-def _gpu_tier(host: HostTier, slots: int, device: Device, policy: Choice) -> GpuTier:
+def _gpu_tier(host: HostTier, slots: int, device: Device, policy: PolicySpec) -> GpuTier:
     try:
         return GpuTier(host, slots=slots, device=device, policy=policy)
     except Exception as error:
@@ -163,8 +162,8 @@ def _gpu_tier(host: HostTier, slots: int, device: Device, policy: Choice) -> Gpu
             error
         ):
             raise
-        worth = goes_by_worth(policy)
-        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, worth=worth)
+        scored = policy.on_device() is not None
+        nbytes = GpuMemory.bytes_for(host.rows, host.record_bytes, slots, scored=scored)
         raise CapacityError(
             f"the GPU has no room for {slots} slots, {nbytes} bytes of {device.free_bytes()} free; "
             "give a smaller gpu budget"

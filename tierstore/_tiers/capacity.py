@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierstore._tiers.slots import CachedSlots, DirectSlots
 from tierstore.errors import CapacityError
-from tierstore.policy import Choice, lru
+from tierstore.policy import PolicySpec, lru
 
 __all__ = [
     "STAGING_BYTES",
@@ -32,7 +32,7 @@ def queue_bytes(record_bytes: int, slots: int) -> int:
     return min(_QUEUE_BYTES, slots * record_bytes // _QUEUE_SHARE)
 
 
-def bytes_for(rows: int, record_bytes: int, slots: int, policy: Choice | None = None) -> int:
+def bytes_for(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
     """Bytes of a tier: its arena, staging, and what it handed down that waits to be written."""
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes
@@ -40,14 +40,14 @@ def bytes_for(rows: int, record_bytes: int, slots: int, policy: Choice | None = 
     return arena + staging + queue_bytes(record_bytes, slots)
 
 
-def arena_bytes(rows: int, record_bytes: int, slots: int, policy: Choice | None = None) -> int:
+def arena_bytes(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
     """Bytes of records, maps, marks and policy."""
     if slots == rows:
         return slots * record_bytes + DirectSlots.bytes_for(rows)
     return slots * record_bytes + CachedSlots.bytes_for(rows, slots, policy or lru())
 
 
-def slots_for(rows: int, record_bytes: int, nbytes: int, policy: Choice | None = None) -> int:
+def slots_for(rows: int, record_bytes: int, nbytes: int, policy: PolicySpec | None = None) -> int:
     """Return the most slots that fit `nbytes`, maps included; 0 for a budget of 0.
 
     Raises CapacityError if a budget above 0 has no room for a single slot and the maps.

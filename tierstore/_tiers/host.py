@@ -21,7 +21,7 @@ from tierstore._tiers.requests import Requests
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore._unique import unique
 from tierstore.errors import CapacityError
-from tierstore.policy import Choice, lru
+from tierstore.policy import PolicySpec, lru
 
 __all__ = ["HostTier", "nothing_to_await"]
 
@@ -47,7 +47,7 @@ class HostTier:
     """
 
     def __init__(
-        self, below: Tier, *, slots: int, kind: str = "pageable", policy: Choice | None = None
+        self, below: Tier, *, slots: int, kind: str = "pageable", policy: PolicySpec | None = None
     ) -> None:
         """Reserve the arena.
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._unique import unique
-from tierstore.policy import Choice
+from tierstore.policy import PolicySpec
 
 __all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
 
@@ -170,7 +170,7 @@ class CachedSlots:
     Fully associative: a table that fits has no misses after one pass, whatever its ids.
     """
 
-    def __init__(self, rows: int, slots: int, policy: Choice, take: Take) -> None:
+    def __init__(self, rows: int, slots: int, policy: PolicySpec, take: Take) -> None:
         """Start with every slot free."""
         self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
@@ -193,7 +193,7 @@ class CachedSlots:
         return self._unused - sum(slots.size for slots in self._released)
 
     @staticmethod
-    def bytes_for(rows: int, slots: int, policy: Choice) -> int:
+    def bytes_for(rows: int, slots: int, policy: PolicySpec) -> int:
         """Bytes of the maps, the marks and the policy."""
         return 4 * rows + (9 + Pins.BYTES) * slots + policy.bytes_for(rows, slots)
 

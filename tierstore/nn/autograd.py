@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import weakref
 from collections import deque
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tierstore._door import interrupts_deferred
-from tierstore._table.gpu import DeviceLease
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
-from tierstore._tiers.gpu.source import on_records
+from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError
 
 __all__ = [
@@ -37,6 +36,12 @@ __all__ = [
 ]
 
 
+_SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
+_Sum: Any = _SOURCE.structure("Sum")
+_KERNELS = {
+    vector: tuple(Kernel(_SOURCE, name, macros={"VECTOR": vector}) for name in ("clear", "sum"))
+    for vector in (1, 4)
+}
 _EXACT = (torch.float32, torch.float64)
 """Types that `index_add_` sums as that operator does on the CPU, in half the time."""
 
@@ -61,7 +66,7 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
     ordered = torch.are_deterministic_algorithms_enabled()
-    if ordered or values.dtype != torch.float32 or not isinstance(lease, DeviceLease):
+    if ordered or values.dtype != torch.float32 or lease.device is None:
         if positions is None:
             positions = torch.as_tensor(lease.positions)
         return sum_by_row(values, positions.reshape(-1), lease.bound)
@@ -69,19 +74,11 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     dim = values.shape[1]
     total = values.new_empty(lease.bound, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    macros = {"VECTOR": 4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1}
-    source = on_records("tierstore.nn", "sum.cu")
-    lease.run(lease.device.load(source, "clear", macros), work, lease.bound)
-    add = lease.device.load(source, "sum", macros)
+    clear, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
+    lease.launch(clear, work, lease.bound)
     given = None if positions is None else (positions.data_ptr(), len(values))
-    lease.run(add, work, len(values), positions=given)
+    lease.launch(add, work, len(values), positions=given)
     return total
-
-
-class _Sum(ctypes.Structure):
-    """`struct Sum`."""
-
-    _fields_ = (("each", ctypes.c_uint64), ("total", ctypes.c_uint64), ("dim", ctypes.c_uint32))
 
 
 class Abandoned:

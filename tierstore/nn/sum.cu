@@ -12,10 +12,10 @@ struct alignas(4 * VECTOR) Pack {
     float at[VECTOR];
 };
 
-// What lies behind the distinct rows stays as it is.
+// Rows behind the distinct ones stay as they are.
 extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {
     const u64 packs = (u64)*rows.count * (sum.dim / VECTOR);
-    for (u64 i = thread(); i < packs; i += threads()) ((Pack *)sum.total)[i] = Pack{};
+    for (u64 i = wide_thread(); i < packs; i += wide_threads()) ((Pack *)sum.total)[i] = Pack{};
 }
 
 __device__ void add(float *target, const Pack &part) {
@@ -34,7 +34,7 @@ extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
     u32 lanes = 32;
     while (lanes > 1 && lanes / 2 >= packs) lanes /= 2;
     const u32 together = 32 / lanes, first = lane % lanes;
-    for (i64 base = (i64)(thread() >> 5) * 32; base < rows.n; base += (i64)threads()) {
+    for (i64 base = (i64)(wide_thread() >> 5) * 32; base < rows.n; base += (i64)wide_threads()) {
         const i32 mine = base + lane < rows.n ? rows.positions[base + lane] : -1;
         const u32 same = __match_any_sync(0xffffffffu, mine);
         for (u32 k = 0; k < 32; k += together) {

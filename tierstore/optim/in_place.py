@@ -6,7 +6,6 @@ copy weights and state out of the records and back, and a pass over them for eve
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
@@ -18,10 +17,9 @@ import torch
 from torch import Tensor
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
-from tierstore._table.gpu import DeviceLease
 from tierstore._table.table import Table
-from tierstore._tiers.gpu.device import Device, Kernel
-from tierstore._tiers.gpu.source import on_records
+from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
@@ -30,6 +28,9 @@ __all__ = ["InSlot"]
 
 Group = Mapping[str, Any]
 """The options of an optimizer."""
+
+_SOURCE = RECORDS.extended("tierstore.optim", "step.cu")
+_Step: Any = _SOURCE.structure("Step")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class InSlot:
         for another class, float64, and options that ask for a way of its own.
         """
         rule = self._rule
-        if rule is None or not isinstance(lease, DeviceLease) or not _usual(group):
+        if rule is None or lease.device is None or not _usual(group):
             return False
         places = self._found(rule, group)
         if places is None:
@@ -80,7 +81,7 @@ class InSlot:
             work.rows, work.count = rows.data_ptr(), self._state.steps + 1
         numbers = rule.numbers(group, self._state.steps + 1)
         work.number[: len(numbers)] = numbers
-        lease.run(places.kernel(lease.device, gradient), work, lease.bound, writes=places.names)
+        lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
         self._state.count_step()
         return True
 
@@ -133,9 +134,9 @@ class _Places:
         computed = ELEMENT_TYPES[DEFAULT_DTYPE] if at_random else fields[0].element
         self.computed: torch.dtype = computed.torch_dtype()
         self._macros |= {"COMPUTED": computed.kernel, "STOCHASTIC": int(at_random)}
-        self._kernels: dict[int, tuple[Kernel, int]] = {}
+        self._kernels: dict[int, Kernel] = {}
 
-    def work(self, gradient: Tensor, trained: Tensor | None) -> _Step:
+    def work(self, gradient: Tensor, trained: Tensor | None) -> Any:
         """Return what the kernel is to do, all but its numbers."""
         marks = 0 if trained is None else trained.data_ptr()
         work = _Step(gradient.data_ptr(), marks)
@@ -144,13 +145,12 @@ class _Places:
         work.share = 1 / self._dim
         return work
 
-    def kernel(self, device: Device, gradient: Tensor) -> tuple[Kernel, int]:
+    def kernel(self, gradient: Tensor) -> Kernel:
         """Return the kernel, for accesses as wide as the address of a gradient allows."""
         vector = 4 if self._packed and gradient.data_ptr() % 16 == 0 else 1
         if vector not in self._kernels:
             macros = {"VECTOR": vector, "SQUARES_FUSED": _squares_fused(gradient.device)}
-            source = on_records("tierstore.optim", "step.cu")
-            self._kernels[vector] = device.load(source, "step", {**self._macros, **macros})
+            self._kernels[vector] = Kernel(_SOURCE, "step", macros={**self._macros, **macros})
         return self._kernels[vector]
 
 
@@ -159,22 +159,6 @@ def _usual(group: Group) -> bool:
     own = group.get("foreach") is False or group.get("capturable") or group.get("differentiable")
     numbers = [group["lr"], *group.get("betas", ())]
     return not own and not any(isinstance(number, Tensor) for number in numbers)
-
-
-class _Step(ctypes.Structure):
-    """`struct Step`."""
-
-    _fields_ = (
-        ("gradient", ctypes.c_uint64),
-        ("trained", ctypes.c_uint64),
-        ("rows", ctypes.c_uint64),
-        ("dim", ctypes.c_uint32),
-        ("count", ctypes.c_uint32),
-        ("weight", ctypes.c_uint32),
-        ("state", ctypes.c_uint32 * 3),
-        ("number", ctypes.c_float * 8),
-        ("share", ctypes.c_float),
-    )
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-// A step of an optimizer on the records of a batch, where they lie.
+// A step of an optimizer on the records of a batch, in place.
 //
 // Every operation is that of torch's optimizers over lists of tensors, in their order and rounded as
 // theirs are: fused where nvcc fuses them there, and to the type of the weights wherever they store.
@@ -178,7 +178,7 @@ __device__ void update(const float *number, float &p, float g, float &a, float &
 // RowWiseAdagrad does: by columns 32 apart in order, then halves.
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 lane = threadIdx.x & 31;
-    for (u64 row = thread() >> 5; row < *rows.count; row += threads() >> 5) {
+    for (u64 row = wide_thread() >> 5; row < *rows.count; row += wide_threads() >> 5) {
         if (step.trained && !step.trained[row]) continue;
         if (lane == 0) changed(rows, row);
         u8 *const record = (u8 *)rows.records[row];
@@ -211,7 +211,7 @@ extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
 extern "C" __global__ void tierstore_step(const Rows rows, const Step step) {
     const u32 packs = step.dim / VECTOR;
     const u64 all = (u64)*rows.count * packs;
-    for (u64 i = thread(); i < all; i += threads()) {
+    for (u64 i = wide_thread(); i < all; i += wide_threads()) {
         const u64 row = all >> 32 ? i / packs : (u32)i / packs;
         const u32 pack = (u32)(i - row * packs);
         if (step.trained && !step.trained[row]) continue;

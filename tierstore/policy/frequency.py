@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,27 +11,33 @@ import numpy.typing as npt
 
 from tierstore._unique import unique
 from tierstore.errors import InvalidInputError
-from tierstore.policy.base import Rows
-from tierstore.policy.ranked import Keys
+from tierstore.policy.base import DeviceScores, Rows, ScoreStep
+from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
-__all__ = ["AgedFrequency", "Counts", "count_keys", "most_used"]
+__all__ = [
+    "AgedFrequency",
+    "FixedCounts",
+    "LFUSpec",
+    "StaticSpec",
+    "count_keys",
+    "lfu",
+    "most_used",
+    "static",
+]
 
-_NO_ROWS = np.empty(0, np.int64)
 _TURNOVERS = 4
 _IN_USE = np.float32(1.5)
 _LARGEST = 2.0**64
 _SAMPLED = 64
 
 
-class AgedFrequency:
+class AgedFrequency(Ranking):
     """How often a row was used, where a use counts half after every `half_life` batches.
 
     A half-life of four turnovers of the tier (4 × slots ÷ distinct rows of a batch) was never below
     LRU and up to 10 points above it, on eight streams and at three sizes. Instead of ageing every
     score, each batch counts 2^(1/half-life) times as much as the one before.
     """
-
-    keeps_batch = True
 
     def __init__(self, rows: int, slots: int, half_life: float | None = None) -> None:
         """Start with every score at 0; without `half_life` it follows the size of the batches."""
@@ -48,7 +55,6 @@ class AgedFrequency:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
         return int(self._scores.nbytes)
 
     @property
@@ -64,7 +70,7 @@ class AgedFrequency:
         self._scores[rows] += np.float32(self._weight)  # not add.at: a row counts once a batch
         self._weight *= 2 ** (1 / self.half_life)
         if self._weight <= _LARGEST:
-            return _NO_ROWS
+            return NO_ROWS
         self._scores /= np.float32(self._weight)
         self._weight = 1.0
         return None
@@ -81,17 +87,13 @@ class AgedFrequency:
         """Return the scores; the bits of floats that are not negative have their order."""
         return self._scores[rows].view(np.uint32)
 
-    def bids(self, rows: Rows) -> Keys:
+    def admission_keys(self, rows: Rows) -> Keys:
         """Return the scores, raised: a row in use now is likelier to be used next than they say.
 
         Costs up to a point of hit rate where batches are drawn at random, and wins as much where
         use is local in time; with it, this does no worse than LRU there either.
         """
         return (self._scores[rows] * _IN_USE).view(np.uint32)
-
-    def announce(self, rows: Rows) -> Rows:
-        """Do nothing."""
-        return _NO_ROWS
 
     def prime(self, counts: npt.NDArray[np.float32]) -> None:
         """Take `counts` for scores, as though every batch had used the row of the highest."""
@@ -100,10 +102,8 @@ class AgedFrequency:
             self._scores[:] = counts * np.float32(self._weight * self.half_life / math.log(2) / top)
 
 
-class Counts:
+class FixedCounts(Ranking):
     """Rows ranked by counts that do not change."""
-
-    keeps_batch = True
 
     def __init__(self, counts: npt.NDArray[np.float32]) -> None:
         """Take one count a row, as `count_keys` makes them."""
@@ -111,27 +111,14 @@ class Counts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
         return int(self._counts.nbytes)
 
     def use(self, rows: Rows) -> Rows | None:
-        """Do nothing."""
-        return _NO_ROWS
+        return NO_ROWS
 
     def keys(self, rows: Rows) -> Keys:
         """Return the counts; the bits of floats that are not negative have their order."""
         return self._counts[rows].view(np.uint32)
-
-    def bids(self, rows: Rows) -> Keys:
-        """Return the keys."""
-        return self.keys(rows)
-
-    def announce(self, rows: Rows) -> Rows:
-        """Do nothing."""
-        return _NO_ROWS
-
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Do nothing: the counts were given once and for all."""
 
 
 def count_keys(counts: Any, rows: int) -> npt.NDArray[np.float32]:
@@ -151,5 +138,91 @@ def count_keys(counts: Any, rows: int) -> npt.NDArray[np.float32]:
 def most_used(counts: npt.NDArray[np.float32], most: int) -> Rows:
     """Return up to `most` rows of a count above 0, those of the highest counts, highest first."""
     most = min(most, int(np.count_nonzero(counts)))
-    rows = np.argpartition(counts, -most)[-most:] if most else _NO_ROWS
+    rows = np.argpartition(counts, -most)[-most:] if most else NO_ROWS
     return rows[np.argsort(-counts[rows], kind="stable")].astype(np.int64)
+
+
+class _AgedScores(DeviceScores):
+    """Aged frequency on a GPU: each batch counts more than the one before by a constant factor."""
+
+    def __init__(self, half_life: float | None) -> None:
+        self._half_life = half_life
+        self._weight = 1.0
+
+    def step(self, ids: int, slots: int) -> ScoreStep:
+        """Count each row once, and scale all scores down before they overflow."""
+        rescale = 1.0
+        if self._weight > _LARGEST:
+            rescale, self._weight = 1 / self._weight, 1.0
+        weight = self._weight
+        half_life = self._half_life or max(_TURNOVERS * slots / max(ids, 1), 1 / 16)
+        self._weight *= 2 ** (1 / half_life)
+        return ScoreStep(on_use=weight, rescale=rescale)
+
+
+class _FixedScores(DeviceScores):
+    """Counts that do not change, on a GPU."""
+
+    def __init__(self, counts: Any) -> None:
+        self._counts = counts
+
+    def first(self, rows: int) -> npt.NDArray[np.float32]:
+        """Return the counts; raises InvalidInputError unless they are one number a row."""
+        return count_keys(self._counts, rows)
+
+
+@dataclass(frozen=True)
+class LFUSpec(RankedSpec):
+    """Evict the least frequently used row; see `lfu`."""
+
+    name = "lfu"
+    half_life: float | None = None
+
+    def on_device(self) -> DeviceScores:
+        return _AgedScores(self.half_life)
+
+    def ranking(self, rows: int, slots: int) -> Ranking:
+        return AgedFrequency(rows, slots, self.half_life)
+
+    def ranking_bytes(self, rows: int) -> int:
+        return AgedFrequency.bytes_for(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class StaticSpec(RankedSpec):
+    """Keep the rows of the highest counts; see `static`."""
+
+    name = "static"
+    needs_arguments = True
+    counts: Any
+
+    def check(self, rows: int) -> None:
+        count_keys(self.counts, rows)
+
+    def on_device(self) -> DeviceScores:
+        return _FixedScores(self.counts)
+
+    def ranking(self, rows: int, slots: int) -> Ranking:
+        return FixedCounts(count_keys(self.counts, rows))
+
+    def ranking_bytes(self, rows: int) -> int:
+        return 4 * rows
+
+
+def lfu(half_life: float | None = None) -> LFUSpec:
+    """Evict the least frequently used row, where a use counts half after `half_life` batches.
+
+    None: four turnovers of the tier, 4 × slots ÷ distinct rows of a batch. A row that scores less
+    than all that are kept is not admitted. Costs 4 bytes a row and 4 a slot.
+    """
+    if half_life is not None and not half_life > 0:
+        raise InvalidInputError(f"a half-life is above 0 batches, not {half_life}")
+    return LFUSpec(half_life)
+
+
+def static(counts: Any) -> StaticSpec:
+    """Keep the rows of the highest `counts`, one number a row, whatever is used.
+
+    Costs 4 bytes a row and 4 a slot.
+    """
+    return StaticSpec(counts)

@@ -1,4 +1,4 @@
-"""Giving up the slots whose rows are worth least, by any ranking of rows.
+"""Give up the slots of least score, by any ranking of rows.
 
 A ranking is one monotone 32-bit key a row. Each slot keeps a copy of its row's key, so that
 choosing victims is one pass over an array. The pass finds several batches' victims at once; a slot
@@ -7,16 +7,18 @@ whose key rises above them, or falls among them, meanwhile, leaves or joins them
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.policy.base import Barred, Rows, Slots
+from tierstore.policy.base import Barred, Policy, PolicySpec, Rows, Slots
 
-__all__ = ["Keys", "Ranked", "Ranking"]
+__all__ = ["NO_ROWS", "Keys", "Ranked", "RankedSpec", "Ranking"]
 
 Keys = npt.NDArray[np.uint32]
+
+NO_ROWS = np.empty(0, np.int64)
 
 _FREE = np.uint32(2**32 - 1)
 _HELD = np.uint32(2**32 - 2)
@@ -26,36 +28,61 @@ _AT_ONCE = 8
 _SHARE = 64
 
 
-class Ranking(Protocol):
-    """The worth of rows: keys, greater for rows more worth keeping.
+class Ranking(ABC):
+    """The scores of rows: keys, greater for rows that are more likely to be used.
 
     Keys are below 2**31, so that a ranking may put others above them, and always below 2**32 - 2.
     """
 
-    keeps_batch: bool
-    """Whether rows that the current batch uses stay, whatever they are worth."""
+    keeps_batch = True
+    """Whether rows that the current batch uses stay, whatever they score."""
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes taken."""
 
+    @abstractmethod
     def use(self, rows: Rows) -> Rows | None:
         """Note that a batch uses `rows`; return others whose keys changed, None for all."""
 
+    @abstractmethod
     def keys(self, rows: Rows) -> Keys:
         """Return the keys of `rows`."""
 
-    def bids(self, rows: Rows) -> Keys:
+    def admission_keys(self, rows: Rows) -> Keys:
         """Return the keys by which `rows` of the current batch compete for a slot."""
+        return self.keys(rows)
 
     def announce(self, rows: Rows) -> Rows:
         """Note that a batch to come will use `rows`; return the rows whose keys changed."""
+        return NO_ROWS
 
     def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Take `counts` of uses of every row for the past; all keys may change."""
+        """Replace what was seen by `counts` of uses of every row; all keys may change."""
 
 
-class Ranked:
+class RankedSpec(PolicySpec, ABC):
+    """A policy by a ranking of rows; lookahead can use the ranking for rows not announced."""
+
+    @abstractmethod
+    def ranking(self, rows: int, slots: int) -> Ranking:
+        """Return a new ranking for a tier."""
+
+    @abstractmethod
+    def ranking_bytes(self, rows: int) -> int:
+        """Bytes of that ranking."""
+
+    def bytes_for(self, rows: int, slots: int) -> int:
+        return Ranked.bytes_for(slots) + self.ranking_bytes(rows)
+
+    def make(
+        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
+    ) -> Policy:
+        return Ranked(self.ranking(rows, slots), slot_of, row_of)
+
+
+class Ranked(Policy):
     """A policy by a ranking of rows: `slot_of` and `row_of` are the tier's own maps."""
 
     def __init__(
@@ -63,6 +90,7 @@ class Ranked:
     ) -> None:
         """Start with no slot in use."""
         self.ranking = ranking
+        self.keeps_batch = ranking.keeps_batch
         self._slot_of = slot_of
         self._row_of = row_of
         self._keys = np.full(row_of.size, _FREE)
@@ -77,17 +105,10 @@ class Ranked:
         return 4 * slots
 
     @property
-    def keeps_batch(self) -> bool:
-        """Whether rows that the current batch uses stay until it ends."""
-        return self.ranking.keeps_batch
-
-    @property
     def nbytes(self) -> int:
-        """Bytes taken now."""
         return int(self._keys.nbytes) + self.ranking.nbytes
 
     def use(self, rows: Rows) -> None:
-        """Note that a batch begins, which uses `rows`, with or without slots."""
         changed = self.ranking.use(rows)
         if changed is None:
             self._revalue_all()
@@ -95,11 +116,9 @@ class Ranked:
             self._revalue(changed)
 
     def announce(self, rows: Rows) -> None:
-        """Note that a batch to come will use `rows`."""
         self._revalue(self.ranking.announce(rows))
 
     def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Take `counts` of uses of every row for the past."""
         self.ranking.prime(counts)
         self._revalue_all()
 
@@ -126,32 +145,28 @@ class Ranked:
 
     def touch(self, slots: Slots, *, done: bool = False) -> None:
         """Hold `slots` until the batch ends; then they get their rows' keys."""
-        if done and not self.ranking.keeps_batch:
+        if done and not self.keeps_batch:
             self._assign(slots)
             return
         self._keys[slots] = _HELD
         self._held.append(slots)
 
     def next_batch(self) -> None:
-        """End the current batch."""
         for slots in self._held:
             self._assign(slots[self._keys[slots] == _HELD])
         self._held.clear()
 
     def forget(self, slots: Slots) -> None:
-        """Note that `slots` are free."""
         self._keys[slots] = _FREE
 
     def order(self, rows: Rows) -> npt.NDArray[np.intp]:
-        """Return the positions of `rows` from the most valuable on; equals stay in order."""
         return np.argsort(~self.ranking.keys(rows), kind="stable")
 
     def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:
-        """Take distinct slots to give up for a leading part of `rows`, least valuable first."""
         slots = self._least(rows.size, barred)
         if not force:
-            worth = self.ranking.bids(rows[: slots.size])
-            slots = slots[: np.argmin(np.append(worth > self._keys[slots], False))]
+            scores = self.ranking.admission_keys(rows[: slots.size])
+            slots = slots[: np.argmin(np.append(scores > self._keys[slots], False))]
         self._keys[slots] = _FREE
         return slots
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.policy.base import Barred, Rows, Slots
-from tierstore.policy.ranked import Keys
+from tierstore.policy.base import Barred, DeviceScores, Policy, Rows, Slots
+from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
-__all__ = ["LRU", "Recency"]
-
-_NO_ROWS = np.empty(0, np.int64)
+__all__ = ["LRU", "LRUSpec", "Recency", "lru"]
 
 
 _PACKED = 256
@@ -31,7 +30,7 @@ def _packed(slots: int) -> int:
     return min(_PACKED, slots)
 
 
-class LRU:
+class LRU(Policy):
     """Least recently used, exactly; among the slots that a large batch touched chance decides.
 
     A log holds, oldest first, the slots that batches touched, in entries of one large touch or of
@@ -41,8 +40,6 @@ class LRU:
     0.8 ms at 1 M and at 16 M slots alike (benchmarks/bench_bookkeeping.py). A log that exceeds its
     budget is compacted.
     """
-
-    keeps_batch = True
 
     def __init__(self, slots: int) -> None:
         """Start with no slot in use."""
@@ -69,23 +66,9 @@ class LRU:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now."""
         return int(self._stamp.nbytes + self._log_bytes + 8 * self._packed)
 
-    def use(self, rows: Rows) -> None:
-        """Do nothing: only rows that have a slot count."""
-
-    def announce(self, rows: Rows) -> None:
-        """Do nothing."""
-
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Do nothing: counts say nothing of when."""
-
-    def order(self, rows: Rows) -> None:
-        """Return None: all rows of a batch are used at the same time."""
-
     def touch(self, slots: Slots, *, done: bool = False) -> None:
-        """Note that the current batch uses `slots`, which may repeat."""
         if not slots.size:
             return
         self._stamp.put(slots, self._now, mode="clip")
@@ -94,13 +77,11 @@ class LRU:
             self._compact()
 
     def next_batch(self) -> None:
-        """End the current batch."""
         self._now += 1
         if self._now == 2**32 - 1:
             self._renumber()
 
     def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:
-        """Take distinct slots to give up for a leading part of `rows`, longest unused first."""
         count = rows.size
         taken: list[Slots] = []
         passed: list[tuple[Slots, _Batches]] = []
@@ -152,7 +133,7 @@ class LRU:
         self._log_bytes += _bytes_of(slots, batches)
 
     def _put_back(self, slots: Slots, batches: _Batches) -> None:
-        """Let this be the oldest entry of the log."""
+        """Prepend an entry to the log, as its oldest."""
         self._log.appendleft((slots, batches))
         self._log_bytes += _bytes_of(slots, batches)
 
@@ -204,7 +185,6 @@ class LRU:
         return self._stamp[at] == number  # type: ignore[no-any-return]
 
     def forget(self, slots: Slots) -> None:
-        """Note that `slots` are free."""
         self._stamp[slots] = 0
 
     def _compact(self) -> None:
@@ -246,10 +226,8 @@ def _bytes_of(slots: Slots, batches: _Batches) -> int:
     return int(_ENTRY_BYTES + slots.nbytes + numbers)
 
 
-class Recency:
+class Recency(Ranking):
     """The ranking of rows by the batch that used them last, for policies built on a ranking."""
-
-    keeps_batch = True
 
     def __init__(self, rows: int) -> None:
         """Start with no row used."""
@@ -263,26 +241,42 @@ class Recency:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
         return int(self._used.nbytes)
 
     def use(self, rows: Rows) -> Rows | None:
-        """Note that a batch uses `rows`."""
         self._now += 1
         self._used[rows] = self._now
-        return _NO_ROWS
+        return NO_ROWS
 
     def keys(self, rows: Rows) -> Keys:
         """Return the numbers of the batches, modulo 2**31."""
         return self._used[rows] & np.uint32(2**31 - 1)
 
-    def bids(self, rows: Rows) -> Keys:
-        """Return the keys."""
-        return self.keys(rows)
 
-    def announce(self, rows: Rows) -> Rows:
-        """Do nothing."""
-        return _NO_ROWS
+@dataclass(frozen=True)
+class LRUSpec(RankedSpec):
+    """Evict the least recently used row; see `lru`."""
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Do nothing: counts say nothing of when."""
+    name = "lru"
+
+    def bytes_for(self, rows: int, slots: int) -> int:
+        return LRU.bytes_for(slots)
+
+    def make(
+        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
+    ) -> Policy:
+        return LRU(slots)  # exact, and cheaper than a ranking
+
+    def on_device(self) -> DeviceScores | None:
+        return None
+
+    def ranking(self, rows: int, slots: int) -> Ranking:
+        return Recency(rows)
+
+    def ranking_bytes(self, rows: int) -> int:
+        return Recency.bytes_for(rows)
+
+
+def lru() -> LRUSpec:
+    """Evict the least recently used row: the default, and right where use is local in time."""
+    return LRUSpec()

@@ -9,7 +9,7 @@ from tierstore._tiers.capacity import bytes_for, slots_for
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import ROW_BYTES, Speeds
-from tierstore.policy import Choice, lru
+from tierstore.policy import PolicySpec, lru
 from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
 
@@ -80,7 +80,7 @@ def plan(
     *,
     host: int,
     gpu: int = 0,
-    policy: Choice | None = None,
+    policy: PolicySpec | None = None,
     stream: Stream | None = None,
     speeds: Speeds | None = None,
     training: bool = True,
@@ -159,7 +159,7 @@ def _replayed(
     rows: int,
     stream: Stream,
     sizes: dict[str, int],
-    policy: Choice,
+    policy: PolicySpec,
     training: bool,
     depth: int,
     measured: float,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tierstore._counters import Hits
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
-from tierstore.policy import Choice, PolicyLike, choose
+from tierstore.policy import PolicyLike, PolicySpec, choose
 from tierstore.sizing.streams import Batch, Stream
 
 __all__ = [
@@ -113,7 +113,13 @@ class Replay:
     """
 
     def __init__(
-        self, rows: int, slots: int, policy: Choice, *, leases: bool = False, chance: bool = False
+        self,
+        rows: int,
+        slots: int,
+        policy: PolicySpec,
+        *,
+        leases: bool = False,
+        chance: bool = False,
     ) -> None:
         """Start empty."""
         if slots < 1:
@@ -161,7 +167,7 @@ class Replay:
 
 def replay(
     stream: Stream,
-    policy: Choice,
+    policy: PolicySpec,
     slots: int,
     *,
     leases: bool = False,
@@ -177,7 +183,7 @@ def replay(
     rates, announced = Rates(), 0
     first = first_measured(stream, measured)
     for number, batch in enumerate(stream.batches):
-        if policy.name == "lookahead":
+        if policy.looks_ahead:
             for coming in stream.batches[announced : number + depth + 1]:
                 tier.announce(coming)
             announced = max(announced, number + depth + 1)

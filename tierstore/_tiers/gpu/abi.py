@@ -1,165 +1,215 @@
-"""The arguments of kernels.cu, laid out as it declares them, and the counters it keeps."""
+"""What passes between Python and the kernels: CUDA sources, and the structures that they declare.
+
+The sources declare every structure and constant once; this module reads them from there, so that a
+field has one name, one place and one offset.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from importlib.resources import files
+from typing import Any, ClassVar
 
 import numpy as np
 
 __all__ = [
     "COUNTERS",
     "COUNTERS_BYTES",
-    "REGIONS",
+    "RECORDS",
+    "TIER",
     "Arguments",
     "BatchArgument",
+    "BatchArguments",
     "Mode",
-    "Rows",
+    "RowsArgument",
+    "Source",
+    "Structure",
     "TierArgument",
 ]
 
-_POINTER, _I64, _U32 = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32
+_PACKAGE = "tierstore._tiers.gpu.kernels"
+_POINTER = ctypes.c_uint64
+_TYPES: dict[str, Any] = {
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "float": ctypes.c_float,
+}
+_COMMENT = re.compile(r"//.*")
+_CONSTANTS = re.compile(r"static const \w+ (.*?);")
+_CONSTANT = re.compile(r"(\w+) = (\d+)\b")
+_KERNEL = re.compile(r"void tierstore_(\w+)\(const (\w+) \w+, const (\w+) \w+\)")
+_MEMBER = re.compile(r"(?:const\s+)?(\w+)\s+(.*)", re.DOTALL)
+_DECLARED = re.compile(r"(\**)\s*(\w+)((?:\[\w+\])*)")
+
+
+class Structure(ctypes.Structure):
+    """A structure of a source; only members that it declares can be set.
+
+    Attributes:
+        struct: its name there.
+    """
+
+    __slots__ = ()
+    struct: ClassVar[str]
+
+
+class Source:
+    """One translation unit of CUDA: files put one behind the other."""
+
+    def __init__(self, *parts: tuple[str, str]) -> None:
+        """Refer to files by package and name; they are read when they are needed."""
+        self._parts = parts
+
+    def extended(self, package: str, name: str) -> Source:
+        """Return this source with one more file behind it."""
+        return Source(*self._parts, (package, name))
+
+    @cached_property
+    def text(self) -> str:
+        """What the compiler gets; its messages name the files."""
+        return "\n".join(
+            f'#line 1 "{name}"\n{files(package).joinpath(name).read_text(encoding="utf-8")}'
+            for package, name in self._parts
+        )
+
+    @cached_property
+    def _code(self) -> str:
+        return _COMMENT.sub("", self.text)
+
+    @cached_property
+    def kernels(self) -> dict[str, tuple[str, str]]:
+        """The kernels, each with the names of the two structures that it takes."""
+        return {name: (first, second) for name, first, second in _KERNEL.findall(self._code)}
+
+    @cached_property
+    def constants(self) -> dict[str, int]:
+        """The decimal constants."""
+        return {
+            name: int(value)
+            for group in _CONSTANTS.findall(self._code)
+            for name, value in _CONSTANT.findall(group)
+        }
+
+    def structure(self, name: str, **sizes: int) -> Any:
+        """Return `struct name` as a `Structure`, its pointers as unsigned integers.
+
+        `sizes` are lengths of arrays that only the compiler knows.
+        """
+        declared = list(self.members(name, **sizes))
+        return type(name, (Structure,), {"__slots__": (), "_fields_": declared, "struct": name})
+
+    def members(self, name: str, **sizes: int) -> Iterator[tuple[str, Any]]:
+        """Yield the name and ctypes type of each member of `struct name`, in order."""
+        found = re.search(rf"struct {name} \{{(.*?)\n\}};", self._code, re.DOTALL)
+        if found is None:
+            raise ValueError(f"no struct {name} in this source")
+        known = self.constants | sizes
+        for declaration in filter(None, map(str.strip, found[1].split(";"))):
+            member = _MEMBER.fullmatch(declaration)
+            if member is None:
+                raise ValueError(f"struct {name}: cannot read {declaration!r}")
+            for pointer, each, dimensions in _DECLARED.findall(member[2]):
+                kind = _POINTER if pointer else _TYPES[member[1]]
+                for size in reversed(re.findall(r"\w+", dimensions)):
+                    kind = kind * int(known.get(size, size))
+                yield each, kind
+
+
+def _source(*names: str) -> Source:
+    return Source(*((_PACKAGE, name) for name in names))
+
+
+TIER = _source(
+    "prelude.cuh",
+    "tier.cuh",
+    "warp.cuh",
+    "copy.cuh",
+    "map.cuh",
+    "order.cuh",
+    "select.cuh",
+    "prefetch.cu",
+    "batch.cu",
+    "exchange.cu",
+    "lease.cu",
+    "maintain.cu",
+)
+"""The tier's own kernels, which take a `TierArgument` and a `BatchArgument`."""
+
+RECORDS = _source("prelude.cuh", "rows.cuh")
+"""What precedes kernels on the records of a lease, which take a `RowsArgument` and another."""
 
 
 class Mode:
     """What a batch does with its rows."""
 
-    READ, WRITE, LEASE, PREFETCH = range(4)
+    READ, WRITE, LEASE, PREFETCH = (
+        TIER.constants[name] for name in ("READ", "WRITE", "LEASE", "PREFETCH")
+    )
     RANGES = ("tierstore.read", "tierstore.write", "tierstore.lease", "tierstore.fetch")
 
 
-class TierArgument(ctypes.Structure):
-    """`struct Tier`: what stays the same as long as a tier lives."""
+TierArgument: Any = TIER.structure("Tier")
+"""What stays the same as long as a tier lives."""
 
-    _fields_ = (
-        ("slots", _POINTER),
-        ("slot_of", _POINTER),
-        ("row_of", _POINTER),
-        ("stamp", _POINTER),
-        ("pins", _POINTER),
-        ("arrival", _POINTER),
-        ("mark", _POINTER),
-        ("dirty", _POINTER),
-        ("host", _POINTER),
-        ("host_slot_of", _POINTER),
-        ("host_dirty", _POINTER),
-        ("host_changed", _POINTER),
-        ("counters", _POINTER),
-        ("poison", _POINTER),
-        ("worth", _POINTER),
-        ("key", _POINTER),
-        ("rows", _I64),
-        ("record", _I64),
-        ("capacity", _U32),
-        ("direct", _U32),
-        ("stretch", _U32),
-    )
+RowsArgument: Any = RECORDS.structure("Rows")
+"""The distinct records of a batch, for kernels that are not the tier's own."""
 
 
-class BatchArgument(ctypes.Structure):
-    """`struct Batch`: one batch, its workspace, and what a lease or the staging adds."""
+class BatchArgument(TIER.structure("Batch")):  # type: ignore[misc]
+    """One batch, its workspace, and what a lease or the staging adds."""
 
-    _fields_ = (
-        ("ids", _POINTER),
-        ("arriving", _POINTER),
-        ("n", _I64),
-        ("data", _POINTER),
-        ("lo", _I64),
-        ("bytes", _I64),
-        ("deferred", _POINTER),
-        ("missed", _POINTER),
-        ("place", _POINTER),
-        ("contest", _POINTER),
-        ("entry", _POINTER),
-        ("leaving", _POINTER),
-        ("records", _POINTER),
-        ("rows", _POINTER),
-        ("held", _POINTER),
-        ("positions", _POINTER),
-        ("count", _POINTER),
-        ("verdict", _POINTER),
-        ("staged", _POINTER),
-        ("evicted", _POINTER),
-        ("staged_rows", _POINTER),
-        ("evicted_rows", _POINTER),
-        ("staged_place", _POINTER),
-        ("spill", _POINTER),
-        ("first", _U32),
-        ("limit", _U32),
-        ("width", _U32),
-        ("now", _U32),
-        ("mode", _U32),
-        ("load", _U32),
-        ("last", _U32),
-        ("in_order", _U32),
-        ("admit", _U32),
-        ("alone", _U32),
-        ("arrival", _U32),
-        ("expired", _U32),
-        ("gain", ctypes.c_float),
-    )
+    __slots__ = ()
 
-    def describe(self, data: int, lo: int, hi: int) -> None:
-        """Let it copy bytes `lo:hi` of records from or to `data`, as wide as addresses allow."""
-        self.data, self.lo, self.bytes = data, lo, hi - lo
+    def describe(self: Any, data: int, lo: int, hi: int) -> None:
+        """Copy bytes `lo:hi` of records from or to `data`, as wide as the addresses allow."""
         odd = data | lo | hi | 16
-        self.width = odd & -odd
+        self.data, self.lo, self.bytes, self.width = data, lo, hi - lo, odd & -odd
 
 
-class Rows(ctypes.Structure):
-    """`struct Rows`: the distinct records of a batch, for kernels that are not the tier's own."""
-
-    _fields_ = (
-        ("records", _POINTER),
-        ("count", _POINTER),
-        ("positions", _POINTER),
-        ("n", _I64),
-        ("held", _POINTER),
-        ("dirty", _POINTER),
-        ("host_changed", _POINTER),
-        ("host", _POINTER),
-        ("record", _I64),
-    )
+def _counters() -> tuple[np.dtype[Any], int]:
+    codes = {ctypes.c_uint64: "u8", ctypes.c_int64: "i8", ctypes.c_uint32: "u4"}
+    members = list(TIER.members("Counters"))
+    scalars = [(name, codes[kind]) for name, kind in members if kind in codes]
+    nbytes = sum(ctypes.sizeof(kind) for _, kind in members)
+    return np.dtype(scalars), 8 * math.ceil(nbytes / 8)
 
 
-COUNTERS = np.dtype(
-    [
-        ("bad_position", "u8"),
-        ("bad_row", "i8"),
-        ("missed_ids", "u8"),
-        ("missed_rows", "u8"),
-        ("evicted_rows", "u8"),
-        ("written_rows", "u8"),
-        ("leased_rows", "u8"),
-        ("leased_misses", "u8"),
-        ("bad", "u4"),
-        ("missed", "u4"),
-        ("deferred", "u4"),
-        ("victims", "u4"),
-        ("ties", "u4"),
-        ("distinct", "u4"),
-        ("absent", "u4"),
-        ("evicted", "u4"),
-        ("filled", "u4"),
-        ("done", "u4"),
-        ("lacking", "u4"),
-        ("gate", "u4"),
-    ]
-)
-"""The part of `struct Counters` that the host looks at; it comes first."""
-
-REGIONS = 4096
-"""Into how many stretches kernels.cu divides host memory at most; see ordering.py."""
-
-COUNTERS_BYTES = 8 * -(-(COUNTERS.itemsize + 4 * (64 + 3 * 2048 + 4 * REGIONS)) // 8)
-"""All of it: the moves of recent prefetches, histograms and counts by stretch follow."""
+COUNTERS, COUNTERS_BYTES = _counters()
+"""The scalars of `struct Counters`, which come first and which the host reads; bytes of it all."""
 
 
 class Arguments:
-    """A tier and a batch, and the array of pointers to both that a launch takes."""
+    """The two structures of a launch, and the array of pointers to them that it takes.
 
-    def __init__(self, tier: TierArgument, batch: BatchArgument) -> None:
+    Attributes:
+        structs: their names.
+        address: of the array.
+    """
+
+    __slots__ = ("_given", "_pointers", "address", "structs")
+
+    def __init__(self, first: Structure, second: Structure) -> None:
         """Point to the structures, which the caller may go on changing between launches."""
-        self.tier = tier
-        self.batch = batch
-        self._pointers = (ctypes.c_void_p * 2)(ctypes.addressof(tier), ctypes.addressof(batch))
+        self._given = first, second
+        self.structs = first.struct, second.struct
+        self._pointers = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
         self.address = ctypes.addressof(self._pointers)
+
+
+class BatchArguments(Arguments):
+    """A tier and a batch, for the tier's own kernels."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, tier: Structure, batch: BatchArgument) -> None:
+        """Point to both."""
+        super().__init__(tier, batch)
+        self.batch = batch

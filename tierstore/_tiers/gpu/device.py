@@ -9,40 +9,47 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib.resources import files
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers import memory
+from tierstore._tiers.gpu.abi import TIER
 from tierstore.errors import DeviceError, MissingExtraError
 
-__all__ = ["BLOCK", "CudaDevice", "Device", "Kernel"]
+__all__ = ["BLOCK", "CudaDevice", "Device", "Start"]
 
-BLOCK = 256
+BLOCK = TIER.constants["THREADS"]
 """Threads of a block, in every kernel."""
 
-Kernel = Callable[[int, int, int], None]
-"""A kernel, called with a number of blocks, the address of its argument pointers, and a stream."""
+Start = Callable[[int, int, int], None]
+"""Starts a kernel, given a number of blocks, the address of its argument pointers, and a stream."""
 
 
 class Device(Protocol):
-    """What the GPU tier asks of a device. Streams are the driver's handles, as integers."""
+    """What the GPU tier asks of a device. Streams are the driver's handles, as integers.
+
+    Attributes:
+        processors: its multiprocessors.
+        beside: a stream for copies beside the caller's own.
+    """
 
     processors: int
     beside: int
-    """A stream for copies beside the caller's own."""
 
     @property
     def torch_name(self) -> str:
         """What torch calls the device: "cuda:0"."""
 
-    def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
+    def load(
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[Start, int]:
+        """Return a kernel of a source, and the most blocks of it that can run at a time.
 
-    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
-        """Compile a source with these macros, once, and return its kernel `name` likewise."""
+        A source is compiled once for each set of macros. Blocks of a cooperative kernel wait for
+        each other: they are all started at a time.
+        """
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Show what is launched in a context under a name in the device's profiler."""
@@ -57,7 +64,7 @@ class Device(Protocol):
         """Reserve host memory that the device reads and writes."""
 
     def current(self) -> AbstractContextManager[Any]:
-        """Make this the current device for a while."""
+        """Make this the current device for the length of a context."""
 
     def enter(self) -> int:
         """Make this the current device; return what to give to `leave`."""
@@ -78,7 +85,7 @@ class Device(Protocol):
         """Copy a device array to the host, and wait for it."""
 
     def on_host(self, array: Any) -> bool:
-        """Tell whether an array is the host's, not one that the device reads fast."""
+        """Return whether an array is the host's, not one that the device reads fast."""
 
     def export(self, array: Any, kind: str) -> Any:
         """Return a device array as one of "torch" or "cupy", shared, or copied for "numpy"."""
@@ -93,7 +100,7 @@ class Device(Protocol):
         """Return the caller's current stream."""
 
     def capturing(self, stream: int) -> bool:
-        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
+        """Return whether what goes into the stream is recorded for a CUDA graph instead of run."""
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes on the device, in the order of the stream."""
@@ -104,7 +111,7 @@ class Device(Protocol):
     def copy_columns(
         self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
     ) -> None:
-        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely; both there."""
+        """Copy `width` bytes every `pitch`, `rows` times, without gaps; both on the device."""
 
     def synchronize(self, stream: int) -> None:
         """Wait until everything given to the stream so far is done."""
@@ -116,16 +123,16 @@ class Device(Protocol):
         """Put the marker into the stream."""
 
     def follow(self, stream: int, event: Any) -> None:
-        """Let the stream wait, on the device, for the marker."""
+        """Make the stream wait, on the device, for the marker."""
 
     def passed(self, event: Any) -> bool:
-        """Tell, without waiting, whether the marker was reached."""
+        """Return, without waiting, whether the marker was reached."""
 
     def await_event(self, event: Any) -> None:
         """Wait on the host until the marker is reached."""
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One CUDA device. Errors of the driver come as CuPy raises them, but for a missing device."""
 
     def __init__(self, index: int = 0) -> None:
@@ -152,23 +159,19 @@ class CudaDevice:
         self._ranges: dict[str, AbstractContextManager[Any]] = {}
         with cupy.cuda.Device(index) as device:
             self.processors: int = device.attributes["MultiProcessorCount"]
-            self._source = files("tierstore._tiers.gpu").joinpath("kernels.cu").read_text()
             self._modules: dict[tuple[str, ...], Any] = {}
-            self._kernels: dict[tuple[str, ...], tuple[Kernel, int]] = {}
+            self._kernels: dict[tuple[str, ...], tuple[Start, int]] = {}
             self._beside = cupy.cuda.Stream(non_blocking=True)
         self._streams: dict[int, Any] = {0: cupy.cuda.Stream.null}
         self.beside: int = self._beside.ptr
 
-    def kernel(self, name: str) -> tuple[Kernel, int]:
-        """Return a kernel of kernels.cu, and the most blocks of it that can run at a time."""
-        return self.load(self._source, name, {})
-
-    def load(self, source: str, name: str, macros: Mapping[str, object]) -> tuple[Kernel, int]:
+    def load(
+        self, source: str, name: str, macros: Mapping[str, object], *, cooperative: bool = False
+    ) -> tuple[Start, int]:
         """Return a kernel of a source, and the most blocks of it that can run at a time.
 
-        A source is compiled once for each set of macros, or comes from CuPy's cache on disk.
-        Kernels named in `COOPERATIVE` are launched so that all their blocks do. A launch takes the
-        host about 2 us: the arguments are structures that already lie in memory.
+        A source is compiled once for each set of macros, or comes from CuPy's cache on disk. A
+        launch takes the host about 2 us: the arguments are structures already in memory.
         """
         driver = self._cupy.cuda.driver
         symbol = f"tierstore_{name}"
@@ -185,7 +188,6 @@ class CudaDevice:
             blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, BLOCK, 0)
         index, on_device = self.index, self._cupy.cuda.Device(self.index)
 
-        cooperative = name in COOPERATIVE
         start = driver.launchCooperativeKernel if cooperative else driver.launchKernel
         extra = () if cooperative else (0,)
 
@@ -228,28 +230,23 @@ class CudaDevice:
                 return self._cupy.empty(size, dtype)
 
     def stage(self, nbytes: int) -> memory.Arena:
-        """Reserve pinned host memory."""
         return memory.allocate(nbytes, "pinned")
 
     @property
     def torch_name(self) -> str:
-        """What torch calls the device."""
         return f"cuda:{self.index}"
 
     def current(self) -> AbstractContextManager[Any]:
-        """Make this the current device for a while."""
         context: AbstractContextManager[Any] = self._cupy.cuda.Device(self.index)
         return context
 
     def enter(self) -> int:
-        """Make this the current device, in less than a microsecond if it is; return which was."""
         before = int(self._runtime.getDevice())
         if before != self.index:
             self._runtime.setDevice(self.index)
         return before
 
     def leave(self, before: int) -> None:
-        """Make the device current that was before."""
         if before != self.index:
             self._runtime.setDevice(before)
 
@@ -271,12 +268,10 @@ class CudaDevice:
         return memory.choose(nbytes, self.index)
 
     def free_bytes(self) -> int:
-        """Return the device memory that may still be taken."""
         with self.current():
             return int(self._runtime.memGetInfo()[0])
 
     def upload(self, array: npt.NDArray[Any], stream: int | None = None) -> Any:
-        """Copy a host array to the device, in the order of a stream, or CuPy's current one."""
         with self.current():
             if stream is None or stream == self.current_stream():
                 return self._cupy.asarray(array)
@@ -284,13 +279,11 @@ class CudaDevice:
                 return self._cupy.asarray(array)
 
     def download(self, array: Any) -> npt.NDArray[Any]:
-        """Copy a CuPy array to the host, and wait for it."""
         with self.current():
             copied: npt.NDArray[Any] = array.get()
             return copied
 
     def on_host(self, array: Any) -> bool:
-        """Tell whether an array is of NumPy."""
         return isinstance(array, np.ndarray)
 
     def export(self, array: Any, kind: str) -> Any:
@@ -310,59 +303,43 @@ class CudaDevice:
         return int(array.__cuda_array_interface__["data"][0])
 
     def host_pointer(self, arena: memory.Arena, view: npt.NDArray[Any]) -> int:
-        """Return the address of part of a host arena as the device sees it."""
         if arena.device_pointer is None:
             raise DeviceError(f"the GPU cannot read {arena.kind} host memory")
         return arena.device_pointer + view.ctypes.data - arena.array.ctypes.data
 
     def current_stream(self) -> int:
-        """Return CuPy's current stream."""
         return int(self._cupy.cuda.get_current_stream(self.index).ptr)
 
     def capturing(self, stream: int) -> bool:
-        """Tell whether what goes into the stream is recorded for a CUDA graph instead of run."""
         return bool(self._runtime.streamIsCapturing(stream))
 
     def fill(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
-        """Set bytes on the device, in the order of the stream."""
         self._runtime.memsetAsync(pointer, value, nbytes, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy bytes between host and device, in the order of the stream."""
         self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream)
 
     def copy_columns(
         self, target: int, source: int, width: int, pitch: int, rows: int, stream: int
     ) -> None:
-        """Copy `width` bytes every `pitch`, `rows` times, to where they lie densely."""
         kind = self._runtime.memcpyDeviceToDevice
         self._runtime.memcpy2DAsync(target, width, source, pitch, width, rows, kind, stream)
 
     def synchronize(self, stream: int) -> None:
-        """Wait until everything given to the stream so far is done."""
         self._runtime.streamSynchronize(stream)
 
     def event(self) -> Any:
-        """Make a marker."""
         with self._cupy.cuda.Device(self.index):
             return self._cupy.cuda.Event(disable_timing=True)
 
     def record(self, event: Any, stream: int) -> None:
-        """Put the marker into the stream."""
         self._runtime.eventRecord(event.ptr, stream)
 
     def follow(self, stream: int, event: Any) -> None:
-        """Let the stream wait, on the device, for the marker."""
         self._runtime.streamWaitEvent(stream, event.ptr)
 
     def passed(self, event: Any) -> bool:
-        """Tell, without waiting, whether the marker was reached."""
         return bool(event.done)
 
     def await_event(self, event: Any) -> None:
-        """Wait on the host until the marker is reached."""
         self._runtime.eventSynchronize(event.ptr)
-
-
-COOPERATIVE = frozenset({"promote", "complete", "abandon"})
-"""Kernels whose blocks wait for each other."""

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import Arguments, Mode
+from tierstore._tiers.gpu.abi import BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.host import HostTier
 
@@ -22,7 +23,6 @@ __all__ = ["Staging"]
 
 
 _STAGING_BYTES = 8 << 20
-_LINK_BLOCKS = 64
 
 
 class Staging:
@@ -32,7 +32,9 @@ class Staging:
         complete: every row has its slot on the device, so that the host is not needed any more.
     """
 
-    def __init__(self, device: Device, host: HostTier, memory: GpuMemory) -> None:
+    def __init__(
+        self, launcher: Launcher, device: Device, host: HostTier, memory: GpuMemory
+    ) -> None:
         """Reserve the memory, for so many records that copies are long and it is small."""
         record = host.record_bytes
         self.limit = limit = max(1, min(host.slots, _STAGING_BYTES // record))
@@ -49,9 +51,7 @@ class Staging:
         self._staged_place = rows[16 * limit : 20 * limit].view(np.int32)
         self.complete = False
         self._owed = 0
-        self._kernels = {name: device.kernel(name) for name in _KERNELS}
-        swap_chunk, blocks = self._kernels["swap_chunk"]
-        self._kernels["swap_chunk"] = swap_chunk, min(_LINK_BLOCKS, blocks)
+        self._start = launcher.start
         self._pointers: dict[str, npt.NDArray[Any]] = {
             "staged": self._staged,
             "evicted": self._evicted,
@@ -60,15 +60,15 @@ class Staging:
             "staged_place": self._staged_place,
         }
 
-    def bind(self, arguments: Arguments) -> None:
-        """Let a batch use this staging."""
+    def bind(self, arguments: BatchArguments) -> None:
+        """Point a batch to this staging."""
         for name, view in self._pointers.items():
             pointer = self._device.host_pointer(self._arena, view)
             setattr(arguments.batch, name, pointer)
 
     def settle(
         self,
-        arguments: Arguments,
+        arguments: BatchArguments,
         stream: int,
         *,
         spill: Callable[[int], int],
@@ -92,7 +92,7 @@ class Staging:
                 if first:
                     batch.first, batch.limit = first, self.limit
                     memory.clear(("absent", "evicted"), stream)
-                    self._launch("swap_chunk", arguments, stream)
+                    self._start(OWN.SWAP_CHUNK, arguments, stream)
                     counts = memory.counters(stream)
                     absent = int(counts["absent"])
                 self.owe(int(counts["evicted"]))
@@ -103,41 +103,41 @@ class Staging:
                     homeless = place < 0
                     spilled[-1 - place[homeless]] = self._staged_rows[:absent][homeless]
                     if batch.last:
-                        self._launch("place_spill", arguments, stream)
+                        self._start(OWN.PLACE_SPILL, arguments, stream)
                 self._end_chunk(arguments, place, stream)
         except BaseException:
             batch.limit = absent
-            self._launch("abandon", arguments, stream)
+            self._start(OWN.ABANDON, arguments, stream)
             raise
         self.complete = int(counts["filled"]) == self._memory.argument.rows
         return spilled
 
-    def _take_in(self, arguments: Arguments, absent: int, stream: int) -> npt.NDArray[np.int32]:
+    def _take_in(
+        self, arguments: BatchArguments, absent: int, stream: int
+    ) -> npt.NDArray[np.int32]:
         """Read the absent rows from the host tier and install them; return where they go."""
         batch = arguments.batch
         if absent:
             if batch.load:
                 self._host.read(self._staged_rows[:absent], self._staged[:absent])
             batch.limit = absent
-            self._launch("install", arguments, stream)
+            self._start(OWN.INSTALL, arguments, stream)
             batch.limit = self.limit
         return self._staged_place[:absent]
 
-    def _end_chunk(self, arguments: Arguments, place: npt.NDArray[np.int32], stream: int) -> None:
+    def _end_chunk(
+        self, arguments: BatchArguments, place: npt.NDArray[np.int32], stream: int
+    ) -> None:
         """Serve the positions of rows without a slot, and with the last chunk all others."""
         batch = arguments.batch
         homeless = place < 0
         serves = batch.mode != Mode.LEASE and bool(homeless.any())
         if batch.last or serves:
-            self._launch("complete", arguments, stream)
+            self._start(OWN.COMPLETE, arguments, stream)
         if batch.mode == Mode.WRITE and serves:
             self._device.synchronize(stream)
             rows = self._staged_rows[: place.size][homeless]
             self._host.write(rows, self._staged[: place.size][homeless])
-
-    def _launch(self, name: str, arguments: Arguments, stream: int) -> None:
-        kernel, blocks = self._kernels[name]
-        kernel(blocks, arguments.address, stream)
 
     def owe(self, evicted: int) -> None:
         """Note that the host tier is to take in that many evicted records."""
@@ -155,12 +155,9 @@ class Staging:
             self._owed = 0
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._pointers.clear()
         empty: npt.NDArray[Any] = np.empty(0, np.uint8)
         self._staged = self._evicted = empty
         self._staged_rows = self._evicted_rows = self._staged_place = empty
         self._arena.close()
-
-
-_KERNELS = ("swap_chunk", "install", "complete", "place_spill", "abandon")

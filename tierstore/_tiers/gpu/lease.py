@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._tiers.epoch import lease_ended
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Rows, TierArgument
-from tierstore._tiers.gpu.device import Kernel
+from tierstore._tiers.gpu.abi import (
+    Arguments,
+    BatchArgument,
+    BatchArguments,
+    RowsArgument,
+    Structure,
+)
+from tierstore._tiers.gpu.launcher import OWN, Kernel, Launcher
 from tierstore._tiers.gpu.link import AsyncScalar
 
 if TYPE_CHECKING:
@@ -21,15 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["GpuLease", "PinnedLeases"]
 
 
-_Launch = Callable[[str, Arguments, int, int | None], None]
-
-
 class PinnedLeases:
     """The open leases, and ended ones whose rows in host memory may still be another's."""
 
-    def __init__(self, launch: _Launch) -> None:
-        """Start with none; `launch` runs a kernel on so many records of a lease, in a stream."""
-        self._launch = launch
+    def __init__(self, launcher: Launcher) -> None:
+        """Start with none."""
+        self._launch = launcher.launch
         self._open: set[GpuLease] = set()
         self._ended: list[GpuLease] = []
 
@@ -39,7 +41,7 @@ class PinnedLeases:
         return sum(lease.bound for lease in self._open)
 
     def add(self, lease: GpuLease) -> None:
-        """Take note of a new lease."""
+        """Add a new lease."""
         self._open.add(lease)
 
     def end(self, lease: GpuLease, stream: int | None) -> None:
@@ -50,13 +52,13 @@ class PinnedLeases:
         """
         if lease not in self._open:
             return
-        self._launch("release", lease.arguments, lease.bound, stream)
+        self._launch(OWN.RELEASE, lease.arguments, lease.bound, stream)
         self._open.remove(lease)
         if lease.kept_rows:
             self._ended.append(lease)
         if not self._open:
             for ended in self._ended:
-                self._launch("forget", ended.arguments, ended.bound, stream)
+                self._launch(OWN.FORGET, ended.arguments, ended.bound, stream)
             self._ended.clear()
 
     def clear(self) -> None:
@@ -94,32 +96,32 @@ class GpuLease:
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
         self._batch.rows = start + 16 + 16 * ids
-        self.arguments = Arguments(tier.memory.argument, self._batch)
+        self.arguments = BatchArguments(tier.memory.argument, self._batch)
         self._rows = self._described(tier.memory.argument)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._letter: AsyncScalar | None = None
+        self._count_sent: AsyncScalar | None = None
         self.trimmed = False
         self._seen = tier.changes
         self._epoch = tier.epoch
         self._released = False
 
-    def _described(self, tier: TierArgument) -> Rows:
+    def _described(self, tier: Any) -> Any:
         """Describe the records to kernels that are not the tier's own."""
         batch = self._batch
         host_changed = tier.host_changed if tier.direct else 0
-        return Rows(
-            batch.records,
-            batch.count,
-            batch.positions,
-            batch.n,
-            batch.held,
-            tier.dirty,
-            host_changed,
-            tier.host,
-            tier.record,
+        return RowsArgument(
+            records=batch.records,
+            count=batch.count,
+            positions=batch.positions,
+            n=batch.n,
+            held=batch.held,
+            dirty=tier.dirty,
+            host_changed=host_changed,
+            host=tier.host,
+            record=tier.record,
         )
 
     @property
@@ -168,26 +170,26 @@ class GpuLease:
 
         `out` is a device array of at least `bound` rows of `hi - lo` bytes; the rest of it stays.
         """
-        self._copy("lease_gather", out, lo, hi, stream)
+        self._copy(OWN.LEASE_GATHER, out, lo, hi, stream)
 
     def scatter(
         self, data: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
         """Copy `data[k]` over bytes `lo:hi` of record k, now changed, for all k below `count`."""
         hi = self._tier.record_bytes if hi is None else hi
-        self._copy("lease_scatter", data, lo, hi, stream)
+        self._copy(OWN.LEASE_SCATTER, data, lo, hi, stream)
         self._wrote([(lo, hi)], stream)
 
     def read(
         self, out: Any, lo: int = 0, hi: int | None = None, *, stream: int | None = None
     ) -> None:
         """Copy to `out[i]` bytes `lo:hi` of the i-th id's record, 0xff where there is none."""
-        self._copy("lease_read", out, lo, hi, stream)
+        self._copy(OWN.LEASE_READ, out, lo, hi, stream)
 
-    def run(
+    def launch(
         self,
-        kernel: tuple[Kernel, int],
-        work: ctypes.Structure,
+        kernel: Kernel,
+        work: Structure,
         items: int,
         *,
         writes: Sequence[tuple[int, int]] = (),
@@ -197,9 +199,9 @@ class GpuLease:
         """Launch a kernel of the caller's own, of two arguments: `Rows` and the structure `work`.
 
         Args:
-            kernel: from `Device.load`.
+            kernel: of a source that extends `abi.RECORDS`.
             work: copied by the launch.
-            items: how much there is to do: a block works through 32 items or more.
+            items: how much there is to do, from which the kernel's grid follows.
             writes: the byte ranges of the records that it writes; it calls `changed` for each.
             positions: address and number of positions other than those of the lease's ids.
             stream: where to run it.
@@ -207,8 +209,7 @@ class GpuLease:
         self._begin(stream)
         rows = self._rows
         rows.positions, rows.n = positions or (self._batch.positions, self._batch.n)
-        arguments = (ctypes.c_void_p * 2)(ctypes.addressof(rows), ctypes.addressof(work))
-        self._tier.order.run(kernel, ctypes.addressof(arguments), items, stream)
+        self._tier.launcher.launch(kernel, Arguments(rows, work), items, stream)
         if writes:
             self._wrote(writes, stream)
 
@@ -222,25 +223,25 @@ class GpuLease:
             return True
         device = self._tier.device
         stream = device.current_stream() if stream is None else stream
-        if self._letter is None:
-            self._letter = self._tier.mailbox.post(self._batch.count, stream)
-        if self._letter is None:
+        if self._count_sent is None:
+            self._count_sent = self._tier.mailbox.post(self._batch.count, stream)
+        if self._count_sent is None:
             if not wait:
                 return False
             device.synchronize(stream)
             self.bound = int(device.download(self.count)[0])
-        elif wait or self._letter.arrived:
-            self.bound = self._letter.read()
+        elif wait or self._count_sent.arrived:
+            self.bound = self._count_sent.read()
         else:
             return False
         self.trimmed = True
         return True
 
-    def _copy(self, kernel: str, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
+    def _copy(self, kernel: Kernel, data: Any, lo: int, hi: int | None, stream: int | None) -> None:
         self._begin(stream)
         if self._batch.n:
             self._tier.describe(self._batch, data, lo, hi)
-            self._tier.order.launch(kernel, self.arguments, self._batch.n, stream)
+            self._tier.launcher.launch(kernel, self.arguments, self._batch.n, stream)
 
     def _begin(self, stream: int | None) -> None:
         """Check the lease, and read its copies of rows anew where others wrote since."""
@@ -250,7 +251,7 @@ class GpuLease:
             self._seen = self._tier.changes
 
     def _wrote(self, spans: Sequence[tuple[int, int]], stream: int | None) -> None:
-        """Take note that this lease wrote, and write what it changed in copies to their rows."""
+        """Note that this lease wrote, and write what it changed in copies to their rows."""
         self._tier.changes += 1
         if self.spilled.size:
             self._write_through(spans, stream)
@@ -268,10 +269,10 @@ class GpuLease:
             self._tier.write(self.spilled, part, lo, hi, admit=False, stream=stream)
 
     def release(self, *, stream: int | None = None) -> None:
-        """Let the records go. Harmless when repeated, or when the epoch has ended."""
+        """Unpin the records. Harmless when repeated, or when the epoch has ended."""
         if self._released:
             return
         self._tier.leases.end(self, stream)
         self._released = True
-        if self._letter is not None and not self.trimmed:
-            self._letter.drop()
+        if self._count_sent is not None and not self.trimmed:
+            self._count_sent.drop()

@@ -1,4 +1,4 @@
-"""Ids on their way to the GPU, and numbers on their way back."""
+"""The link between host and GPU: ids that go over, numbers that come back, the order of copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import BatchArgument
+from tierstore._tiers.gpu.abi import TIER, BatchArgument, Mode
 from tierstore._tiers.gpu.device import Device
-from tierstore._tiers.gpu.memory import Workspace
+from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import Arena
 
-__all__ = ["AsyncScalar", "Inbox", "Mailbox"]
+__all__ = ["AsyncScalar", "Inbox", "Mailbox", "Ordering", "region_bits"]
 
 
 _BATCHES = 4
@@ -47,11 +47,11 @@ class Inbox:
             return ((ids, 0),) if n else ()
         return (ids[:_HEAD], 0), (ids[_HEAD:], _HEAD)
 
-    def bring(self, ids: Any, batch: BatchArgument, workspace: Workspace) -> None:
-        """Let a batch find its ids where they are, or those of the host, copied, in a workspace."""
+    def bring(self, ids: Any, batch: BatchArgument, target: int) -> None:
+        """Point a batch to its ids: where they are, or from the host to the address `target`."""
         if self._device.on_host(ids):
             batch.arriving = self._put(ids)
-            batch.ids = workspace.ids
+            batch.ids = target
         else:
             batch.arriving = 0
             batch.ids = self._device.pointer(ids)
@@ -70,7 +70,7 @@ class Inbox:
         return self._pointer + self._last * self._places.strides[0]
 
     def _free(self) -> int:
-        """Return the first place that is free: the host's caches may still have what lies there."""
+        """Return the first place that is free: the host's caches may still hold it."""
         for place, event in enumerate(self._read):
             if self._device.passed(event):
                 return place
@@ -90,13 +90,13 @@ class Inbox:
         self._places = block.view(np.int64).reshape(_BATCHES, size)
 
     def close(self) -> None:
-        """Give the memory back, once the device is done."""
+        """Free the memory, once the device is done with it."""
         self._places = np.empty((_BATCHES, 0), np.int64)
         if self._arena is not None:
             self._arena.close()
 
 
-_LETTERS = 256
+_NUMBERS = 256
 
 
 class Mailbox:
@@ -105,14 +105,14 @@ class Mailbox:
     def __init__(self, device: Device) -> None:
         """Reserve the memory."""
         self.device = device
-        self._arena = device.stage(4 * _LETTERS)
-        self.numbers = self._arena.array[: 4 * _LETTERS].view(np.uint32)
-        self.free = [(place, device.event()) for place in range(_LETTERS)]
+        self._arena = device.stage(4 * _NUMBERS)
+        self.numbers = self._arena.array[: 4 * _NUMBERS].view(np.uint32)
+        self.free = [(place, device.event()) for place in range(_NUMBERS)]
 
     def post(self, source: int, stream: int) -> AsyncScalar | None:
         """Send the uint32 at an address on the device, in the order of the stream.
 
-        Returns None if as many letters as there is room for are kept.
+        Returns None if all places are taken.
         """
         if not self.free:
             return None
@@ -123,7 +123,7 @@ class Mailbox:
         return AsyncScalar(self, place, sent)
 
     def close(self) -> None:
-        """Give the memory back; letters that are kept must not be read any more."""
+        """Free the memory; numbers that are still out must not be read any more."""
         self.free.clear()
         self.numbers = np.empty(0, np.uint32)
         self._arena.close()
@@ -152,5 +152,51 @@ class AsyncScalar:
         return number
 
     def drop(self) -> None:
-        """Let the place go: the next number for it comes later in the order of the tier."""
+        """Free the place: the next number for it comes later in the order of the tier."""
         self._box.free.append((self._place, self._sent))
+
+
+_REGIONS = TIER.constants["REGIONS"]
+_SCATTERED_BYTES = 1 << 30
+
+
+def region_bits(rows: int) -> int:
+    """Return the binary logarithm of the rows of a region, of which there are at most `REGIONS`."""
+    return (-(-rows // _REGIONS) - 1).bit_length()
+
+
+class Ordering:
+    """Which batches are copied in the order of host memory rather than of their ids.
+
+    Random rows of a large host tier miss in every cache of address translations between the GPU and
+    them. Where the copies of a batch go through host memory region by region, few translations are
+    needed at a time. Measured on an H200 behind an IOMMU, 131,072 rows of 512 bytes of 16 million:
+    out of pinned memory 2.1 to 2.3 ms instead of 4.4, into it 2.1 instead of 4.4; into managed
+    memory, which is mapped in pages of 2 MiB, 1.5 instead of 1.7; out of managed memory no less.
+
+    Attributes:
+        least: fewest ids for which it pays; with fewer, hardly two rows are in one region.
+        scattered: whether the host tier's memory is mapped in so many pages that reads gain too.
+    """
+
+    CLAIMS, WAITS = TIER.constants["CLAIMS"], TIER.constants["WAITS"]
+    """What is put in order: rows to promote, positions of rows that stay where they are."""
+
+    def __init__(self, host: HostTier, slots: int) -> None:
+        """Look at the memory of the host tier below so many slots.
+
+        Rows of a host tier that is a cache are in no known order.
+        """
+        self._direct = host.direct
+        self._slots = slots
+        self.least = 2 * _REGIONS
+        self.scattered = host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
+
+    def of(self, ids: int, mode: int, *, admit: bool) -> int:
+        """Return what to put in order for a batch of so many ids: `CLAIMS`, `WAITS`, both or 0."""
+        if ids < self.least or not self._direct:
+            return 0
+        stay = mode in (Mode.READ, Mode.WRITE) and (not admit or ids > self._slots)
+        waits = self.WAITS if stay and (self.scattered or mode == Mode.WRITE) else 0
+        claims = self.CLAIMS if self.scattered and admit else 0
+        return waits | claims

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tierstore._counters import TierStats
 from tierstore._tiers.gpu.abi import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
 from tierstore._tiers.gpu.device import Device
-from tierstore._tiers.gpu.ordering import stretch
+from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, RowIndexError
 
@@ -29,7 +29,7 @@ _TOTALS = (
 
 
 class Counts:
-    """The counters of a tier: those the host knows by itself, and those it must ask the device for.
+    """The counters of a tier: those that the host keeps, and those that the device keeps.
 
     Attributes:
         known: what the host has counted, and what it has taken over from the device.
@@ -114,14 +114,14 @@ _PER_SLOT: tuple[tuple[str, str], ...] = (
 class GpuMemory:
     """Slots, the map over all rows, marks by slot and the counters; plain device arrays.
 
-    `worth` tells whether rows have a worth, a float a row and one a slot.
+    `scored`: whether rows have scores, a float a row and one a slot.
     """
 
     def __init__(
-        self, device: Device, rows: int, record_bytes: int, slots: int, *, worth: bool = False
+        self, device: Device, rows: int, record_bytes: int, slots: int, *, scored: bool = False
     ) -> None:
         """Reserve everything; `bytes_for` says how much that is."""
-        self.nbytes = self.bytes_for(rows, record_bytes, slots, worth=worth)
+        self.nbytes = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
         self._mailbox = device.stage(COUNTERS.itemsize)
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
@@ -129,15 +129,15 @@ class GpuMemory:
         self._arrays["slot_of"] = device.allocate(rows, "i4")
         self._arrays["host_changed"] = device.allocate(-(-rows // 32), "u4")
         self._arrays["poison"] = device.allocate(record_bytes, "u1")
-        if worth:
-            self._arrays["worth"] = device.allocate(rows, "f4")
+        if scored:
+            self._arrays["score"] = device.allocate(rows, "f4")
             self._arrays["key"] = device.allocate(slots, "f4")
         self._arrays["counters"] = device.allocate(COUNTERS_BYTES, "u1")
         self.argument = TierArgument(
             rows=rows,
             record=record_bytes,
             capacity=slots,
-            stretch=stretch(rows),
+            region_bits=region_bits(rows),
             **{name: device.pointer(array) for name, array in self._arrays.items()},
         )
         device.fill(self.argument.poison, 0xFF, record_bytes, 0)
@@ -153,23 +153,23 @@ class GpuMemory:
             setattr(self.argument, name, self._device.host_pointer(host.arena, view))
 
     @classmethod
-    def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, worth: bool = False) -> int:
+    def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, scored: bool = False) -> int:
         """Device bytes of a tier of that many slots; batches take `Workspace.BYTES` an id more."""
         per_slot = record_bytes + sum(np.dtype(dtype).itemsize for _, dtype in _PER_SLOT)
         per_row = 4 * rows + 4 * -(-rows // 32)
-        worths = 4 * (rows + slots) if worth else 0
-        return slots * per_slot + per_row + worths + record_bytes + COUNTERS_BYTES
+        scores = 4 * (rows + slots) if scored else 0
+        return slots * per_slot + per_row + scores + record_bytes + COUNTERS_BYTES
 
     @classmethod
-    def slots_for(cls, rows: int, record_bytes: int, nbytes: int, *, worth: bool = False) -> int:
+    def slots_for(cls, rows: int, record_bytes: int, nbytes: int, *, scored: bool = False) -> int:
         """Return the most slots that fit a budget, maps included; 0 for a budget of 0.
 
         Raises CapacityError if a budget above 0 has no room for a single slot and the maps.
         """
         if nbytes == 0:
             return 0
-        fixed = cls.bytes_for(rows, record_bytes, 0, worth=worth)
-        one = cls.bytes_for(rows, record_bytes, 1, worth=worth)
+        fixed = cls.bytes_for(rows, record_bytes, 0, scored=scored)
+        one = cls.bytes_for(rows, record_bytes, 1, scored=scored)
         if nbytes < one:
             raise CapacityError(
                 f"a GPU budget of {nbytes} bytes cannot hold the map of {rows} rows and one "
@@ -190,10 +190,10 @@ class GpuMemory:
         array = self._arrays[name]
         self._device.fill(getattr(self.argument, name), value, array.nbytes, stream)
 
-    def value(self, counts: npt.NDArray[np.float32]) -> None:
-        """Let every row be worth what `counts` says."""
-        given = np.ascontiguousarray(counts)
-        self._device.copy(self.argument.worth, given.ctypes.data, given.nbytes, 0)
+    def score(self, scores: npt.NDArray[np.float32]) -> None:
+        """Set the score of every row, `(rows,)`; waits."""
+        given = np.ascontiguousarray(scores)
+        self._device.copy(self.argument.score, given.ctypes.data, given.nbytes, 0)
         self._device.synchronize(0)
 
     def counters(self, stream: int) -> npt.NDArray[Any]:
@@ -217,7 +217,7 @@ class GpuMemory:
             self._device.fill(self.argument.counters + offset, value, dtype.itemsize, stream)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._arrays.clear()
         self._mailbox.close()
 

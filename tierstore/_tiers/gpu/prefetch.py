@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, TierArgument
+from tierstore._tiers.gpu.abi import TIER, BatchArgument, BatchArguments
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import Workspace
 
 __all__ = ["Fetch", "Fetches"]
 
 
 _MOST = 62
-_WINDOW = 64
-_COPY_BLOCKS = 32
-"""Enough to fill the link; more would take multiprocessors from what computes meanwhile."""
-_CERTAIN = 1
+_WINDOW = TIER.constants["WINDOW"]
+_CERTAIN = TIER.constants["CERTAIN"]
 
 
 @dataclass(eq=False)
@@ -48,18 +47,16 @@ class Fetches:
 
     Attributes:
         newest: number of the last prefetch.
-        expired: number of the last one whose rows may be evicted again though nobody used them.
+        expired: number of the last one whose rows may be evicted again even if they were not used.
     """
 
-    def __init__(self, device: Device, tier: TierArgument) -> None:
+    def __init__(self, launcher: Launcher, device: Device, tier: Any) -> None:
         """Start with none."""
         self.newest = 0
         self.expired = 0
         self._device = device
         self._tier = tier
-        self._move = device.kernel("move")[0]
-        self._announce = device.kernel("announce")[0]
-        self._release, self._most_blocks = device.kernel("release")
+        self._start = launcher.start
         self._queue: deque[Fetch] = deque()
         self._spare: list[Workspace] = []
         self._verdicts = device.stage(4 * _WINDOW)
@@ -89,13 +86,12 @@ class Fetches:
                 batch = BatchArgument()
                 fetch.workspace.bind(batch)
                 batch.count += 4  # of what it holds, behind what it moved
-                arguments = Arguments(self._tier, batch)
-                blocks = min(self._most_blocks, -(-fetch.ids.size // 32))
-                self._release(blocks, arguments.address, stream)
+                arguments = BatchArguments(self._tier, batch)
+                self._start(OWN.RELEASE, arguments, stream, fetch.ids.size)
             self._spare.append(fetch.workspace)
 
     def hold(self, batch: BatchArgument) -> None:
-        """Let the prefetch to come hold its rows, and say whether it lacks any."""
+        """Make the next prefetch hold its rows and report whether it lacks any."""
         verdicts = self._verdicts.array.view(np.uint32)
         at = (self.newest + 1) % _WINDOW
         verdicts[at] = 0
@@ -103,7 +99,7 @@ class Fetches:
 
     def copy(
         self,
-        arguments: Arguments,
+        arguments: BatchArguments,
         workspace: Workspace,
         rows: Any,
         ids: npt.NDArray[np.int64] | None,
@@ -112,8 +108,8 @@ class Fetches:
         """Copy what prefetch number `newest + 1` has planned, behind the marker `planned`."""
         device, beside = self._device, self._device.beside
         device.follow(beside, planned)
-        self._move(_COPY_BLOCKS, arguments.address, beside)
-        self._announce(1, arguments.address, beside)
+        self._start(OWN.MOVE, arguments, beside)
+        self._start(OWN.ANNOUNCE, arguments, beside)
         done = device.event()
         device.record(done, beside)
         self.newest += 1
@@ -147,7 +143,7 @@ class Fetches:
         return bool(self._queue) and not self._device.passed(self._queue[-1].done)
 
     def follow(self, stream: int) -> None:
-        """Let a stream wait, on the device, until all copies are over."""
+        """Make a stream wait, on the device, until all copies are over."""
         for fetch in self._queue:
             self._device.follow(stream, fetch.done)
 
@@ -164,6 +160,6 @@ class Fetches:
         self._spare.clear()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.clear()
         self._verdicts.close()

@@ -1,64 +1,44 @@
-"""What rows are worth to a GPU tier whose policy is not recency.
-
-The device keeps a float a row. A batch adds the same gain to each row that it uses, and the rows of
-least worth go first. Gains that grow by a constant factor from batch to batch are aged frequency;
-without gains, the counts that were given stay.
-"""
+"""The scores by which a GPU tier ranks rows where its policy is not recency."""
 
 from __future__ import annotations
 
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument
+from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.memory import GpuMemory
-from tierstore._tiers.gpu.order import Order
-from tierstore.policy import Choice
-from tierstore.policy.frequency import count_keys
+from tierstore.policy.base import DeviceScores
 
-__all__ = ["Worth", "goes_by_worth"]
+__all__ = ["Scores"]
 
 
-_TURNOVERS = 4
-_LARGEST = 2.0**64
+class Scores:
+    """The scores of a GPU tier, driven by its policy: two numbers a batch.
 
+    The device keeps a float a row. A batch adds `on_use` to each row that it uses, and gives a row
+    that takes a slot `on_arrival`, if that is not 0; the rows of least score go first.
+    """
 
-def goes_by_worth(policy: Choice | None) -> bool:
-    """Whether a policy needs a float a row and one a slot; recency does not."""
-    return policy is not None and _below(policy).name != "lru"
-
-
-def _below(policy: Choice) -> Choice:
-    """Return what ranks rows that no prefetch announced; announced ones are pinned."""
-    return policy if policy.on is None else policy.on
-
-
-class Worth:
-    """How worth grows; the policies are "lfu" and "static", or lookahead on these."""
-
-    def __init__(self, policy: Choice, memory: GpuMemory, order: Order) -> None:
-        """Check the counts of a static policy, and bring them to the device."""
-        below = _below(policy)
+    def __init__(self, scores: DeviceScores, memory: GpuMemory, launcher: Launcher) -> None:
+        """Bring the first scores to the device; raises InvalidInputError for unfit counts."""
+        self._scores = scores
         self._memory = memory
-        self._order = order
-        self._half_life = below.half_life
-        self._weight = 1.0
-        self._grows = below.name != "static"
-        if not self._grows:
-            memory.value(count_keys(below.counts, memory.argument.rows))
+        self._launcher = launcher
+        self._on_arrival = 0.0
+        first = scores.first(memory.argument.rows)
+        if first is not None:
+            memory.score(first)
 
-    def gain(self, ids: int) -> float:
-        """Return what a use by the batch that begins, of so many ids, is worth."""
-        if not self._grows:
-            return 0.0
-        if self._weight > _LARGEST:
-            self._rescale()
-        gain = self._weight
-        slots = self._memory.argument.capacity
-        half_life = self._half_life or max(_TURNOVERS * slots / max(ids, 1), 1 / 16)
-        self._weight *= 2 ** (1 / half_life)
-        return gain
+    def begin(self, ids: int, batch: BatchArgument, *, uses: bool) -> None:
+        """Set what `batch`, of so many ids, does to scores.
 
-    def _rescale(self) -> None:
-        """Let all worth be what it would be if the next gain were 1."""
+        A prefetch does not use its rows: they arrive as those of the last batch did.
+        """
+        if not uses:
+            batch.on_use, batch.on_arrival = 0.0, self._on_arrival
+            return
         tier = self._memory.argument
-        arguments = Arguments(tier, BatchArgument(gain=1 / self._weight))
-        self._order.launch("rescale", arguments, tier.rows, self._order.stream)
-        self._weight = 1.0
+        step = self._scores.step(ids, tier.capacity)
+        if step.rescale != 1:
+            arguments = BatchArguments(tier, BatchArgument(rescale=step.rescale))
+            self._launcher.launch(OWN.RESCALE, arguments, tier.rows, self._launcher.stream)
+        batch.on_use = step.on_use
+        batch.on_arrival = self._on_arrival = step.on_arrival

@@ -15,19 +15,18 @@ import numpy.typing as npt
 
 from tierstore._counters import TierStats
 from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
-from tierstore._tiers.gpu.abi import Arguments, BatchArgument, Mode
-from tierstore._tiers.gpu.device import BLOCK, Device
+from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
+from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
+from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
-from tierstore._tiers.gpu.link import Inbox, Mailbox
+from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
 from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
-from tierstore._tiers.gpu.order import Order
-from tierstore._tiers.gpu.ordering import Ordering
 from tierstore._tiers.gpu.prefetch import Fetches
-from tierstore._tiers.gpu.ranking import Worth, goes_by_worth
+from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
-from tierstore.policy import Choice
+from tierstore.policy import PolicySpec
 
 __all__ = ["GpuTier"]
 
@@ -46,7 +45,7 @@ class GpuTier:
     """
 
     def __init__(
-        self, host: HostTier, *, slots: int, device: Device, policy: Choice | None = None
+        self, host: HostTier, *, slots: int, device: Device, policy: PolicySpec | None = None
     ) -> None:
         """Reserve the slots and maps.
 
@@ -63,31 +62,27 @@ class GpuTier:
         self.rows = host.rows
         self.record_bytes = host.record_bytes
         self.slots = min(slots, self.rows)
-        worth = goes_by_worth(policy)
-        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, worth=worth)
+        scores = None if policy is None else policy.on_device()
+        scored = scores is not None
+        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, scored=scored)
         self.memory.reach(host)
         self._batch = BatchArgument()
-        self._arguments = Arguments(self.memory.argument, self._batch)
-        self._staging = None if host.direct else Staging(device, host, self.memory)
+        self._arguments = BatchArguments(self.memory.argument, self._batch)
+        self.launcher = launcher = Launcher(device)
+        self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
             self._staging.bind(self._arguments)
-        self.order = Order(device)
         self.ordering = Ordering(host, self.slots)
-        self._worth = Worth(policy, self.memory, self.order) if policy and worth else None
-        self._probe = self.order.kernels["probe"][0]
-        self._fence = self.order.kernels["fence"][0]
-        self._promote, self._promote_blocks = self.order.kernels["promote"]
-        # All blocks of `promote` run at a time: beside the copies of a prefetch, leave these room.
-        self._promote_beside = max(2, self._promote_blocks - device.processors)
+        self._scores = None if scores is None else Scores(scores, self.memory, launcher)
         self._workspace = Workspace(device, 0)
         self._filled = False
         self._now = 0
-        self._fetches = Fetches(device, self.memory.argument)
+        self._fetches = Fetches(launcher, device, self.memory.argument)
         self._inbox = Inbox(device)
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
         self.mailbox = Mailbox(device)
-        self.leases = PinnedLeases(self.order.launch)
+        self.leases = PinnedLeases(launcher)
         self.epoch = Epoch()
         """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
@@ -155,11 +150,11 @@ class GpuTier:
     def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
         if not rows.shape[0]:
-            lease = GpuLease(self, 0, BatchArgument(), self.order.enter(stream))
-            self.device.fill(lease.arguments.batch.count, 0, 4, self.order.stream)
+            lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
+            self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
         self._begin(Mode.LEASE, rows, stream)
-        lease = GpuLease(self, rows.shape[0], self._batch, self.order.stream)
+        lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
         self.leases.add(lease)
@@ -175,7 +170,7 @@ class GpuTier:
         is left to be promoted when it is used.
         """
         if rows.shape[0]:
-            self._fetch(rows, window, None, self.order.enter(stream))
+            self._fetch(rows, window, None, self.launcher.enter(stream))
 
     def prefetch_for(
         self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
@@ -185,7 +180,8 @@ class GpuTier:
         Where the host tier is a cache, their slots are held for that batch: it waits for nothing.
         """
         if ids.size:
-            stream = self.order.enter(stream)  # the memory of earlier ids may be in use until then
+            # Behind the last work: until then the memory of earlier ids may be in use.
+            stream = self.launcher.enter(stream)
             self._fetch(self.device.upload(ids, stream), window, ids, stream)
 
     def prefetched_for(self, ids: npt.NDArray[np.int64]) -> Any:
@@ -198,7 +194,7 @@ class GpuTier:
         workspace = self._fetches.begin(rows.shape[0], window, stream)
         batch = BatchArgument()
         workspace.bind(batch)
-        arguments = Arguments(self.memory.argument, batch)
+        arguments = BatchArguments(self.memory.argument, batch)
         with self.device.range(Mode.RANGES[Mode.PREFETCH]):
             self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
             batch.arrival += 1
@@ -209,10 +205,10 @@ class GpuTier:
             else:
                 self._fetches.hold(batch)
             self._find(arguments, stream)
-            self._promote(self._promote_beside, arguments.address, stream)
+            self.launcher.start(OWN.PROMOTE_BESIDE_COPIES, arguments, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
-            self.order.mark()
-            self._fetches.copy(arguments, workspace, rows, ids, self.order.last)
+            self.launcher.mark()
+            self._fetches.copy(arguments, workspace, rows, ids, self.launcher.last)
 
     def await_fetches(self) -> None:
         """Wait on the host until no prefetch reads the host tier's memory any more."""
@@ -236,32 +232,32 @@ class GpuTier:
             raise InvalidInputError(f"a batch holds at most {_MOST_IDS} ids, not {n}; split it")
         if not self._filled:
             self.fill()
-        self.order.enter(stream)
+        self.launcher.enter(stream)
         if self._staging is not None:
             self._staging.pay()
         if self._now >= _LAST_BATCH:
             self._rebase()
         self._now += 1
         uses = mode != Mode.PREFETCH
-        gain = self._worth.gain(n) if self._worth is not None and uses else 0.0
         if batch is None:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
-        self._inbox.bring(rows, batch, workspace or self._workspace)
+        self._inbox.bring(rows, batch, (workspace or self._workspace).ids)
         batch.n, batch.mode, batch.now = n, mode, self._now
         batch.load, batch.last, batch.admit = 1, 1, int(admit)
         batch.in_order = self.ordering.of(n, mode, admit=admit)
         batch.alone = int(
             self._staging is None
             or self._staging.complete
-            or (uses and self._fetches.reach(rows, self.order.stream))
+            or (uses and self._fetches.reach(rows, self.launcher.stream))
         )
         batch.first = 0
         batch.limit = _UNLIMITED if self._staging is None else self._staging.limit
         batch.arrival = self._fetches.newest
         batch.expired = self._fetches.expired
-        batch.gain = gain
+        if self._scores is not None:
+            self._scores.begin(n, batch, uses=uses)
 
     def describe(
         self, batch: BatchArgument, data: Any, lo: int, hi: int | None, first: int = 0
@@ -273,23 +269,23 @@ class GpuTier:
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""
         arguments = self._arguments if lease is None else lease.arguments
-        stream, blocks = self.order.stream, self._promote_blocks
+        stream, promote = self.launcher.stream, OWN.PROMOTE
         with self.device.range(Mode.RANGES[arguments.batch.mode]):
             self._find(arguments, stream)
             if self._fetches:
-                self._fence(1, arguments.address, stream)
-                blocks = self._promote_beside
-            self._promote(blocks, arguments.address, stream)
+                self.launcher.start(OWN.FENCE, arguments, stream)
+                promote = OWN.PROMOTE_BESIDE_COPIES
+            self.launcher.start(promote, arguments, stream)
             spilled = self._settle(arguments, lease)
-            self.order.mark()
+            self.launcher.mark()
         return spilled
 
-    def _find(self, arguments: Arguments, stream: int) -> None:
-        """Launch `probe`, which takes an id a thread."""
-        self._probe(-(-arguments.batch.n // BLOCK), arguments.address, stream)
+    def _find(self, arguments: BatchArguments, stream: int) -> None:
+        """Launch `probe`, and note that the ids are on their way."""
+        self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
         self._inbox.sent(arguments.batch, stream)
 
-    def _settle(self, arguments: Arguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
+    def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
         if self._staging is None or arguments.batch.alone:
             return np.empty(0, np.int64)
@@ -298,21 +294,21 @@ class GpuTier:
             if lease is None:
                 raise RuntimeError("only leases spill")
             nbytes = records * self.record_bytes
-            lease.spill = self.device.borrow(nbytes, np.uint8, self.order.stream)
+            lease.spill = self.device.borrow(nbytes, np.uint8, self.launcher.stream)
             return self.device.pointer(lease.spill)
 
-        return self._staging.settle(arguments, self.order.stream, spill=spill)
+        return self._staging.settle(arguments, self.launcher.stream, spill=spill)
 
     def _grow(self, ids: int) -> None:
         """Make room for a larger batch, rarely: sizes double."""
-        self.device.synchronize(self.order.stream)
+        self.device.synchronize(self.launcher.stream)
         self._workspace = Workspace.for_ids(self.device, ids)
         self._workspace.bind(self._batch)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Have a host tier with room for every row load them all: then none is ever missing.
 
-        The first batch does this where nobody did before. `progress` is called with rows done and
+        The first batch does this if it was not done before. `progress` is called with rows done and
         in all.
         """
         self.host.fill(progress)
@@ -323,7 +319,7 @@ class GpuTier:
         kept = 1 << 24
         self._batch.now = self._now - kept
         self._now = kept
-        self.order.launch("rebase", self._arguments, self.slots, self.order.stream)
+        self.launcher.launch(OWN.REBASE, self._arguments, self.slots, self.launcher.stream)
 
     def _has_room(self, rows: int) -> bool:
         """Whether so many more rows certainly find slots, whatever leases and prefetches pin."""
@@ -334,7 +330,7 @@ class GpuTier:
 
     def _drain(self) -> int:
         """Wait for everything under way; return the stream to go on in."""
-        stream = self.order.enter(None)
+        stream = self.launcher.enter(None)
         self._fetches.follow(stream)
         self.device.synchronize(stream)
         return stream
@@ -350,7 +346,7 @@ class GpuTier:
         limit = self._batch.limit = 0 if self._staging is None else self._staging.limit
         listed = limit + 1
         while listed > limit:
-            self.order.launch("flush", self._arguments, self.slots, stream)
+            self.launcher.launch(OWN.FLUSH, self._arguments, self.slots, stream)
             listed = int(self.memory.counters(stream)["evicted"])
             if self._staging is not None:
                 self.memory.clear(("evicted",), stream)
@@ -362,7 +358,7 @@ class GpuTier:
     def _report(self, stream: int) -> None:
         """Have a direct host tier know which of its records were changed in place; waits."""
         if self.host.direct:
-            self.order.launch("report", self._arguments, self.rows // 32 + 1, stream)
+            self.launcher.launch(OWN.REPORT, self._arguments, self.rows // 32 + 1, stream)
             self.device.synchronize(stream)
 
     def discard(self) -> None:
@@ -387,15 +383,15 @@ class GpuTier:
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        self._counts.check(self.order.enter(None))
+        self._counts.check(self.launcher.enter(None))
 
     @property
     def stats(self) -> TierStats:
         """Counters since the tier was made, counted on the device; reading them waits."""
-        return self._counts.stats(self.order.enter(None))
+        return self._counts.stats(self.launcher.enter(None))
 
     def close(self) -> None:
-        """Wait for everything under way and give the memory back; changed records are lost."""
+        """Wait for everything under way and free the memory; changed records are lost."""
         self.epoch.end(OPENED_ANEW)
         self._drain()
         self.host.before_change = nothing_to_await

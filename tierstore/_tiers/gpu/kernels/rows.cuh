@@ -1,13 +1,4 @@
-// What kernels that work on the records of a lease begin with; `kernel_source` puts it before them.
-//
-// Offsets are 64-bit throughout. No header is included: NVRTC needs no CUDA toolkit.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int i32;
-typedef long long i64;
+// The records of a lease, for kernels that know the fields of a record and are not the tier's own.
 
 // The distinct rows of a batch, as their lease describes them.
 struct Rows {
@@ -18,13 +9,10 @@ struct Rows {
     // For `changed`.
     const i32 *held;         // slot of each record, or -1
     u8 *dirty;               // of each slot
-    u32 *host_changed;       // a bit a row, where records without a slot lie in the host tier; or null
+    u32 *host_changed;       // a bit a row, for records without a slot, which are in the host tier; or null
     u64 host;                // address of row 0 there
     i64 record;              // bytes
 };
-
-__device__ u64 thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ u64 threads() { return (u64)gridDim.x * blockDim.x; }
 
 // Note that record k was written. One thread of those that write it does.
 __device__ void changed(const Rows &rows, u64 k) {

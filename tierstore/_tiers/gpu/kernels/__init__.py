@@ -1,0 +1,1 @@
+"""CUDA sources of the GPU tier, by theme; `abi.TIER` puts them together."""

@@ -1,0 +1,158 @@
+"""Launches kernels: compiles each once, checks its arguments, picks its grid, keeps the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tierstore._tiers.gpu.abi import TIER, Arguments, Source
+from tierstore._tiers.gpu.device import BLOCK, Device, Start
+
+__all__ = ["OWN", "Kernel", "Launcher", "as_large_as_the_work", "strided"]
+
+Grid = Callable[[int, int, int], int]
+"""Number of blocks for some items, of which so many run at a time, on so many multiprocessors."""
+
+_MOST_BLOCKS = 2**31 - 1
+_COPY_BLOCKS = 32
+"""Enough to fill the link; more would take multiprocessors from what computes meanwhile."""
+_LINK_BLOCKS = TIER.constants["LINK_BLOCKS"]
+
+
+def strided(items: int, resident: int, processors: int) -> int:
+    """Return a block for 32 items, as far as all run at a time; each takes several rounds."""
+    return max(1, min(resident, -(-items // 32)))
+
+
+def as_large_as_the_work(items: int, resident: int, processors: int) -> int:
+    """Return a thread for each item."""
+    return max(1, min(_MOST_BLOCKS, -(-items // BLOCK)))
+
+
+def _all_resident(items: int, resident: int, processors: int) -> int:
+    return resident
+
+
+def _beside_copies(items: int, resident: int, processors: int) -> int:
+    """Return all that run at a time but for room for the copies of a prefetch."""
+    return max(2, resident - processors)
+
+
+def _one(items: int, resident: int, processors: int) -> int:
+    return 1
+
+
+def _copying(items: int, resident: int, processors: int) -> int:
+    return _COPY_BLOCKS
+
+
+def _on_the_link(items: int, resident: int, processors: int) -> int:
+    return min(_LINK_BLOCKS, resident)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel of a source; keep it, because a launcher remembers what it has loaded by it.
+
+    Attributes:
+        name: behind `tierstore_` in the source.
+        grid: how many blocks it gets.
+        macros: what its source is compiled with.
+        cooperative: whether its blocks wait for each other, so that all must run at a time.
+        takes: the names of the structures that are its parameters.
+    """
+
+    source: Source
+    name: str
+    grid: Grid = strided
+    macros: Mapping[str, object] = field(default_factory=dict)
+    cooperative: bool = False
+    takes: tuple[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look the parameters up in the source."""
+        object.__setattr__(self, "takes", self.source.kernels[self.name])
+
+
+class OWN:
+    """The kernels of the tier itself."""
+
+    PROBE = Kernel(TIER, "probe", as_large_as_the_work)
+    FENCE = Kernel(TIER, "fence", _one)
+    PROMOTE = Kernel(TIER, "promote", _all_resident, cooperative=True)
+    PROMOTE_BESIDE_COPIES = Kernel(TIER, "promote", _beside_copies, cooperative=True)
+    SWAP_CHUNK = Kernel(TIER, "swap_chunk", _on_the_link)
+    INSTALL = Kernel(TIER, "install", _all_resident)
+    PLACE_SPILL = Kernel(TIER, "place_spill", _all_resident)
+    COMPLETE = Kernel(TIER, "complete", _all_resident, cooperative=True)
+    ABANDON = Kernel(TIER, "abandon", _all_resident, cooperative=True)
+    MOVE = Kernel(TIER, "move", _copying)
+    ANNOUNCE = Kernel(TIER, "announce", _one)
+    RELEASE = Kernel(TIER, "release")
+    FORGET = Kernel(TIER, "forget")
+    LEASE_GATHER = Kernel(TIER, "lease_gather")
+    LEASE_SCATTER = Kernel(TIER, "lease_scatter")
+    LEASE_READ = Kernel(TIER, "lease_read")
+    FLUSH = Kernel(TIER, "flush")
+    REPORT = Kernel(TIER, "report")
+    REBASE = Kernel(TIER, "rebase")
+    RESCALE = Kernel(TIER, "rescale")
+
+
+class Launcher:
+    """Launches kernels on one device.
+
+    What goes through `launch` runs behind everything launched so before, whatever the streams.
+
+    Attributes:
+        stream: where the last work in this order went.
+        last: a marker behind it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """Load the tier's own kernels and start in the current stream."""
+        self._device = device
+        self._loaded: dict[Kernel, tuple[Start, int]] = {}
+        for kernel in vars(OWN).values():
+            if isinstance(kernel, Kernel):
+                self._load(kernel)
+        self.stream = device.current_stream()
+        self.last = device.event()
+        self.mark()
+
+    def _load(self, kernel: Kernel) -> tuple[Start, int]:
+        text, name, macros = kernel.source.text, kernel.name, kernel.macros
+        loaded = self._device.load(text, name, macros, cooperative=kernel.cooperative)
+        self._loaded[kernel] = loaded
+        return loaded
+
+    def enter(self, stream: int | None) -> int:
+        """Go on in a stream, or in the current one, behind the last work; return the stream."""
+        stream = self._device.current_stream() if stream is None else stream
+        if stream != self.stream:
+            self._device.follow(stream, self.last)
+            self.stream = stream
+        return stream
+
+    def mark(self) -> None:
+        """Put the marker behind what was launched."""
+        self._device.record(self.last, self.stream)
+
+    def launch(
+        self, kernel: Kernel, arguments: Arguments, items: int, stream: int | None = None
+    ) -> None:
+        """Launch a kernel that works through a number of items, behind the last work."""
+        stream = self.enter(stream)
+        self.start(kernel, arguments, stream, items)
+        self.mark()
+
+    def start(self, kernel: Kernel, arguments: Arguments, stream: int, items: int = 1) -> None:
+        """Launch a kernel in a stream, without order between streams: that is the caller's task.
+
+        Raises TypeError for arguments of other structures than the kernel takes.
+        """
+        start, resident = self._loaded.get(kernel) or self._load(kernel)
+        if arguments.structs != kernel.takes:
+            raise TypeError(f"{kernel.name} takes {kernel.takes}, not {arguments.structs}")
+        blocks = kernel.grid(items, resident, self._device.processors)
+        start(blocks, arguments.address, stream)
