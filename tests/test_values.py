@@ -3,12 +3,17 @@ import pytest
 
 from tests.oracle import DTYPES, READS_AS, values
 from tierstore import _bfloat16
+from tierstore._table.address import Ids
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
 from tierstore.spec import Field
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def ids(shape, kind="numpy"):
+    return Ids(np.zeros(int(np.prod(shape)), np.int64), shape, kind)
 
 
 @every_dtype
@@ -18,7 +23,7 @@ def test_numpy_values_come_back_bit_for_bit(dtype, shape):
     data = to_bytes(given, Field(3, dtype), shape, "weight")
     assert data.dtype == np.uint8
     assert data.shape == (np.prod(shape, dtype=int), Field(3, dtype).nbytes)
-    found = from_bytes(data, Field(3, dtype), shape, "numpy")
+    found = from_bytes(data, Field(3, dtype), ids(shape))
     assert found.dtype == READS_AS[dtype]
     assert found.shape == given.shape
     assert found.tobytes() == given.tobytes()
@@ -31,7 +36,7 @@ def test_torch_values_come_back_in_their_own_type(dtype):
     given = given.to(getattr(torch, dtype))
     item = Field(3, dtype)
     for tensor in (given, given.requires_grad_(), given.T.contiguous().T, -given.detach().neg()):
-        found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, (4,), "torch")
+        found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, ids((4,), "torch"))
         assert found.dtype == getattr(torch, dtype)
         assert torch.equal(found, given)
 
@@ -45,7 +50,7 @@ def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
             item, expected = Field(3, dtype), given.astype(held)
             if dtype == "bfloat16":
                 expected = _bfloat16.to_float32(_bfloat16.from_float32(given))
-            found = from_bytes(to_bytes(given, item, (2,), "w"), item, (2,), "numpy")
+            found = from_bytes(to_bytes(given, item, (2,), "w"), item, ids((2,)))
             assert np.array_equal(found, expected)
         else:
             with pytest.raises(InvalidTypeError, match=r"astype\('float"):
@@ -83,7 +88,7 @@ def test_views_of_other_byte_orders_are_taken():
         given[:3, :4].astype(">f4"),
         given[:3, 4:].copy("F"),
     ):
-        found = from_bytes(to_bytes(each, Field(4), (3,), "w"), Field(4), (3,), "numpy")
+        found = from_bytes(to_bytes(each, Field(4), (3,), "w"), Field(4), ids((3,)))
         assert np.array_equal(found, each)
 
 
@@ -106,9 +111,9 @@ def test_what_is_no_float_is_refused(kind):
 
 def test_reading_copies_nothing():
     data = np.random.default_rng(5).integers(0, 256, (4, 12), np.uint8)
-    assert np.shares_memory(from_bytes(data, Field(3), (4,), "numpy"), data)
+    assert np.shares_memory(from_bytes(data, Field(3), ids((4,))), data)
     torch = pytest.importorskip("torch")
-    tensor = from_bytes(data, Field(3), (2, 2), "torch")
+    tensor = from_bytes(data, Field(3), ids((2, 2), "torch"))
     assert tensor.shape == (2, 2, 3)
     assert tensor.data_ptr() == data.ctypes.data
     assert tensor.dtype == torch.float32

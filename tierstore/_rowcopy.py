@@ -1,4 +1,4 @@
-"""Copying byte ranges of scattered records, at the speed of memory and over all cores.
+"""Arrays of rows: copies of scattered records, over all cores, and distinct values.
 
 One `np.take` moves 512-byte rows as fast as a C loop of memcpy (9 M rows a second and core) and
 lets go of the interpreter lock while it does, so large batches are split among threads.
@@ -13,15 +13,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["gather", "scatter"]
+__all__ = ["gather", "scatter", "unique"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
+Integer = TypeVar("Integer", bound=np.integer[Any])
 
 _MOST_UNITS = 4
 _BYTES_PER_THREAD = 4 << 20
@@ -133,3 +134,15 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
         target[_unit_index(slots[part], scale, first, 1)] = source[part]
 
     _split(copy, slots.size, values.nbytes)
+
+
+def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
+    """Return each of `values` `(n,)` once, ascending, as a new array.
+
+    `np.unique` hashes integers since NumPy 2.3: 5 ms for 32k that are mostly distinct, 850 ms for
+    a million. A sort takes 0.2 and 11 (NumPy 2.4.6).
+    """
+    ordered = np.sort(values)
+    first = np.ones(ordered.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered if first.all() else ordered.compress(first)

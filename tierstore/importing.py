@@ -13,7 +13,7 @@ from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._formats.base import Converter, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.registry import open_source
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec, check_dtype

@@ -99,7 +99,7 @@ class Field:
                 f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
 
-    @property
+    @cached_property
     def storage(self) -> np.dtype[Any]:
         """The NumPy dtype of one stored element."""
         return DTYPES[self.dtype]

@@ -19,7 +19,7 @@ from tierstore._disk.delta_writer import LiveDelta
 from tierstore._disk.fold import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.errors import CapacityError, CorruptStoreError, StoreFullError, TierStoreError
 
 __all__ = ["DiskTier"]
@@ -233,7 +233,8 @@ class DiskTier:
         Every record is read whole and checked. `admit` is for tiers that keep what they read.
         """
         hi = self.record_bytes if hi is None else hi
-        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+        self.stats.requested += rows.size
+        self.stats.bytes_out += rows.size * (hi - lo)
         cold = self._cold(rows)
         if cold and (np.diff(rows) < 0).any():  # a disk is faster in order, and so are its pages
             order = np.argsort(rows, kind="stable")
@@ -252,7 +253,8 @@ class DiskTier:
         rows come fastest.
         """
         for part, records in self._read_parts(rows, cold=self._cold(rows)):
-            self.stats.count(requested=len(records), bytes_out=records.nbytes)
+            self.stats.requested += len(records)
+            self.stats.bytes_out += records.nbytes
             yield part, records
 
     def _read_parts(

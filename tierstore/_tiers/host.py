@@ -7,7 +7,7 @@ that tests use. Where it has a slot for every row, slot = row and nothing is eve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,17 @@ import numpy.typing as npt
 from tierstore import _rowcopy
 from tierstore._counters import Occupancy, TierStats
 from tierstore._tiers import capacity, memory
-from tierstore._tiers.base import Bytes, Rows, Tier, stream
+from tierstore._tiers.base import Bytes, Rows, Streaming, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
-from tierstore._tiers.requests import Requests
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
-from tierstore._unique import unique
 from tierstore.errors import CapacityError
 from tierstore.policy import Choice, lru
 
 __all__ = ["HostTier", "nothing_to_await"]
 
 _FILL_BYTES = 8 << 20
+_SAMPLE = 64
+"""One batch in so many has its distinct ids counted, which takes longer than all the rest."""
 
 
 def nothing_to_await() -> None:
@@ -66,7 +66,7 @@ class HostTier:
         self.slots = min(slots, self.rows)
         self.direct = self.slots == self.rows
         self.stats = TierStats()
-        self._requests = Requests(self.stats)
+        self._batches = 0
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
@@ -101,8 +101,8 @@ class HostTier:
         hi = self.record_bytes if hi is None else hi
         slots = self.map.lookup(rows)
         missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
-        self._requests.count(rows, rows.size - missing.size, None if slots is rows else slots)
-        self.stats.count(bytes_out=rows.size * (hi - lo))
+        self._count(rows, slots, missing.size)
+        self.stats.bytes_out += rows.size * (hi - lo)
         late = admit and self.map.keeps_batch  # else what is missing may take the place of a hit
         if not late:
             self._copy_found(slots, missing.size, out, lo)
@@ -125,6 +125,18 @@ class HostTier:
         if missing.size:
             self._read_below(rows, missing, out, lo, hi, admit=admit)
 
+    def _count(self, rows: Rows, slots: Slots, missing: int) -> None:
+        """Count a batch of ids, whose slots are negative where they are missing."""
+        stats = self.stats
+        stats.requested += rows.size
+        stats.hits += rows.size - missing
+        if self._batches % _SAMPLE == 0:
+            distinct = _rowcopy.unique(rows).size
+            stats.unique += distinct
+            stats.unique_of += rows.size
+            stats.unique_hits += _rowcopy.unique(rows[slots >= 0]).size if missing else distinct
+        self._batches += 1
+
     def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
         """Copy byte ranges of the records in `slots` to `out`, but for so many that have none.
 
@@ -145,10 +157,19 @@ class HostTier:
     ) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`."""
         which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
-        below = stream(self.below, rows[which], capacity.STAGING_BYTES, admit=admit)
-        with contextlib.closing(below):
+        with contextlib.closing(self._stream_below(rows[which], admit=admit)) as below:
             for part, records in below:
                 out[which[part]] = records[:, lo:hi]
+
+    def _stream_below(self, rows: Rows, *, admit: bool = True) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` in the tier below part by part; each array is reused."""
+        if isinstance(self.below, Streaming):
+            yield from self.below.stream(rows)
+            return
+        for part in self._parts(rows.size):
+            records = np.empty((rows[part].size, self.record_bytes), np.uint8)
+            self.below.read(rows[part], records, admit=admit)
+            yield part, records
 
     def write(
         self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
@@ -165,7 +186,11 @@ class HostTier:
                 self.below.write(rows[absent], records[absent], lo, hi)
         else:
             self._write_to(self._locate(rows), rows, records, lo, hi)
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+        self._count_written(rows.size, hi - lo)
+
+    def _count_written(self, records: int, width: int) -> None:
+        self.stats.written += records
+        self.stats.bytes_in += records * width
 
     def _write_to(self, slots: Slots, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write byte ranges of records to their slots, or below where they have none."""
@@ -197,9 +222,9 @@ class HostTier:
         slots = self.map.lookup(rows)
         missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
         if positions is not None:
-            self._requests.count_distinct(slots, missing.size, positions)
+            self._count_distinct(slots, missing.size, positions)
         elif not ahead:
-            self._requests.count(rows, rows.size - missing.size, slots)
+            self._count(rows, slots, missing.size)
         if slots is rows:
             return slots
         if not ahead:
@@ -215,6 +240,17 @@ class HostTier:
         self.map.next_batch()
         return slots
 
+    def _count_distinct(self, slots: Slots, missing: int, positions: npt.NDArray[np.intp]) -> None:
+        """Count a batch whose distinct rows are known: their slots, and which each id is."""
+        stats, absent = self.stats, 0
+        if missing:
+            absent = int(np.count_nonzero(slots[positions] < 0))
+        stats.requested += positions.size
+        stats.hits += positions.size - absent
+        stats.unique += slots.size
+        stats.unique_hits += slots.size - missing
+        stats.unique_of += positions.size
+
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
         """Load the best of `rows`, distinct and absent, into the slots that can be had."""
         order = self.map.order(rows)
@@ -226,20 +262,20 @@ class HostTier:
             rows = np.sort(rows)
         done = 0
         try:
-            with contextlib.closing(stream(self.below, rows, capacity.STAGING_BYTES)) as below:
+            with contextlib.closing(self._stream_below(rows)) as below:
                 for part, records in below:
                     _rowcopy.scatter(self.records, slots[part], records)
                     self.map.bind(rows[part], slots[part])
                     done = part.stop
         finally:
             self.map.release(slots[done:])
-        self.stats.count(bytes_promoted=slots.size * self.record_bytes)
+        self.stats.bytes_promoted += slots.size * self.record_bytes
 
     def _place(self, rows: Rows, records: Bytes) -> Slots:
         """Write whole records of distinct rows, as far as there is room; return their slots."""
         slots = self.map.lookup(rows)
         missing = np.flatnonzero(slots < 0)
-        self._requests.count(rows, rows.size - missing.size, slots)
+        self._count(rows, slots, missing.size)
         self.map.use(rows)
         if not missing.size:
             self.map.touch(slots)
@@ -274,7 +310,7 @@ class HostTier:
                 self.map.touch(victims)
                 raise
             self.map.evict(victims)
-            self.stats.count(evictions=victims.size)
+            self.stats.evictions += victims.size
         except BaseException:
             self.map.release(slots)
             raise
@@ -287,7 +323,8 @@ class HostTier:
             _rowcopy.gather(self.records, slots[part], block)
             self.below.write(self.map.rows(slots[part]), block, kept=kept)
             self.map.dirty[slots[part]] = 0
-        self.stats.count(write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes)
+        self.stats.write_backs += slots.size
+        self.stats.bytes_written_back += slots.size * self.record_bytes
 
     def _parts(self, count: int) -> list[slice]:
         step = len(self._stage)
@@ -304,7 +341,7 @@ class HostTier:
         """
         if isinstance(self.map, CachedSlots):
             self.map.announce(rows)
-            rows = unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
+            rows = _rowcopy.unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
             slots = self._locate(rows, ahead=True, force=True)
             self.map.pins.fetched(slots[slots >= 0], window)
         else:
@@ -324,7 +361,7 @@ class HostTier:
             if absent.size == rows.size:
                 self.below.read(rows, self.records[start : start + step])
                 self.map.bind(rows, rows)
-                self.stats.count(bytes_promoted=rows.size * self.record_bytes)
+                self.stats.bytes_promoted += rows.size * self.record_bytes
             elif absent.size:
                 self._promote(absent, force=True)
             if progress is not None:
@@ -366,13 +403,13 @@ class HostTier:
         self._copy_found(slots, missing.size, out, lo)
         if missing.size:
             self._read_below(rows, missing, out, lo, hi, admit=False)
-        self.stats.count(bytes_out=rows.size * (hi - lo))
+        self.stats.bytes_out += rows.size * (hi - lo)
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         slots = self.map.lookup(rows)
         self._write_to(slots, rows, np.ascontiguousarray(records), lo, hi)
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+        self._count_written(rows.size, hi - lo)
 
     def give_back(self, slots: Slots) -> None:
         """End a lease."""

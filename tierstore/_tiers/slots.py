@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.policy import Choice
 
 __all__ = ["CachedSlots", "DirectSlots", "SlotMap"]

@@ -46,6 +46,7 @@ class StoredState:
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -89,6 +90,9 @@ class StoredState:
         layout = self._table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             self._columns = Columns(layout, (self._field, *self.fields.values()))
+            self._dtypes = {
+                name: getattr(torch, layout.field(name).dtype) for name in self._columns.names
+            }
         return self._columns
 
     def _shared(self, key: str, initial: Any) -> Any:
@@ -108,8 +112,7 @@ class StoredState:
         columns, values = self._all(), {self._field: weights}
         for key, kept in self._plan.rows.items():
             name = self.fields[key]
-            dtype = getattr(torch, columns.layout.field(name).dtype)
-            values[name] = state[key].reshape(lease.bound, kept.dim).to(dtype)
+            values[name] = state[key].reshape(lease.bound, kept.dim).to(self._dtypes[name])
         if trained is not None:
             before = lease.read_columns(columns)
             values = {name: torch.where(trained, values[name], before[name]) for name in values}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import Rows
 from tierstore.policy.ranked import Keys
