@@ -6,6 +6,7 @@ index says for every row which delta position holds its newest image, or that th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -20,7 +21,13 @@ from tierstore._disk.fold import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._rowcopy import unique
-from tierstore.errors import CapacityError, CorruptStoreError, StoreFullError, TierStoreError
+from tierstore.errors import (
+    CapacityError,
+    CorruptRowError,
+    CorruptStoreError,
+    StoreFullError,
+    TierStoreError,
+)
 
 __all__ = ["DiskTier"]
 
@@ -40,6 +47,10 @@ class DiskTier:
     `index[row]` is 0 where the base holds the row, else one more than a position in the deltas laid
     end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
     each row of a table only where deltas are dense.
+
+    Threads may read, write, stream and prefetch beside each other: a lock guards the index and the
+    live delta, whose records change in place. Base and committed deltas are read without it, since
+    the store changes them, and calls everything else here, while no other thread is in a call.
 
     Attributes:
         queue_bytes: bytes of records that may wait in memory for a thread to write them; at first
@@ -61,6 +72,7 @@ class DiskTier:
         self.record_bytes = base.record_bytes
         self.stats = TierStats()
         self.queue_bytes = 0
+        self._lock = threading.RLock()
         self._base = base
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
@@ -233,8 +245,7 @@ class DiskTier:
         Every record is read whole and checked. `admit` is for tiers that keep what they read.
         """
         hi = self.record_bytes if hi is None else hi
-        self.stats.requested += rows.size
-        self.stats.bytes_out += rows.size * (hi - lo)
+        self._count(rows.size, hi - lo)
         cold = self._cold(rows)
         if cold and (np.diff(rows) < 0).any():  # a disk is faster in order, and so are its pages
             order = np.argsort(rows, kind="stable")
@@ -253,9 +264,13 @@ class DiskTier:
         rows come fastest.
         """
         for part, records in self._read_parts(rows, cold=self._cold(rows)):
-            self.stats.requested += len(records)
-            self.stats.bytes_out += records.nbytes
+            self._count(len(records), self.record_bytes)
             yield part, records
+
+    def _count(self, records: int, width: int) -> None:
+        with self._lock:
+            self.stats.requested += records
+            self.stats.bytes_out += records * width
 
     def _read_parts(
         self,
@@ -292,28 +307,54 @@ class DiskTier:
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where the newest images of `rows` are mapped, and their checksums."""
-        entries = self._index[rows]
-        if not entries.any():
-            return self._base.places(rows)
-        places = self._base.places(rows[entries == 0])
-        for source, start, which in self._by_delta(entries):
-            places += source.places(entries[which].astype(np.int64) - 1 - start)
-        return places
+        with self._lock:
+            entries = self._index[rows]
+            if not entries.any():
+                return self._base.places(rows)
+            places = self._base.places(rows[entries == 0])
+            for source, start, which in self._by_delta(entries):
+                places += source.places(entries[which].astype(np.int64) - 1 - start)
+            return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        places = self._index[rows]
-        if not places.any():
-            self._base.read(rows, out)
-            return
+        """Copy records and check each; only what does not match under the lock either is damage.
+
+        A record that is superseded while it is read without the lock may match nothing.
+        """
+        try:
+            self._copy(rows, out)
+        except CorruptRowError:
+            with self._lock:
+                self._copy(rows, out)
+
+    def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        with self._lock:
+            places = self._index[rows]
+            parts = self._by_delta(places) if places.any() else []
+            if parts and isinstance(parts[-1][0], LiveDelta):
+                self._copy_part(*parts.pop(), places, out)
         in_base = np.flatnonzero(places == 0)
-        if in_base.size:
+        if in_base.size == rows.size:
+            self._base.read(rows, out)
+        elif in_base.size:
             records = np.empty((in_base.size, self.record_bytes), np.uint8)
             self._base.read(rows[in_base], records)
             out[in_base] = records
-        for source, start, which in self._by_delta(places):
-            records = np.empty((which.size, self.record_bytes), np.uint8)
-            source.read(places[which].astype(np.int64) - 1 - start, records)
-            out[which] = records
+        for part in parts:
+            self._copy_part(*part, places, out)
+
+    def _copy_part(
+        self,
+        source: Delta | LiveDelta,
+        start: int,
+        which: npt.NDArray[np.intp],
+        places: npt.NDArray[np.int32],
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Copy `which` of the records from the delta whose first position is `start`."""
+        records = np.empty((which.size, self.record_bytes), np.uint8)
+        source.read(places[which].astype(np.int64) - 1 - start, records)
+        out[which] = records
 
     def _by_delta(
         self, places: npt.NDArray[np.int32]
@@ -353,9 +394,19 @@ class DiskTier:
         The rest of each record stays. A thread may do it behind the caller, but for little that is
         `kept` above, which a caller waits for. On a full disk: StoreFullError, nothing changed.
         """
-        if not rows.size:
-            return
-        hi = self.record_bytes if hi is None else hi
+        if rows.size:
+            with self._lock:
+                self._write(rows, records, lo, self.record_bytes if hi is None else hi, kept=kept)
+
+    def _write(
+        self,
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        lo: int,
+        hi: int,
+        *,
+        kept: bool,
+    ) -> None:
         if (lo, hi) != (0, self.record_bytes):
             whole = np.empty((rows.size, self.record_bytes), np.uint8)
             self.read(rows, whole)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tierstore import _rowcopy
-from tierstore._door import Door
+from tierstore._door import Door, Use
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
@@ -104,6 +104,9 @@ class Access(Protocol):
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to this side."""
 
+    def using(self, *, write: bool = False) -> Use:
+        """Enter the store as a read of this side does."""
+
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
 
@@ -163,11 +166,15 @@ class HostAccess:
         """Check ids and bring them to the host; see `host_ids`."""
         return host_ids(ids, self._top.rows)
 
+    def using(self, *, write: bool = False) -> Use:
+        """Enter the store beside the calls of other threads."""
+        return self.guard.call(write=write)
+
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
         out = np.empty((ids.rows.size, hi - lo), np.uint8)
         if ids.rows.size:
-            with self.guard.use():
+            with self.guard.call():
                 if self.tiers.epoch.ended:
                     self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
@@ -179,7 +186,8 @@ class HostAccess:
         rows = rows if last is None else rows[last]
         if not rows.size:
             return
-        with self.guard.use(write=True):
+        enter = self.guard.call if len(pieces) == 1 else self.guard.use  # or half a row might show
+        with enter(write=True):
             if self.tiers.epoch.ended:
                 self.tiers.epoch.check_open()
             for lo, hi, data in pieces:
@@ -207,8 +215,9 @@ class HostAccess:
             return None if epoch.ended else self._top.prefetch(rows)
 
         def fetch() -> None:
-            if self.tiers.host is not None and not epoch.ended:
-                self.tiers.host.fetch(rows, window)
+            with self.guard.call():
+                if self.tiers.host is not None and not epoch.ended:
+                    self.tiers.host.fetch(rows, window)
 
         prefetcher.submit(look, fetch)
 
@@ -233,7 +242,7 @@ class HostLease:
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False
-        with self._guard.use():
+        with self._guard.call():
             self._epoch = self._tiers.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
@@ -247,7 +256,8 @@ class HostLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""
-        self._check()
+        if self._released or self._epoch.ended:
+            self._refuse()
         return True
 
     def read(self, field: str) -> Any:
@@ -276,7 +286,8 @@ class HostLease:
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
-        self._check()
+        if self._released or self._epoch.ended:
+            self._refuse()
         pieces = []
         for name, item, (lo, hi) in zip(columns.names, columns.items, columns.spans, strict=True):
             pieces.append((lo, hi, to_bytes(values[name], item, self._ids.shape, name)))
@@ -285,8 +296,10 @@ class HostLease:
             for lo, hi, piece in pieces:
                 data[:, lo - columns.lo : hi - columns.lo] = piece
             pieces = [(columns.lo, columns.hi, data)]
-        with self._guard.use(write=True):
-            self._check()
+        enter = self._guard.call if len(pieces) == 1 else self._guard.use
+        with enter(write=True):
+            if self._released or self._epoch.ended:
+                self._refuse()
             for lo, hi, data in pieces:
                 if self._tiers.host is not None:
                     self._tiers.host.write_held(self.rows, data, lo, hi)
@@ -302,8 +315,9 @@ class HostLease:
     def _gather(self, lo: int, hi: int) -> Any:
         """Return bytes `lo:hi` of the distinct rows."""
         out = np.empty((self.bound, hi - lo), np.uint8)
-        with self._guard.use():
-            self._check()
+        with self._guard.call():
+            if self._released or self._epoch.ended:
+                self._refuse()
             if self._tiers.host is not None:
                 self._tiers.host.read_held(self.rows, out, lo, hi)
             elif self.bound:
@@ -314,15 +328,14 @@ class HostLease:
         """End the lease; harmless when repeated."""
         if self._released or self._epoch.ended:
             return
-        with contextlib.suppress(ClosedError), self._guard.use():  # a closed store has no pins
+        with contextlib.suppress(ClosedError), self._guard.call():  # a closed store has no pins
             host = self._tiers.host
             if host is not None and self._slots is not None and not self.ended:
                 host.give_back(self._slots)
             self._released = True
 
-    def _check(self) -> None:
-        if self._released or self._epoch.ended:
-            check_lease(self._epoch, released=self._released)
+    def _refuse(self) -> None:
+        check_lease(self._epoch, released=self._released)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

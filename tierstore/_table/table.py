@@ -137,11 +137,13 @@ class Table:
             if field is not None and fields is not None:
                 raise InvalidInputError("give field= or fields=, not both")
             if fields is None:
+                access = self._access  # before its fields, which `attach` sets before it
                 item, lo, hi = self._spans[self._named(field)]
                 batch = self._batch(ids, record=not transient)
                 batch = batch.for_tensors() if tensors else batch
-                data = self._access.read(batch, lo, hi, admit=not transient)
-                return self._access.to_array(data, item, batch)
+                data = access.read(batch, lo, hi, admit=not transient)
+                return access.to_array(data, item, batch)
+            access = self._access
             spans = {name: self._spans[self._named(name)] for name in fields}
             batch = self._batch(ids, record=bool(spans) and not transient)
             if not spans:
@@ -149,9 +151,9 @@ class Table:
             batch = batch.for_tensors() if tensors else batch
             lo = min(begin for _, begin, _ in spans.values())
             hi = max(end for _, _, end in spans.values())
-            data = self._access.read(batch, lo, hi, admit=not transient)
+            data = access.read(batch, lo, hi, admit=not transient)
             return {
-                name: self._access.to_array(data[:, begin - lo : end - lo], item, batch)
+                name: access.to_array(data[:, begin - lo : end - lo], item, batch)
                 for name, (item, begin, end) in spans.items()
             }
         except INTERNAL as error:
@@ -178,17 +180,15 @@ class Table:
             raise InvalidInputError("give a dict of fields or field=, not both")
         try:
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
+            access, layout = self._access, self._layout
             batch = self._batch(ids)
             pieces = [
-                (
-                    *self._layout.span(name),
-                    self._access.to_bytes(values, self._layout.field(name), batch, name),
-                )
+                (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
                 for name, values in given.items()
             ]
-            if len(pieces) == len(self._layout.fields):
-                pieces = [assembled(self._access, pieces, self._layout.record_bytes)]
-            self._access.write(batch, pieces)
+            if len(pieces) == len(layout.fields):
+                pieces = [assembled(access, pieces, layout.record_bytes)]
+            access.write(batch, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -302,7 +302,7 @@ class Table:
     ) -> npt.NDArray[np.uint8]:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
-        with self._owner.guard.use():
+        with self._access.using():
             self.tiers.settle()
             if damaged is None:
                 self.tiers.below.read(rows, out, lo, hi, admit=False)
@@ -391,12 +391,12 @@ class Table:
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
-        with self._owner.guard.use():
+        with self._access.using():
             return self.tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
-        with self._owner.guard.use():
+        with self._access.using():
             return self.tiers.occupancy()
 
     def information(self) -> TableInformation:

@@ -71,7 +71,7 @@ class SlotMap(Protocol):
         """
 
     def evict(self, victims: Slots) -> None:
-        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        """Take the rows out of `victims`; `bind` or `release` them next."""
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot."""
@@ -260,8 +260,9 @@ class CachedSlots:
         return self.policy.victims(rows, self.pins.barred, force=force)
 
     def evict(self, victims: Slots) -> None:
-        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        """Take the rows out of `victims`; `bind` or `release` them next."""
         _store(self.slot_of, self.row_of.take(victims, mode="clip"), -1)
+        self.row_of[victims] = -1
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot, -1 for free ones."""

@@ -165,14 +165,15 @@ class Batch:
     def gradient(self, of_each: Tensor) -> Gradient:
         """Sum the gradients `(ids, dim)` of the ids by row."""
         positions, trained = None, None
-        if self.usable:
+        usable = self.usable
+        if usable:
             self.lease.trim(wait=False)
         if self.counted is not None:
             positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
             trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
             trained = trained[:-1, None]
-        if self.usable:
+        if usable:
             return Gradient(self, summed(of_each, self.lease, positions), trained)
         # A graph that is run backward again after the step, for example.
         where = self.positions if positions is None else positions

@@ -46,7 +46,7 @@ class StoredState:
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._kinds: dict[str, tuple[int, torch.dtype]] = {}
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -90,8 +90,9 @@ class StoredState:
         layout = self._table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             self._columns = Columns(layout, (self._field, *self.fields.values()))
-            self._dtypes = {
-                name: getattr(torch, layout.field(name).dtype) for name in self._columns.names
+            self._kinds = {
+                name: (item.dim, getattr(torch, item.dtype))
+                for name, item in zip(self._columns.names, self._columns.items, strict=True)
             }
         return self._columns
 
@@ -110,9 +111,9 @@ class StoredState:
             rows = torch.as_tensor(lease.rows, device=weights.device)[: lease.bound]
             weights = rounded_at_random(weights, rows, self.steps + 1)
         columns, values = self._all(), {self._field: weights}
-        for key, kept in self._plan.rows.items():
-            name = self.fields[key]
-            values[name] = state[key].reshape(lease.bound, kept.dim).to(self._dtypes[name])
+        for key, name in self.fields.items():
+            dim, dtype = self._kinds[name]
+            values[name] = state[key].reshape(lease.bound, dim).to(dtype)
         if trained is not None:
             before = lease.read_columns(columns)
             values = {name: torch.where(trained, values[name], before[name]) for name in values}
