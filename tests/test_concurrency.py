@@ -35,7 +35,7 @@ WRITERS = 3
 
 @pytest.fixture(autouse=True)
 def switching() -> Iterator[None]:
-    """Let threads take turns often."""
+    """Have threads take turns often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(2e-6)
     yield
@@ -172,7 +172,7 @@ _apart = HostTier._apart
         ("_apart", claims_nothing),
         ("_find", lambda tier, rows: (s := tier.map.lookup(rows), np.flatnonzero(s < 0))),
     ],
-    ids=["nobody waits", "nothing is on its way", "found at once"],
+    ids=["no wait", "no move", "no second look"],
 )
 def test_tiers_without_their_rules_lose_updates(
     monkeypatch: pytest.MonkeyPatch, what: str, instead: Any

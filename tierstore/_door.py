@@ -136,7 +136,7 @@ class _LetThrough:
         self._use = use
 
     def __enter__(self) -> None:
-        """Let through what came before, and from now on."""
+        """Deliver an interrupt that came before, and those that come from now on."""
         use = self._use
         try:
             if use._handler is not None:
@@ -232,12 +232,12 @@ class Use(interrupts_deferred):
         guard.fenced = False
 
     def _tell(self) -> None:
-        """Let the handler know of an interrupt that was held back."""
+        """Deliver an interrupt that was held back."""
         if self._handler is not None and self._caught:
             self._handler(SIGINT, self._caught.pop())
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Let interrupts through in a part of this use, and leave the store open after any error.
+        """Deliver interrupts in a part of this use, and leave the store open after any error.
 
         For what takes long, or runs code of the caller's, and changes nothing in memory that could
         be left half done. An interrupt that Python drops there, as it does where one comes in a
@@ -251,7 +251,7 @@ class Use(interrupts_deferred):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Let the next thread in, unless what happened must close the store."""
+        """Give back what was taken; close the store after an error that demands it."""
         try:
             if error is not None:
                 self._judge(error)

@@ -42,7 +42,7 @@ _IDS = 1 << 20
 
 
 class DiskTier:
-    """Records by row, from wherever the newest image of each lies on disk.
+    """Records by row, each from the file that has its newest image.
 
     `index[row]` is 0 where the base holds the row, else one more than a position in the deltas laid
     end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
@@ -106,7 +106,7 @@ class DiskTier:
         return self._delta_bytes
 
     def follow(self, deltas: Sequence[Delta]) -> None:
-        """Let `deltas`, oldest first, be the committed ones; those that stay keep their places.
+        """Replace the committed deltas by `deltas`, oldest first; those that stay keep places.
 
         Rows of deltas that are gone are found in the others from now on, or in the base. Raises
         CorruptStoreError, and then nothing has changed.
@@ -194,14 +194,14 @@ class DiskTier:
             )
 
     def _point(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int32]) -> None:
-        """Let the index say that `ids` lie at `places`, ascending, which are above all they had.
+        """Point the index entries of `ids` to `places`, ascending and above all they had.
 
         Of an id that repeats the last one counts, which a plain assignment need not see to.
         """
         np.maximum.at(self._index, ids, places)
 
     def _lift_live(self) -> npt.NDArray[np.int64]:
-        """Let the index show committed records alone; return the ids of the live delta's."""
+        """Point the index to committed records alone; return the ids of the live delta's."""
         ids = np.empty(0, np.int64) if self._live is None else self._live.ids
         self._index[ids] = self._replaced[: ids.size]  # the same for each that repeats
         return ids

@@ -17,7 +17,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Tier(Protocol):
-    """Records by row. Rows are valid: they were checked where they came in."""
+    """Records by row. Rows are valid: `_table.address` has checked them.
+
+    `read`, `write` and `prefetch` may be called by several threads at a time, each of which sees
+    and leaves whole records; everything else expects no other call.
+    """
 
     rows: int
     record_bytes: int
@@ -36,8 +40,8 @@ class Tier(Protocol):
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `kept`: whoever hands them down keeps them, so that they will not be read from there soon,
-        and somebody waits for them to be in a file.
+        `kept`: the tier above keeps the records, so that they are not read from here soon, and a
+        caller waits for them to be in a file.
         """
 
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:

@@ -5,8 +5,8 @@ that tests use. Where it has a slot for every row, slot = row and nothing is eve
 
 Threads may read, write and lease beside each other. One lock guards maps, records and counters, and
 is not held while the tier below works: a miss is planned under the lock (which rows come, which go
-down), carried without it, and bound under it again. Rows on their way have no slot; whoever needs
-one waits until it has arrived. A thread that waits has no rows on their way itself.
+down), carried without it, and bound under it again. Rows on their way have no slot; a thread
+that needs one waits until it has arrived, and has no rows on their way itself meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which row lies in which slot of a tier.
+"""Which slot of a tier holds which row.
 
-`CachedSlots` maps rows to fewer slots and asks a policy whom to evict; `DirectSlots` serves a tier
+`CachedSlots` maps rows to fewer slots and asks a policy which to evict; `DirectSlots` serves a tier
 that holds every row: slot = row, and nothing is to be looked up once all are there.
 """
 
@@ -77,7 +77,7 @@ class SlotMap(Protocol):
         """Return the row in each slot."""
 
     def bind(self, rows: Rows, slots: Slots) -> None:
-        """Let each row, loaded or written, lie in its slot, in the current batch."""
+        """Enter each row, loaded or written, in its slot, in the current batch."""
 
     def release(self, slots: Slots) -> None:
         """Make slots free, whatever was in them."""
@@ -269,7 +269,7 @@ class CachedSlots:
         return self.row_of[slots]
 
     def bind(self, rows: Rows, slots: Slots) -> None:
-        """Let each row lie in its slot, in the current batch."""
+        """Enter each row in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
         _store(self.slot_of, rows, slots)
         self.touch(slots)
