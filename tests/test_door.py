@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tierstore import _door as module
-from tierstore._door import Door, interrupts_deferred
+from tierstore._door import Door, Use, interrupts_deferred
 from tierstore.errors import ClosedError, InternalError, InvalidInputError
 
 
@@ -142,7 +142,17 @@ def open_to_interrupts(guard: Door) -> None:
         pass
 
 
-@pytest.mark.parametrize("body", [plain, nested, open_to_interrupts])
+def beside(guard: Door) -> None:
+    with guard.call(), guard.call():
+        pass
+
+
+def alone_within_a_call(guard: Door) -> None:
+    with guard.call(), guard.use(), guard.call():
+        pass
+
+
+@pytest.mark.parametrize("body", [plain, nested, open_to_interrupts, beside, alone_within_a_call])
 def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Door], None]) -> None:
     number, reached = 0, True
     while reached:
@@ -198,6 +208,7 @@ def assert_nothing_is_left(guard: Door, where: str = "") -> None:
     thread.start()
     thread.join()
     assert free == [True], where
+    assert not guard.calls, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, where
     assert not interrupts_deferred._deferring, where
 
@@ -255,13 +266,14 @@ def test_an_error_after_an_interruptible_part_closes_the_store(guard: Door) -> N
     assert guard.closed
 
 
-def test_nothing_is_allocated_before_the_store_is_closed(guard: Door) -> None:
+@pytest.mark.parametrize("enter", [Door.use, Door.call], ids=["use", "call"])
+def test_nothing_is_allocated_before_the_store_is_closed(enter: Callable[[Door], Use]) -> None:
     memory = pytest.importorskip("_testcapi")
     for number in range(60):
         guard, entered = Door("somewhere", writable=True), False
         memory.set_nomemory(number, number + 1)
         try:
-            with guard.use():
+            with enter(guard):
                 entered = True
                 raise SystemError
         except BaseException:
@@ -282,3 +294,76 @@ def test_what_closing_left_is_done_when_the_outermost_use_ends(guard: Door) -> N
             guard.check()
     assert done == [False]
     assert_nothing_is_left(guard)
+
+
+def test_calls_run_beside_each_other_and_a_use_alone(guard: Door) -> None:
+    inside, over, done = threading.Barrier(3), threading.Event(), []
+
+    def call() -> None:
+        with guard.call():
+            inside.wait(60)
+            over.wait(60)
+            with guard.call():  # though a use waits
+                done.append("call")
+
+    def use() -> None:
+        with guard.use():
+            done.append("use")
+            assert not guard.busy(threading.get_ident())
+
+    calls = [threading.Thread(target=call) for _ in range(2)]
+    for thread in calls:
+        thread.start()
+    inside.wait(60)
+    alone = threading.Thread(target=use)
+    alone.start()
+    while not guard.fenced:
+        pass
+
+    def come_late() -> None:
+        with guard.call():
+            done.append("late")
+
+    late = threading.Thread(target=come_late)
+    late.start()
+    late.join(0.1)
+    assert late.is_alive() and done == []
+    over.set()
+    for thread in (*calls, alone, late):
+        thread.join(60)
+    assert sorted(done[:2]) == ["call", "call"] and done[2:] == ["use", "late"]
+
+
+def test_who_waits_for_a_call_can_be_interrupted(guard: Door) -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with guard.call():
+            inside.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(60)
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt), guard.use():
+        pytest.fail("a use beside a call")
+    over.set()
+    thread.join()
+    interrupt.join()
+    assert_nothing_is_left(guard)
+
+
+def test_a_call_that_another_broke_raises_at_its_end(guard: Door) -> None:
+    with pytest.raises(ClosedError, match="broken off"), guard.call():
+        breaking = threading.Thread(target=lambda: broken(guard))
+        breaking.start()
+        breaking.join()
+        assert guard.closed
+    assert_nothing_is_left(guard)
+
+
+def broken(guard: Door) -> None:
+    with contextlib.suppress(MemoryError), guard.call():
+        raise MemoryError

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore._table.address import check_range, host_ids, last_of_each
+from tierstore._table.address import host_ids, last_of_each
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u8"]
@@ -85,20 +85,6 @@ def test_the_first_bad_id_is_named(ids, bad, position):
     ) as error:
         host_ids(ids, 10)
     assert isinstance(error.value, IndexError)
-
-
-def test_int64_may_be_checked_later_in_parts():
-    ids = np.array([[0, 9], [10, -1]])
-    found = host_ids(ids, 10, later=True)
-    assert not found.checked
-    assert found.shape == (2, 2)
-    check_range(found.rows[:2], 10)
-    check_range(found.rows[:0], 10, first=4)
-    with pytest.raises(RowIndexError, match=r"row id 10 at position 2 "):
-        check_range(found.rows[1:], 10, first=1)
-    with pytest.raises(RowIndexError, match=r"row id 10 at position 2 "):
-        host_ids(ids.astype(np.int32), 10, later=True)
-    assert host_ids([1, 2], 10).checked
 
 
 @given(st.lists(st.integers(0, 12), max_size=40))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))

@@ -4,12 +4,17 @@ import pytest
 from tests.oracle import values
 from tests.reference.elements import BFLOAT16, DTYPES, element
 from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._table.address import Ids
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import DTYPES as STORED
 from tierstore.spec import Field
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def ids(shape, kind="numpy"):
+    return Ids(np.zeros(int(np.prod(shape)), np.int64), shape, kind)
 
 
 @every_dtype
@@ -19,7 +24,7 @@ def test_numpy_values_come_back_bit_for_bit(dtype, shape):
     data = to_bytes(given, Field(3, dtype), shape, "weight")
     assert data.dtype == np.uint8
     assert data.shape == (np.prod(shape, dtype=int), Field(3, dtype).nbytes)
-    found = from_bytes(data, Field(3, dtype), shape, "numpy")
+    found = from_bytes(data, Field(3, dtype), ids(shape))
     assert found.dtype == element(dtype).reads_as
     assert found.shape == given.shape
     assert found.tobytes() == given.tobytes()
@@ -35,7 +40,7 @@ def test_torch_values_come_back_in_their_own_type(dtype):
     if ELEMENT_TYPES[dtype].trainable:
         tensors.append(given.clone().requires_grad_())
     for tensor in tensors:
-        found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, (4,), "torch")
+        found = from_bytes(to_bytes(tensor, item, (4,), "weight"), item, ids((4,), "torch"))
         assert found.dtype == getattr(torch, dtype)
         assert torch.equal(found, given)
 
@@ -49,7 +54,7 @@ def test_narrower_floats_are_taken_and_wider_ones_refused(dtype):
             item, expected = Field(3, dtype), given.astype(held)
             if dtype == "bfloat16":
                 expected = BFLOAT16.decode(BFLOAT16.encode(given))
-            found = from_bytes(to_bytes(given, item, (2,), "w"), item, (2,), "numpy")
+            found = from_bytes(to_bytes(given, item, (2,), "w"), item, ids((2,)))
             assert np.array_equal(found, expected)
         else:
             with pytest.raises(InvalidTypeError, match=rf"astype\('{held}'"):
@@ -87,7 +92,7 @@ def test_views_of_other_byte_orders_are_taken():
         given[:3, :4].astype(">f4"),
         given[:3, 4:].copy("F"),
     ):
-        found = from_bytes(to_bytes(each, Field(4), (3,), "w"), Field(4), (3,), "numpy")
+        found = from_bytes(to_bytes(each, Field(4), (3,), "w"), Field(4), ids((3,)))
         assert np.array_equal(found, each)
 
 
@@ -110,9 +115,9 @@ def test_what_is_no_float_is_refused(kind):
 
 def test_reading_copies_nothing():
     data = np.random.default_rng(5).integers(0, 256, (4, 12), np.uint8)
-    assert np.shares_memory(from_bytes(data, Field(3), (4,), "numpy"), data)
+    assert np.shares_memory(from_bytes(data, Field(3), ids((4,))), data)
     torch = pytest.importorskip("torch")
-    tensor = from_bytes(data, Field(3), (2, 2), "torch")
+    tensor = from_bytes(data, Field(3), ids((2, 2), "torch"))
     assert tensor.shape == (2, 2, 3)
     assert tensor.data_ptr() == data.ctypes.data
     assert tensor.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Who may use an open store, and when: one thread at a time, this process, until it is closed."""
+"""The door of an open store: who may enter, beside others or alone, until it is closed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class _LetThrough:
         self._use = use
 
     def __enter__(self) -> None:
-        """Let through what came before, and from now on."""
+        """Deliver an interrupt that came before, and those that come from now on."""
         use = self._use
         try:
             if use._handler is not None:
@@ -168,50 +168,76 @@ class _LetThrough:
 
 
 class Use(interrupts_deferred):
-    """One use of a store by one thread; see `Door.use`.
+    """One use of a store by one thread; see `Door.call` and `Door.use`.
 
-    Interrupts are held back before the lock is taken and until it is free again: one that is raised
-    in between might find it taken with nobody to give it back.
+    Interrupts are deferred before anything is taken and until all of it is given back: one raised
+    in between would leave the store taken.
     """
 
-    __slots__ = ("_guard", "_harmless", "_write")
+    __slots__ = ("_alone", "_guard", "_harmless", "_thread", "_write")
 
-    def __init__(self, guard: Door, *, write: bool) -> None:
+    def __init__(self, guard: Door, *, write: bool, alone: bool = True) -> None:
         """Prepare to enter; nothing is held yet."""
         self._guard = guard
         self._write = write
+        self._alone = alone
         self._harmless: BaseException | None = None
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
-        """Wait for the other threads, hold interrupts back, and check that all is as it must be."""
+        """Defer interrupts, wait for the other threads as far as needed, check that all is well."""
         guard = self._guard
-        guard.check_process()
-        interrupts_deferred.__enter__(self)
+        if os.getpid() != guard.pid:
+            guard.check_process()
+        self._handler = None
+        if not interrupts_deferred._deferring:
+            interrupts_deferred.__enter__(self)
         try:
-            if not guard.lock.acquire(blocking=False):
-                self._wait()
+            if not self._alone and self._thread in guard.calls:
+                guard.calls[self._thread] += 1
+            else:
+                if not guard.lock.acquire(blocking=False):
+                    self._wait()
+                if not self._alone:  # a call has the lock only while it counts itself
+                    try:
+                        guard.calls[self._thread] = 1
+                    finally:
+                        guard.lock.release()
         except BaseException:
             interrupts_deferred.__exit__(self)
             raise
         try:
-            guard.check_open(write=self._write)
+            if self._alone and guard.calls:
+                self._wait_for_calls()
+            if guard.reason or (self._write and not guard.writable):
+                guard.check_open(write=self._write)
         except BaseException:
             self._leave()
             raise
         return self
 
     def _wait(self) -> None:
-        """Wait for the other threads; an interrupt need not."""
+        """Wait for the lock; an interrupt is raised at once."""
         while not self._guard.lock.acquire(timeout=_PATIENCE):
             self._tell()
 
+    def _wait_for_calls(self) -> None:
+        """Wait until no other thread is in a call; none begins meanwhile."""
+        guard = self._guard
+        guard.fenced = True
+        while guard.busy(self._thread):
+            guard.ended.wait(_PATIENCE)
+            guard.ended.clear()
+            self._tell()
+        guard.fenced = False
+
     def _tell(self) -> None:
-        """Let the handler know of an interrupt that was held back."""
+        """Deliver an interrupt that was held back."""
         if self._handler is not None and self._caught:
             self._handler(SIGINT, self._caught.pop())
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Let interrupts through in a part of this use, and leave the store open after any error.
+        """Deliver interrupts in a part of this use, and leave the store open after any error.
 
         For what takes long, or runs code of the caller's, and changes nothing in memory that could
         be left half done. An interrupt that Python drops there, as it does where one comes in a
@@ -225,10 +251,12 @@ class Use(interrupts_deferred):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Let the next thread in, unless what happened must close the store."""
+        """Give back what was taken; close the store after an error that demands it."""
         try:
             if error is not None:
                 self._judge(error)
+            elif self._guard.reason and not self._alone:
+                self._guard.check_open(write=False)  # another thread's call broke off beside this
         finally:
             self._harmless = None  # its traceback holds this
             self._leave()
@@ -261,16 +289,35 @@ class Use(interrupts_deferred):
         # Nothing here takes memory, as super() would: else Ctrl-C might be held back for ever.
         guard = self._guard
         try:
-            guard.lock.release()
+            if self._alone:
+                guard.lock.release()
+            elif guard.calls[self._thread] > 1:
+                guard.calls[self._thread] -= 1
+            else:
+                del guard.calls[self._thread]
+                if guard.fenced:
+                    guard.ended.set()
             if guard.then is not None and not guard.held:
                 then, guard.then = guard.then, None
                 then()
         finally:
-            interrupts_deferred.__exit__(self)
+            if self._handler is not None:
+                interrupts_deferred.__exit__(self)
 
 
 class Door:
-    """The state every public call of a store passes through."""
+    """What every public call of a store passes through: open or closed, this process, whose turn.
+
+    Calls (`call`) run beside each other: what they share is guarded by the tiers' own locks. A use
+    (`use`) is alone: it waits until no call is under way, and none begins before it ends. This one
+    fence is what commit, rollback, refresh, growth, folds and closing stand on: no version holds
+    half a call. The thread that has the fence may make calls of its own.
+
+    Attributes:
+        reason: why the store can no longer be used, empty while it is open.
+        calls: how many calls deep each thread is inside.
+        fenced: whether a use waits for calls to end, and `ended` tells it of each.
+    """
 
     def __init__(self, path: str, *, writable: bool) -> None:
         """Start open, owned by this process."""
@@ -278,22 +325,38 @@ class Door:
         self._path = path
         self.pid = os.getpid()
         self.lock = threading.RLock()
-        self._closed = ""
+        self.reason = ""
         self.then: Callable[[], object] | None = None
+        self.calls: dict[int, int] = {}
+        self.fenced = False
+        self.ended = threading.Event()
 
     @property
     def closed(self) -> bool:
         """Whether the store was closed, or cannot be used any more."""
-        return bool(self._closed)
+        return bool(self.reason)
 
     @property
     def held(self) -> bool:
-        """Whether the calling thread is using the store."""
-        # What threading.Condition asks of a lock.
-        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+        """Whether the calling thread is inside, alone or beside others."""
+        # `_is_owned` is what threading.Condition asks of a lock.
+        alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
+        return alone or threading.get_ident() in self.calls
+
+    def busy(self, thread: int) -> bool:
+        """Whether a thread other than this one is in a call."""
+        return len(self.calls) > (thread in self.calls)
+
+    def call(self, *, write: bool = False) -> Use:
+        """Enter beside the calls of other threads; an interrupt waits until the body is done.
+
+        For what changes nothing but through tiers that guard themselves. Errors count as in `use`;
+        a call beside which another broke off raises ClosedError instead of returning.
+        """
+        return Use(self, write=write, alone=False)
 
     def use(self, *, write: bool = False) -> Use:
-        """Let one thread into the store; an interrupt waits until the body is done.
+        """Enter alone, once every call of other threads has ended; interrupts wait as in `call`.
 
         A failed sync, and whatever breaks off the body in the middle, closes the store for good:
         its last commit is intact, its memory may not be. So arguments are checked before, or raise
@@ -308,8 +371,8 @@ class Door:
 
     def check_open(self, *, write: bool) -> None:
         """Raise as `check` does, in the process the store was opened in."""
-        if self._closed:
-            raise ClosedError(f"{self._path} cannot be used: {self._closed}; open it again")
+        if self.reason:
+            raise ClosedError(f"{self._path} cannot be used: {self.reason}; open it again")
         if write and not self.writable:
             raise ReadOnlyError(f"{self._path} was opened for reading; open it with mode='r+'")
 
@@ -325,5 +388,5 @@ class Door:
         self, reason: str = "it was closed", *, then: Callable[[], object] | None = None
     ) -> None:
         """Refuse every call from now on; call `then` when the calling thread's uses have ended."""
-        self._closed = self._closed or reason
+        self.reason = self.reason or reason
         self.then = then

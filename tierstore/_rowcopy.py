@@ -1,4 +1,4 @@
-"""Copying byte ranges of scattered records, at the speed of memory and over all cores.
+"""Arrays of rows: copies of scattered records, over all cores, and distinct values.
 
 One `np.take` moves 512-byte rows as fast as a C loop of memcpy (9 M rows a second and core) and
 lets go of the interpreter lock while it does, so large batches are split among threads.
@@ -13,15 +13,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["gather", "scatter"]
+__all__ = ["gather", "scatter", "unique"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
+Integer = TypeVar("Integer", bound=np.integer[Any])
 
 _MOST_UNITS = 4
 _BYTES_PER_THREAD = 4 << 20
@@ -55,7 +56,7 @@ def _threads(pid: int) -> ThreadPoolExecutor:
 
 
 def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
-    """Call `work` on parts of the rows, in threads where that pays and they can be had."""
+    """Call `work` on parts of the rows, in threads where they can be had."""
     parts = min(_most(), nbytes // _BYTES_PER_THREAD)
     pool: ThreadPoolExecutor | None = None
     if parts >= 2:
@@ -69,10 +70,9 @@ def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
         del done
 
 
-def _check(slots: Index) -> None:
-    """Raise IndexError for a negative slot, which would be another record, silently."""
-    if slots.size and np.minimum.reduce(slots) < 0:
-        raise IndexError(f"slot {slots.min()} of a copy does not exist; report this as a bug")
+def _refuse(slots: Index) -> None:
+    """Raise IndexError for a negative slot, which would silently be another record."""
+    raise IndexError(f"slot {slots.min()} of a copy does not exist; report this as a bug")
 
 
 def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
@@ -81,7 +81,8 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
     `records` is `(slots, record_bytes)`, contiguous; slots may repeat and must exist. Raises
     IndexError for a negative one.
     """
-    _check(slots)
+    if slots.size and np.minimum.reduce(slots) < 0:
+        _refuse(slots)
     width, record = out.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
     count = width // unit
@@ -101,7 +102,10 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
             into = flat[part.start * count : part.stop * count]
             np.take(units, index, axis=0, out=into, mode="clip")
 
-    _split(copy, slots.size, out.nbytes)
+    if out.nbytes < 2 * _BYTES_PER_THREAD:
+        copy(slice(0, slots.size))
+    else:
+        _split(copy, slots.size, out.nbytes)
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
@@ -117,7 +121,8 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
 
     Raises IndexError for a negative slot.
     """
-    _check(slots)
+    if slots.size and np.minimum.reduce(slots) < 0:
+        _refuse(slots)
     width, record = values.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
     if width == unit:  # as single items, short records are copied five times faster than as bytes
@@ -132,4 +137,19 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
     def copy(part: slice) -> None:
         target[_unit_index(slots[part], scale, first, 1)] = source[part]
 
-    _split(copy, slots.size, values.nbytes)
+    if values.nbytes < 2 * _BYTES_PER_THREAD:
+        copy(slice(0, slots.size))
+    else:
+        _split(copy, slots.size, values.nbytes)
+
+
+def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
+    """Return each of `values` `(n,)` once, ascending, as a new array.
+
+    `np.unique` hashes integers since NumPy 2.3: 5 ms for 32k that are mostly distinct, 850 ms for
+    a million. A sort takes 0.2 and 11 (NumPy 2.4.6).
+    """
+    ordered = np.sort(values)
+    first = np.ones(ordered.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered if first.all() else ordered.compress(first)

@@ -14,7 +14,7 @@ from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, check_dty
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.registry import open_source
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec

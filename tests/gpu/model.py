@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
+from tests.tier.stack import check
 from tierstore._counters import TierStats
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
@@ -205,6 +206,7 @@ class Twin:
         names = ["read", "write", "lease", "use", "release", "fetch", "flush", "discard"]
         shares = [0.3, 0.25, 0.15, 0.1, 0.08, 0.2, 0.02, 0.05 * discards]
         for name in self.rng.choice(names, steps, p=np.divide(shares, sum(shares))):
+            check(self.host)
             ids = self.ids(int(self.rng.choice(sizes)))
             if name != "fetch" and self.announced and self.rng.random() < 0.7:
                 ids = self.announced.pop(0)

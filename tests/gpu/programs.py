@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.tier.stack import check
 from tierstore import Budget, Field, TableSpec
 from tierstore.errors import ClosedError
 
@@ -61,6 +62,7 @@ class Program:
         ]
         for number in self.rng.integers(0, len(calls), steps):
             calls[number]()
+            check(self.table.host)
         self.check()
 
     def check(self) -> None:

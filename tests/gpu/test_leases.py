@@ -367,7 +367,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._session.guard, "use", interrupted)
+    monkeypatch.setattr(store._session.guard, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     monkeypatch.undo()

@@ -52,10 +52,12 @@ class ArrayTier:
 
 
 def check(tier: HostTier) -> None:
-    """Raise AssertionError unless the maps of a tier are consistent."""
+    """Raise AssertionError unless the maps of a tier are consistent; no thread is in a call."""
     slots = tier.map
+    assert not tier._moves, "a move has not ended"
     if isinstance(slots, DirectSlots):
         assert not np.any(slots.dirty & ~slots.resident & 1)
+        assert slots.used == np.count_nonzero(slots.resident)
         return
     assert isinstance(slots, CachedSlots)
     rows = np.flatnonzero(slots.slot_of >= 0)
@@ -64,7 +66,9 @@ def check(tier: HostTier) -> None:
     assert np.array_equal(slots.row_of[taken], rows), "row_of is not the inverse of slot_of"
     assert np.count_nonzero(slots.row_of >= 0) == taken.size, "a free slot names a row"
     assert not np.any(slots.dirty[slots.row_of < 0]), "a free slot is dirty"
-    assert taken.size <= tier.slots
+    assert taken.size == slots.used <= tier.slots, "a slot is lost"
+    assert slots.pins.leases.min() >= 0
+    assert slots.pins.leases.sum() == slots.pins._leased, "a pin is lost"
 
 
 def random_span(rng: np.random.Generator, record_bytes: int) -> tuple[int, int]:

@@ -209,7 +209,7 @@ def test_a_tier_takes_the_memory_it_says():
         if not tier.direct:
             arrays += [tier.map.slot_of, tier.map.row_of]
         assert sum(array.nbytes for array in arrays) <= tier.arena.array.nbytes
-        beside = min(tier._stage.nbytes, 64 * slots) + capacity.queue_bytes(64, slots)
+        beside = min(capacity.STAGING_BYTES, 64 * slots) + capacity.queue_bytes(64, slots)
         assert tier.arena.array.nbytes + beside <= tier.nbytes + 16 * ALIGNMENT
         tier.close()
     with pytest.raises(CapacityError, match="at least one slot"):

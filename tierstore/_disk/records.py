@@ -15,7 +15,7 @@ from tierstore import _io
 from tierstore._disk import readahead
 from tierstore._disk.files import Files
 from tierstore._disk.readahead import MappedRows
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.errors import CorruptStoreError
 
 __all__ = ["BLOCK_BYTES", "LaidRecords", "RecordFiles"]

@@ -6,6 +6,7 @@ index says for every row which delta position holds its newest image, or that th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -19,8 +20,14 @@ from tierstore._disk.delta_writer import LiveDelta
 from tierstore._disk.fold import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
-from tierstore._unique import unique
-from tierstore.errors import CapacityError, CorruptStoreError, StoreFullError, TierStoreError
+from tierstore._rowcopy import unique
+from tierstore.errors import (
+    CapacityError,
+    CorruptRowError,
+    CorruptStoreError,
+    StoreFullError,
+    TierStoreError,
+)
 
 __all__ = ["DiskTier"]
 
@@ -35,11 +42,15 @@ _IDS = 1 << 20
 
 
 class DiskTier:
-    """Records by row, from wherever the newest image of each lies on disk.
+    """Records by row, each from the file that has its newest image.
 
     `index[row]` is 0 where the base holds the row, else one more than a position in the deltas laid
     end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
     each row of a table only where deltas are dense.
+
+    Threads may read, write, stream and prefetch beside each other: a lock guards the index and the
+    live delta, whose records change in place. Base and committed deltas are read without it, since
+    the store changes them, and calls everything else here, while no other thread is in a call.
 
     Attributes:
         queue_bytes: bytes of records that may wait in memory for a thread to write them; at first
@@ -61,6 +72,7 @@ class DiskTier:
         self.record_bytes = base.record_bytes
         self.stats = TierStats()
         self.queue_bytes = 0
+        self._lock = threading.RLock()
         self._base = base
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
@@ -94,7 +106,7 @@ class DiskTier:
         return self._delta_bytes
 
     def follow(self, deltas: Sequence[Delta]) -> None:
-        """Let `deltas`, oldest first, be the committed ones; those that stay keep their places.
+        """Replace the committed deltas by `deltas`, oldest first; those that stay keep places.
 
         Rows of deltas that are gone are found in the others from now on, or in the base. Raises
         CorruptStoreError, and then nothing has changed.
@@ -182,14 +194,14 @@ class DiskTier:
             )
 
     def _point(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int32]) -> None:
-        """Let the index say that `ids` lie at `places`, ascending, which are above all they had.
+        """Point the index entries of `ids` to `places`, ascending and above all they had.
 
         Of an id that repeats the last one counts, which a plain assignment need not see to.
         """
         np.maximum.at(self._index, ids, places)
 
     def _lift_live(self) -> npt.NDArray[np.int64]:
-        """Let the index show committed records alone; return the ids of the live delta's."""
+        """Point the index to committed records alone; return the ids of the live delta's."""
         ids = np.empty(0, np.int64) if self._live is None else self._live.ids
         self._index[ids] = self._replaced[: ids.size]  # the same for each that repeats
         return ids
@@ -233,7 +245,7 @@ class DiskTier:
         Every record is read whole and checked. `admit` is for tiers that keep what they read.
         """
         hi = self.record_bytes if hi is None else hi
-        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+        self._count(rows.size, hi - lo)
         cold = self._cold(rows)
         if cold and (np.diff(rows) < 0).any():  # a disk is faster in order, and so are its pages
             order = np.argsort(rows, kind="stable")
@@ -252,8 +264,13 @@ class DiskTier:
         rows come fastest.
         """
         for part, records in self._read_parts(rows, cold=self._cold(rows)):
-            self.stats.count(requested=len(records), bytes_out=records.nbytes)
+            self._count(len(records), self.record_bytes)
             yield part, records
+
+    def _count(self, records: int, width: int) -> None:
+        with self._lock:
+            self.stats.requested += records
+            self.stats.bytes_out += records * width
 
     def _read_parts(
         self,
@@ -290,28 +307,54 @@ class DiskTier:
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where the newest images of `rows` are mapped, and their checksums."""
-        entries = self._index[rows]
-        if not entries.any():
-            return self._base.places(rows)
-        places = self._base.places(rows[entries == 0])
-        for source, start, which in self._by_delta(entries):
-            places += source.places(entries[which].astype(np.int64) - 1 - start)
-        return places
+        with self._lock:
+            entries = self._index[rows]
+            if not entries.any():
+                return self._base.places(rows)
+            places = self._base.places(rows[entries == 0])
+            for source, start, which in self._by_delta(entries):
+                places += source.places(entries[which].astype(np.int64) - 1 - start)
+            return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        places = self._index[rows]
-        if not places.any():
-            self._base.read(rows, out)
-            return
+        """Copy records and check each; only what does not match under the lock either is damage.
+
+        A record that is superseded while it is read without the lock may match nothing.
+        """
+        try:
+            self._copy(rows, out)
+        except CorruptRowError:
+            with self._lock:
+                self._copy(rows, out)
+
+    def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        with self._lock:
+            places = self._index[rows]
+            parts = self._by_delta(places) if places.any() else []
+            if parts and isinstance(parts[-1][0], LiveDelta):
+                self._copy_part(*parts.pop(), places, out)
         in_base = np.flatnonzero(places == 0)
-        if in_base.size:
+        if in_base.size == rows.size:
+            self._base.read(rows, out)
+        elif in_base.size:
             records = np.empty((in_base.size, self.record_bytes), np.uint8)
             self._base.read(rows[in_base], records)
             out[in_base] = records
-        for source, start, which in self._by_delta(places):
-            records = np.empty((which.size, self.record_bytes), np.uint8)
-            source.read(places[which].astype(np.int64) - 1 - start, records)
-            out[which] = records
+        for part in parts:
+            self._copy_part(*part, places, out)
+
+    def _copy_part(
+        self,
+        source: Delta | LiveDelta,
+        start: int,
+        which: npt.NDArray[np.intp],
+        places: npt.NDArray[np.int32],
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Copy `which` of the records from the delta whose first position is `start`."""
+        records = np.empty((which.size, self.record_bytes), np.uint8)
+        source.read(places[which].astype(np.int64) - 1 - start, records)
+        out[which] = records
 
     def _by_delta(
         self, places: npt.NDArray[np.int32]
@@ -351,9 +394,19 @@ class DiskTier:
         The rest of each record stays. A thread may do it behind the caller, but for little that is
         `kept` above, which a caller waits for. On a full disk: StoreFullError, nothing changed.
         """
-        if not rows.size:
-            return
-        hi = self.record_bytes if hi is None else hi
+        if rows.size:
+            with self._lock:
+                self._write(rows, records, lo, self.record_bytes if hi is None else hi, kept=kept)
+
+    def _write(
+        self,
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        lo: int,
+        hi: int,
+        *,
+        kept: bool,
+    ) -> None:
         if (lo, hi) != (0, self.record_bytes):
             whole = np.empty((rows.size, self.record_bytes), np.uint8)
             self.read(rows, whole)

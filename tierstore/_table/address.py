@@ -10,19 +10,15 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
 
-__all__ = ["Ids", "check_range", "host_ids", "is_torch", "last_of_each", "on_host"]
+__all__ = ["Ids", "host_ids", "is_cupy", "is_torch", "last_of_each", "on_host"]
 
 
 class Ids(NamedTuple):
-    """Flat int64 `rows`, the `shape` they came in, and the `kind` to answer with.
-
-    Where `checked` is False a read is to check them against the table, part by part as they go.
-    """
+    """Flat int64 `rows`, the `shape` they came in, and the `kind` to answer with."""
 
     rows: npt.NDArray[np.int64]
     shape: tuple[int, ...]
     kind: str
-    checked: bool = True
 
     def for_tensors(self) -> Ids:
         """Return the same, to be answered with torch tensors; raises InvalidInputError for CuPy."""
@@ -30,7 +26,7 @@ class Ids(NamedTuple):
             return self
         if self.kind == "cupy":
             raise InvalidInputError("CuPy ids give CuPy rows; give NumPy or torch ids for tensors")
-        return Ids(self.rows, self.shape, "torch", self.checked)
+        return Ids(self.rows, self.shape, "torch")
 
 
 def is_torch(value: object) -> bool:
@@ -52,15 +48,14 @@ def on_host(rows: Any) -> Any:
     return rows.get() if is_cupy(rows) else rows
 
 
-def host_ids(ids: object, rows: int, *, later: bool = False) -> Ids:
-    """Check ids that may lie anywhere against 0..rows-1 and bring them to the host as int64.
+def host_ids(ids: object, rows: int) -> Ids:
+    """Check ids on any device against 0..rows-1 and return them on the host as int64.
 
-    Integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists are taken, of any shape,
-    strides and width; no copy is made of contiguous int64. Raises InvalidTypeError for floats and
-    booleans, and RowIndexError, naming the first bad id and its position, before anything is read;
-    `later` leaves the range of int64 ids to be checked by whoever reads, see `Ids`.
+    Takes integer NumPy arrays, torch tensors, CuPy arrays, ints and nested lists of any shape,
+    strides and width, and copies no contiguous int64. Raises InvalidTypeError for floats and
+    booleans, and RowIndexError, naming the first bad id and its position, before anything is read.
     """
-    if type(ids) is np.ndarray:  # as most are: nobody need be asked whose they are
+    if type(ids) is np.ndarray:  # the common case skips the look-ups of torch and CuPy
         kind, array = "numpy", ids
     elif is_torch(ids):
         kind, array = "torch", ids.numpy(force=True)  # type: ignore[attr-defined]
@@ -71,9 +66,7 @@ def host_ids(ids: object, rows: int, *, later: bool = False) -> Ids:
     if array.dtype.kind not in "iu":
         raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}: {_shown(array)}")
     flat = array.ravel()
-    if later and flat.dtype == np.int64:
-        return Ids(flat, array.shape, kind, checked=False)
-    check_range(flat, rows)
+    _check_range(flat, rows)
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
 
@@ -87,8 +80,7 @@ def _as_array(ids: object) -> npt.NDArray[Any]:
     return array
 
 
-def check_range(flat: npt.NDArray[Any], rows: int, first: int = 0) -> None:
-    """Raise RowIndexError for an id outside 0..rows-1; `first` ids of its batch came before."""
+def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
     if not flat.size:
         return
     if flat.dtype == np.int64:  # one pass: without its sign a negative id is a huge one
@@ -98,8 +90,7 @@ def check_range(flat: npt.NDArray[Any], rows: int, first: int = 0) -> None:
         return
     position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
     raise RowIndexError(
-        f"row id {flat[position]} at position {first + position} is outside the table's "
-        f"0..{rows - 1}"
+        f"row id {flat[position]} at position {position} is outside the table's 0..{rows - 1}"
     )
 
 

@@ -24,13 +24,20 @@ class Columns:
     Attributes:
         layout: of the records.
         names: their names, at least one.
+        items, spans: their fields and byte ranges.
+        lo, hi: the byte range from the first of them to the last.
+        gapless: whether no byte of it belongs to anything else.
     """
 
     def __init__(self, layout: RecordLayout, names: Sequence[str]) -> None:
         """Look the fields up; raises UnknownNameError."""
         self.layout = layout
         self.names = tuple(names)
+        self.items = [layout.field(name) for name in self.names]
         self.spans = [layout.span(name) for name in self.names]
+        self.lo = min(lo for lo, _ in self.spans)
+        self.hi = max(hi for _, hi in self.spans)
+        self.gapless = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}

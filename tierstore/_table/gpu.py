@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tierstore._door import Door, Use
-from tierstore._table.address import Ids, check_range, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.columns import Columns
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher
@@ -201,7 +201,7 @@ class DeviceArrays:
     def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
         """Return the bytes of a field as the array that answers these ids."""
         if isinstance(data, np.ndarray) and ids.kind == "numpy":
-            return from_bytes(np.ascontiguousarray(data), item, ids.shape, "numpy")
+            return from_bytes(data, item, ids)
         if ids.kind == "torch":
             typed = data.contiguous().view(item.element.torch_dtype())
         else:
@@ -400,30 +400,27 @@ class DeviceAccess(DeviceArrays):
     to them are dropped, and the next call that waits raises. With `sync_checks` every call does.
     """
 
-    def ids(self, ids: object, *, later: bool = False) -> Ids:
-        """Return ids as flat int64, where they are; those on the host are checked here, or later.
-
-        Checked as they go, in parts, the first of them are on their way before the others are read.
-        """
+    def ids(self, ids: object) -> Ids:
+        """Return ids as flat int64, where they are; those on the host are checked."""
         if type(ids) is not np.ndarray:
             if is_torch(ids):
-                return self._torch_ids(ids, later=later)
+                return self._torch_ids(ids)
             if is_cupy(ids):
                 return self._cupy_ids(ids)
-        return self._host_ids(ids, later=later)
+        return self._host_ids(ids)
 
-    def _host_ids(self, ids: object, *, later: bool) -> Ids:
+    def _host_ids(self, ids: object) -> Ids:
         """Take ids that are on the host; where a prefetch has them on the device, return those."""
-        found = host_ids(ids, self.gpu.rows, later=later)
+        found = host_ids(ids, self.gpu.rows)
         rows = self.gpu.prefetched_for(found.rows)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
-    def _torch_ids(self, ids: Any, *, later: bool) -> Ids:
+    def _torch_ids(self, ids: Any) -> Ids:
         import torch
 
         here = self.torch_device
         if ids.device != here and ids.device.type == "cpu":
-            return self._host_ids(ids, later=later)
+            return self._host_ids(ids)
         if ids.dtype is not torch.int64 and (
             ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()
         ):
@@ -457,8 +454,6 @@ class DeviceAccess(DeviceArrays):
             out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
             for part, first in self.gpu.parts(ids.rows):
-                if not ids.checked:
-                    check_range(part, self.gpu.rows, first)
                 self.gpu.read(part, out, lo, hi, first=first, admit=admit, stream=stream)
             return self.device.download(out) if ids.kind == "numpy" else out
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tierstore import _rowcopy
-from tierstore._door import Door
+from tierstore._door import Door, Use
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
@@ -127,8 +127,11 @@ class Access(Protocol):
     A call that had to wait until its table got other tiers raises ClosedError.
     """
 
-    def ids(self, ids: object, *, later: bool = False) -> Ids:
-        """Check ids and bring them to this side; with `later` it may be `read` that checks them."""
+    def ids(self, ids: object) -> Ids:
+        """Check ids and bring them to this side."""
+
+    def using(self, *, write: bool = False) -> Use:
+        """Enter the store as a read of this side does."""
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
@@ -180,20 +183,26 @@ class HostAccess:
     def __init__(self, tiers: HostTiers, layout: RecordLayout, guard: Door) -> None:
         """Refer to the tiers, none of which is on a GPU."""
         self.tiers = tiers
-        self.layout = layout
         self.guard = guard
+        self.layout = layout
+        self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
         self._top = tiers.below
 
-    def ids(self, ids: object, *, later: bool = False) -> Ids:
-        """Check ids against the table, now; see `host_ids`."""
+    def ids(self, ids: object) -> Ids:
+        """Check ids and bring them to the host; see `host_ids`."""
         return host_ids(ids, self._top.rows)
+
+    def using(self, *, write: bool = False) -> Use:
+        """Enter the store beside the calls of other threads."""
+        return self.guard.call(write=write)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
         out = np.empty((ids.rows.size, hi - lo), np.uint8)
         if ids.rows.size:
-            with self.guard.use():
-                self.tiers.epoch.check_open()
+            with self.guard.call():
+                if self.tiers.epoch.ended:
+                    self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
         return out
 
@@ -203,14 +212,14 @@ class HostAccess:
         rows = rows if last is None else rows[last]
         if not rows.size:
             return
-        with self.guard.use(write=True):
-            self.tiers.epoch.check_open()
+        enter = self.guard.call if len(pieces) == 1 else self.guard.use  # or half a row might show
+        with enter(write=True):
+            if self.tiers.epoch.ended:
+                self.tiers.epoch.check_open()
             for lo, hi, data in pieces:
                 self._top.write(rows, data if last is None else data[last], lo, hi)
 
-    def to_array(self, data: Any, item: Field, ids: Ids) -> Any:
-        """Return the bytes of a field as the array that answers these ids."""
-        return from_bytes(np.ascontiguousarray(data), item, ids.shape, ids.kind)
+    to_array = staticmethod(from_bytes)
 
     def to_bytes(self, values: Any, item: Field, ids: Ids, name: str) -> Any:
         """Return values for these ids as bytes of a field; see `values.to_bytes`."""
@@ -232,8 +241,9 @@ class HostAccess:
             return None if epoch.ended else self._top.prefetch(rows)
 
         def fetch() -> None:
-            if self.tiers.host is not None and not epoch.ended:
-                self.tiers.host.fetch(rows, window)
+            with self.guard.call():
+                if self.tiers.host is not None and not epoch.ended:
+                    self.tiers.host.fetch(rows, window)
 
         prefetcher.submit(look, fetch)
 
@@ -254,16 +264,18 @@ class HostLease:
         self.positions = positions.reshape(ids.shape)
         self.bound = int(self.rows.size)
         self._access = access
-        self._layout = access.layout
+        self._fields = access.fields
         self._guard = access.guard
         self._tiers = access.tiers
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
+        self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False
-        with self._guard.use():
+        with self._guard.call():
             self._epoch = self._tiers.epoch
-            self._epoch.check_open()
+            if self._epoch.ended:
+                self._epoch.check_open()
             host = self._tiers.host
-            self._slots = None if host is None else host.lease(self.rows, positions)
+            self._slots = None if host is None else host.lease(self.rows, self._batch.rows)
 
     @property
     def ended(self) -> bool:
@@ -272,53 +284,72 @@ class HostLease:
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""
-        self._check()
+        if self._released or self._epoch.ended:
+            self._refuse()
         return True
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        return self._access.to_array(self._gather(field), self._layout.field(field), self._ids)
+        item, lo, hi = self._field(field)
+        return from_bytes(self._gather(lo, hi), item, self._ids)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
-        compact = self._gather(field)
-        positions = self.positions.reshape(-1)
-        out = np.empty((positions.size, compact.shape[1]), np.uint8)
-        _rowcopy.gather(compact, positions, out)
-        batch = Ids(positions, self.positions.shape, self._ids.kind)
-        return self._access.to_array(out, self._layout.field(field), batch)
+        item, lo, hi = self._field(field)
+        out = np.empty((self._batch.rows.size, hi - lo), np.uint8)
+        _rowcopy.gather(self._gather(lo, hi), self._batch.rows, out)
+        return from_bytes(out, item, self._batch)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self._check()  # before the values are compared with its rows
-        data = self._access.to_bytes(values, self._layout.field(field), self._ids, field)
-        lo, hi = self._layout.span(field)
-        with self._guard.use(write=True):
-            self._check()
-            if self._tiers.host is not None:
-                self._tiers.host.write_held(self.rows, data, lo, hi)
-            elif self.bound:
-                self._tiers.below.write(self.rows, data, lo, hi)
+        self.write_columns(Columns(self._access.layout, [field]), {field: values})
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name."""
-        return {name: self.read(name) for name in columns.names}
+        data, first = self._gather(columns.lo, columns.hi), columns.lo
+        found = {}
+        for name, item, (lo, hi) in zip(columns.names, columns.items, columns.spans, strict=True):
+            found[name] = from_bytes(data[:, lo - first : hi - first], item, self._ids)
+        return found
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
-        for name in columns.names:
-            self.write(name, values[name])
+        if self._released or self._epoch.ended:
+            self._refuse()
+        pieces = []
+        for name, item, (lo, hi) in zip(columns.names, columns.items, columns.spans, strict=True):
+            pieces.append((lo, hi, to_bytes(values[name], item, self._ids.shape, name)))
+        if columns.gapless and len(pieces) > 1:
+            data = np.empty((self.bound, columns.hi - columns.lo), np.uint8)
+            for lo, hi, piece in pieces:
+                data[:, lo - columns.lo : hi - columns.lo] = piece
+            pieces = [(columns.lo, columns.hi, data)]
+        enter = self._guard.call if len(pieces) == 1 else self._guard.use
+        with enter(write=True):
+            if self._released or self._epoch.ended:
+                self._refuse()
+            for lo, hi, data in pieces:
+                if self._tiers.host is not None:
+                    self._tiers.host.write_held(self.rows, data, lo, hi)
+                elif self.bound:
+                    self._tiers.below.write(self.rows, data, lo, hi)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""
         raise DeviceError("this lease is on the host, where no kernel can reach its rows")
 
-    def _gather(self, field: str) -> Any:
-        """Return the bytes of one field of the distinct rows."""
-        lo, hi = self._layout.span(field)
+    def _field(self, name: str) -> tuple[Field, int, int]:
+        """Return a field and its byte range; raises UnknownNameError."""
+        if name not in self._fields:
+            self._access.layout.field(name)
+        return self._fields[name]
+
+    def _gather(self, lo: int, hi: int) -> Any:
+        """Return bytes `lo:hi` of the distinct rows."""
         out = np.empty((self.bound, hi - lo), np.uint8)
-        with self._guard.use():
-            self._check()
+        with self._guard.call():
+            if self._released or self._epoch.ended:
+                self._refuse()
             if self._tiers.host is not None:
                 self._tiers.host.read_held(self.rows, out, lo, hi)
             elif self.bound:
@@ -327,17 +358,16 @@ class HostLease:
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
-        if self.ended:
+        if self._released or self._epoch.ended:
             return
-        with contextlib.suppress(ClosedError), self._guard.use():  # a closed store has no pins
+        with contextlib.suppress(ClosedError), self._guard.call():  # a closed store has no pins
             host = self._tiers.host
             if host is not None and self._slots is not None and not self.ended:
                 host.give_back(self._slots)
             self._released = True
 
-    def _check(self) -> None:
-        if self._released or self._epoch.ended:
-            raise lease_ended(self._epoch)
+    def _refuse(self) -> None:
+        raise lease_ended(self._epoch)
 
     def __enter__(self) -> HostLease:
         """Return the lease itself."""

@@ -43,10 +43,11 @@ class Prefetcher:
         self._advising = threading.Lock()
 
     def submit(self, look: Callable[[], Advice | None], fetch: Callable[[], object]) -> None:
-        """Have `look` and then `fetch` called soon, each as a use of the store; returns at once.
+        """Have `look` and then `fetch` called soon; returns at once.
 
-        The advice that `look` returns is taken in between, outside any use. Where too many requests
-        wait, or no thread can be had, this one is dropped.
+        `look` is called inside the store, `fetch` enters it itself. The advice that `look` returns
+        is taken in between, outside. Where too many requests wait, or no thread can be had, this
+        one is dropped.
         """
         with self._changed:
             if self._closed or len(self._waiting) >= _MOST_PENDING:
@@ -86,8 +87,7 @@ class Prefetcher:
             look, fetch = request
             with contextlib.suppress(Exception):
                 self._take(look)
-                with self._guard.use():
-                    fetch()
+                fetch()
             del request, look, fetch  # which hold a table
 
     def _next(self) -> Request | None:
@@ -105,7 +105,7 @@ class Prefetcher:
 
     def _take(self, look: Callable[[], Advice | None]) -> None:
         with contextlib.ExitStack() as stack:
-            with self._guard.use():
+            with self._guard.call():
                 advice = look()
                 if advice is None:
                     return

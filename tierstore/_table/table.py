@@ -55,6 +55,7 @@ class Table:
         self.disk = generation.tier
         self.host = tiers.host
         self._layout = generation.info.spec.layout
+        self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
         self._access = self._make_access()
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
@@ -105,7 +106,8 @@ class Table:
         """Return a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
             return self._layout.fields[0][0]
-        self._layout.field(name)
+        if name not in self._spans:
+            self._layout.field(name)
         return name
 
     def read(
@@ -135,24 +137,24 @@ class Table:
             if field is not None and fields is not None:
                 raise InvalidInputError("give field= or fields=, not both")
             if fields is None:
-                name = self._named(field)
-                lo, hi = self._layout.span(name)
-                batch = self._to_read(ids, transient=transient, tensors=tensors)
-                data = self._access.read(batch, lo, hi, admit=not transient)
-                return self._access.to_array(data, self._layout.field(name), batch)
-            names = [self._named(name) for name in fields]
-            if not names:
-                self._access.ids(ids)
+                access = self._access  # before its fields, which `attach` sets before it
+                item, lo, hi = self._spans[self._named(field)]
+                batch = self._batch(ids, record=not transient)
+                batch = batch.for_tensors() if tensors else batch
+                data = access.read(batch, lo, hi, admit=not transient)
+                return access.to_array(data, item, batch)
+            access = self._access
+            spans = {name: self._spans[self._named(name)] for name in fields}
+            batch = self._batch(ids, record=bool(spans) and not transient)
+            if not spans:
                 return {}
-            batch = self._to_read(ids, transient=transient, tensors=tensors)
-            spans = [self._layout.span(name) for name in names]
-            lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
-            data = self._access.read(batch, lo, hi, admit=not transient)
+            batch = batch.for_tensors() if tensors else batch
+            lo = min(begin for _, begin, _ in spans.values())
+            hi = max(end for _, _, end in spans.values())
+            data = access.read(batch, lo, hi, admit=not transient)
             return {
-                name: self._access.to_array(
-                    data[:, begin - lo : end - lo], self._layout.field(name), batch
-                )
-                for name, (begin, end) in zip(names, spans, strict=True)
+                name: access.to_array(data[:, begin - lo : end - lo], item, batch)
+                for name, (item, begin, end) in spans.items()
             }
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -178,17 +180,15 @@ class Table:
             raise InvalidInputError("give a dict of fields or field=, not both")
         try:
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
+            access, layout = self._access, self._layout
             batch = self._batch(ids)
             pieces = [
-                (
-                    *self._layout.span(name),
-                    self._access.to_bytes(values, self._layout.field(name), batch, name),
-                )
+                (*layout.span(name), access.to_bytes(values, layout.field(name), batch, name))
                 for name, values in given.items()
             ]
-            if len(pieces) == len(self._layout.fields):
-                pieces = [assembled(self._access, pieces, self._layout.record_bytes)]
-            self._access.write(batch, pieces)
+            if len(pieces) == len(layout.fields):
+                pieces = [assembled(access, pieces, layout.record_bytes)]
+            access.write(batch, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -206,16 +206,10 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def _to_read(self, ids: object, *, transient: bool, tensors: bool) -> Ids:
-        """Return ids for a read, which may still have to check them; see `Ids`."""
-        later = transient or self._recording is None
-        batch = self._access.ids(ids, later=True) if later else self._batch(ids)
-        return batch.for_tensors() if tensors else batch
-
-    def _batch(self, ids: object) -> Ids:
-        """Check the ids of a batch, and record them where somebody asked for that."""
+    def _batch(self, ids: object, *, record: bool = True) -> Ids:
+        """Check the ids of a batch, and add them to an open recording."""
         batch = self._access.ids(ids)
-        if self._recording is not None:
+        if record and self._recording is not None:
             self._recording.add(on_host(batch.rows))
         return batch
 
@@ -308,7 +302,7 @@ class Table:
     ) -> npt.NDArray[np.uint8]:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
-        with self._owner.guard.use():
+        with self._access.using():
             self.tiers.settle()
             if damaged is None:
                 self.tiers.below.read(rows, out, lo, hi, admit=False)
@@ -397,12 +391,12 @@ class Table:
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
-        with self._owner.guard.use():
+        with self._access.using():
             return self.tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
-        with self._owner.guard.use():
+        with self._access.using():
             return self.tiers.occupancy()
 
     def information(self) -> TableInformation:

@@ -8,19 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, ElementType
-from tierstore._table.address import is_cupy, is_torch
+from tierstore._table.address import Ids, is_cupy, is_torch
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field
 
 __all__ = ["from_bytes", "to_bytes"]
 
 
-def from_bytes(data: npt.NDArray[np.uint8], item: Field, shape: tuple[int, ...], kind: str) -> Any:
-    """Return field bytes `(n, nbytes)` as an array `shape + (dim,)` of the asked kind.
+def from_bytes(data: npt.NDArray[np.uint8], item: Field, ids: Ids) -> Any:
+    """Return field bytes `(n, nbytes)` as the array `ids.shape + (dim,)` that answers these ids.
 
-    Nothing is copied but for NumPy and bfloat16, which becomes float32, and for CuPy.
+    Copies bytes that are not contiguous, bfloat16 for NumPy, which becomes float32, and for CuPy.
     """
-    stored = data.view(item.storage).reshape(*shape, item.dim)
+    stored = np.ascontiguousarray(data).view(item.storage).reshape(*ids.shape, item.dim)
+    kind = ids.kind
     if kind == "torch":
         return item.element.to_torch(stored)
     if kind == "cupy":

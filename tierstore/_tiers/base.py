@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,14 +10,18 @@ import numpy.typing as npt
 
 from tierstore._counters import TierStats
 
-__all__ = ["Tier", "stream"]
+__all__ = ["Bytes", "Rows", "Streaming", "Tier"]
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
 class Tier(Protocol):
-    """Records by row. Rows are valid: they were checked where they came in."""
+    """Records by row. Rows are valid: `_table.address` has checked them.
+
+    `read`, `write` and `prefetch` may be called by several threads at a time, each of which sees
+    and leaves whole records; everything else expects no other call.
+    """
 
     rows: int
     record_bytes: int
@@ -36,8 +40,8 @@ class Tier(Protocol):
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `kept`: whoever hands them down keeps them, so that they will not be read from there soon,
-        and somebody waits for them to be in a file.
+        `kept`: the tier above keeps the records, so that they are not read from here soon, and a
+        caller waits for them to be in a file.
         """
 
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:
@@ -53,22 +57,3 @@ class Streaming(Protocol):
 
     def stream(self, rows: Rows) -> Iterator[tuple[slice, Bytes]]:
         """Yield the records of `rows` part by part; an array is good until the next one."""
-
-
-def stream(
-    tier: Tier, rows: Rows, part_bytes: int, *, admit: bool = True
-) -> Generator[tuple[slice, Bytes]]:
-    """Yield the records of `rows` of a tier part by part; an array is good until the next one.
-
-    `admit` is as for `Tier.read`.
-    """
-    if isinstance(tier, Streaming):
-        yield from tier.stream(rows)
-        return
-    step = max(1, part_bytes // tier.record_bytes)
-    block = np.empty((min(step, rows.size), tier.record_bytes), np.uint8)
-    for start in range(0, rows.size, step):
-        part = slice(start, min(start + step, rows.size))
-        records = block[: part.stop - part.start]
-        tier.read(rows[part], records, admit=admit)
-        yield part, records

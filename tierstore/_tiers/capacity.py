@@ -33,7 +33,10 @@ def queue_bytes(record_bytes: int, slots: int) -> int:
 
 
 def bytes_for(rows: int, record_bytes: int, slots: int, policy: PolicySpec | None = None) -> int:
-    """Bytes of a tier: its arena, staging, and what it handed down that waits to be written."""
+    """Bytes of a tier: its arena, staging, and what it handed down that waits to be written.
+
+    A thread that misses while another does takes as much staging again.
+    """
     slots = min(slots, rows)
     staging = min(staging_rows(record_bytes), slots) * record_bytes
     arena = arena_bytes(rows, record_bytes, slots, policy)

@@ -2,34 +2,72 @@
 
 Over the disk tier it is the host cache; over another host tier it is the stand-in for a GPU tier
 that tests use. Where it has a slot for every row, slot = row and nothing is ever evicted.
+
+Threads may read, write and lease beside each other. One lock guards maps, records and counters, and
+is not held while the tier below works: a miss is planned under the lock (which rows come, which go
+down), carried without it, and bound under it again. Rows on their way have no slot; a thread
+that needs one waits until it has arrived, and has no rows on their way itself meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
 from tierstore._counters import Occupancy, TierStats
+from tierstore._threads import Condition
 from tierstore._tiers import capacity, memory
-from tierstore._tiers.base import Bytes, Rows, Tier, stream
+from tierstore._tiers.base import Bytes, Rows, Streaming, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
-from tierstore._tiers.requests import Requests
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
-from tierstore._unique import unique
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 
 __all__ = ["HostTier", "nothing_to_await"]
 
+Positions = npt.NDArray[np.intp]
+
 _FILL_BYTES = 8 << 20
+_SAMPLE = 64
+"""One batch in so many has its distinct ids counted, which takes longer than all the rest."""
+_PATIENCE = 0.05
+"""Seconds after which a thread looks again whether the rows it waits for have arrived."""
+_NONE = np.empty(0, np.intp)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def nothing_to_await() -> None:
     """Return at once: where no tier above copies beside."""
+
+
+class _Room(NamedTuple):
+    """Slots taken for rows to come, and the changed records in them that must go down first."""
+
+    slots: Slots
+    victims: int
+    down: Slots
+    down_rows: Rows
+
+
+class _Move:
+    """Rows on their way, ascending; they have no slot."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def has_any(self, rows: Rows) -> bool:
+        if not self.rows.size:
+            return False
+        nearest = np.minimum(np.searchsorted(self.rows, rows), self.rows.size - 1)
+        return bool((self.rows[nearest] == rows).any())
 
 
 class HostTier:
@@ -40,10 +78,13 @@ class HostTier:
     others are worth more, or the batch itself or open leases fill the tier, are served by the tier
     below.
 
+    What stands outside `read`, `write`, `lease`, `read_held`, `write_held`, `give_back`, `fetch`
+    and `prefetch` expects that no other thread is in a call.
+
     Attributes:
         before_change: called before rows change their places, and before changed records are handed
-            down or dropped. A tier above that reads and writes records here behind the caller's
-            back waits there until it does so no more.
+            down or dropped. A tier above that reads and writes records here on its own waits there
+            until it no longer does.
     """
 
     def __init__(
@@ -66,7 +107,7 @@ class HostTier:
         self.slots = min(slots, self.rows)
         self.direct = self.slots == self.rows
         self.stats = TierStats()
-        self._requests = Requests(self.stats)
+        self._batches = 0
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
@@ -78,18 +119,21 @@ class HostTier:
             if self.direct
             else CachedSlots(self.rows, self.slots, policy, self._arena.take)
         )
-        self._stage = np.empty(
-            (capacity.staging_rows(self.record_bytes), self.record_bytes), np.uint8
-        )
+        self._part = capacity.staging_rows(self.record_bytes)
+        self._lock = threading.RLock()
+        self._arrived = Condition(self._lock)
+        self._moves: list[_Move] = []
         self.before_change: Callable[[], None] = nothing_to_await
 
     @property
     def arena(self) -> memory.Arena:
-        """The memory that records and maps lie in."""
+        """The memory that holds records and maps."""
         return self._arena.memory
 
     bytes_for = staticmethod(capacity.bytes_for)
     slots_for = staticmethod(capacity.slots_for)
+
+    # -- what a read, a write and a lease do
 
     def read(
         self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
@@ -98,57 +142,22 @@ class HostTier:
 
         With `admit=False` rows that are missing are read from below and not kept.
         """
-        hi = self.record_bytes if hi is None else hi
-        slots = self.map.lookup(rows)
-        missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
-        self._requests.count(rows, rows.size - missing.size, None if slots is rows else slots)
-        self.stats.count(bytes_out=rows.size * (hi - lo))
-        late = admit and self.map.keeps_batch  # else what is missing may take the place of a hit
-        if not late:
-            self._copy_found(slots, missing.size, out, lo)
-        if admit:
-            self.map.use(rows)
-            self.map.touch(slots.compress(slots >= 0) if missing.size else slots, done=True)
+        with self._lock:
+            slots, missing = self._find(rows)
+            self._count(rows, slots, missing.size)
+            self.stats.bytes_out += out.size
+            copied = not (missing.size and admit and self.map.keeps_batch)
+            if copied:  # else once the rest has come: no row of the batch makes room for another
+                self._copy_found(slots, missing.size, out, lo)
+            if admit:
+                self._use(rows, slots, missing.size)
+            if admit and missing.size:
+                self._promote(self.map.distinct(rows.take(missing)))
+                missing = self._copy(rows, missing if copied else None, out, lo)
+            if admit:
+                self.map.next_batch()
             if missing.size:
-                wanted = rows.take(missing)
-                self._promote(self.map.distinct(wanted))
-                found = self.map.lookup(wanted)
-                if late:
-                    slots[missing] = found
-                else:
-                    here = found >= 0
-                    self._copy(found.compress(here), missing.compress(here), out, lo)
-                missing = missing.compress(found < 0)
-            self.map.next_batch()
-        if late:
-            self._copy_found(slots, missing.size, out, lo)
-        if missing.size:
-            self._read_below(rows, missing, out, lo, hi, admit=admit)
-
-    def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
-        """Copy byte ranges of the records in `slots` to `out`, but for so many that have none.
-
-        Those get bytes of any record: that takes less than to leave them out.
-        """
-        if missing < slots.size:
-            _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
-
-    def _copy(self, slots: Slots, which: npt.NDArray[np.intp], out: Bytes, lo: int) -> None:
-        """Copy byte ranges of the records in `slots` to the places `which` in `out`."""
-        for part in self._parts(which.size):
-            block = np.empty((which[part].size, out.shape[1]), np.uint8)
-            _rowcopy.gather(self.records, slots[part], block, lo)
-            _rowcopy.scatter(out, which[part], block)
-
-    def _read_below(
-        self, rows: Rows, which: npt.NDArray[np.intp], out: Bytes, lo: int, hi: int, *, admit: bool
-    ) -> None:
-        """Copy byte ranges of records that find no room here to the places `which` in `out`."""
-        which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
-        below = stream(self.below, rows[which], capacity.STAGING_BYTES, admit=admit)
-        with contextlib.closing(below):
-            for part, records in below:
-                out[which[part]] = records[:, lo:hi]
+                self._read_below(rows, missing, out, lo, admit=admit)
 
     def write(
         self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
@@ -157,29 +166,109 @@ class HostTier:
 
         `kept` is for tiers that write to files.
         """
-        hi = self.record_bytes if hi is None else hi
         records = np.ascontiguousarray(records)
-        if (lo, hi) == (0, self.record_bytes):
-            absent = np.flatnonzero(self._place(rows, records) < 0)
+        with self._lock:
+            if records.shape[1] == self.record_bytes:
+                absent = self._place(rows, records)
+            else:
+                absent = self._overwrite(self._locate(rows), records, lo)
             if absent.size:
-                self.below.write(rows[absent], records[absent], lo, hi)
-        else:
-            self._write_to(self._locate(rows), rows, records, lo, hi)
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+                self._write_below(rows[absent], records[absent], lo)
+            self.stats.written += rows.size
+            self.stats.bytes_in += records.size
 
-    def _write_to(self, slots: Slots, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
-        """Write byte ranges of records to their slots, or below where they have none."""
+    def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
+        """Promote distinct rows and pin them; return their slots, -1 where there was no room.
+
+        They are admitted whatever they are worth: a step reads and writes them field by field.
+        `positions` says which of them each id of the batch is, for the counters.
+        """
+        with self._lock:
+            slots = self._locate(rows, force=True, positions=positions)
+            if isinstance(self.map, CachedSlots):
+                self.map.pins.lease(slots[slots >= 0])
+            return slots
+
+    def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
+        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them."""
+        with self._lock:
+            missing = self._copy(rows, None, out, lo)
+            if missing.size:
+                self._read_below(rows, missing, out, lo, admit=False)
+            self.stats.bytes_out += out.size
+
+    def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
+        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
+        records = np.ascontiguousarray(records)
+        with self._lock:
+            absent = self._overwrite(self.map.lookup(rows), records, lo)
+            if absent.size:
+                self._write_below(rows[absent], records[absent], lo)
+            self.stats.written += rows.size
+            self.stats.bytes_in += records.size
+
+    def give_back(self, slots: Slots) -> None:
+        """End a lease."""
+        if isinstance(self.map, CachedSlots):
+            with self._lock:
+                self.map.pins.give_back(slots[slots >= 0])
+
+    # -- rows that have a slot; the lock is held
+
+    def _find(self, rows: Rows) -> tuple[Slots, Positions]:
+        """Return the slot of each row, and which have none; waits for those on their way."""
+        while True:
+            slots = self.map.lookup(rows)
+            if slots is rows:
+                return slots, _NONE
+            missing = np.flatnonzero(slots < 0)
+            if not (missing.size and self._moves and self._are_moving(rows.take(missing))):
+                return slots, missing
+            self._arrived.wait(_PATIENCE)
+
+    def _use(self, rows: Rows, slots: Slots, missing: int) -> None:
+        """Note that a read uses `rows`."""
+        self.map.use(rows)
+        self.map.touch(slots.compress(slots >= 0) if missing else slots, done=True)
+
+    def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
+        """Copy byte ranges of the records in `slots` to `out`, except for so many that have none.
+
+        Those get bytes of any record, which takes less time than leaving them out.
+        """
+        if missing < slots.size:
+            _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
+
+    def _copy(self, rows: Rows, which: Positions | None, out: Bytes, lo: int) -> Positions:
+        """Copy those of `rows`, or of `which` of them, that have a slot; return the others."""
+        if which is None:
+            slots = self.map.lookup(rows)
+            missing = _NONE if slots is rows else np.flatnonzero(slots < 0)
+            if missing.size:
+                self._copy_found(slots, missing.size, out, lo)
+            else:
+                _rowcopy.gather(self.records, slots, out, lo)
+            return missing
+        slots = self.map.lookup(rows.take(which))
+        here = slots >= 0
+        slots, there = slots.compress(here), which.compress(here)
+        for part in self._parts(there.size):
+            block = np.empty((there[part].size, out.shape[1]), np.uint8)
+            _rowcopy.gather(self.records, slots[part], block, lo)
+            _rowcopy.scatter(out, there[part], block)
+        return which.compress(~here)
+
+    def _overwrite(self, slots: Slots, records: Bytes, lo: int) -> Positions:
+        """Write byte ranges of records to their slots; return which of them have none."""
         absent = np.flatnonzero(slots < 0)
-        if not absent.size:
-            self._overwrite(slots, records, lo)
-            return
-        present = slots >= 0
-        self._overwrite(slots[present], records[present], lo)
-        self.below.write(rows[absent], records[absent], lo, hi)
-
-    def _overwrite(self, slots: Slots, records: Bytes, lo: int) -> None:
+        if absent.size:
+            present = slots >= 0
+            slots, records = slots[present], records[present]
         self.map.dirty[slots] = 1
         _rowcopy.scatter(self.records, slots, records, lo)
+        return absent
+
+    # -- rows that come; the lock is held, and given up while the tier below works
 
     def _locate(
         self,
@@ -187,19 +276,18 @@ class HostTier:
         *,
         ahead: bool = False,
         force: bool = False,
-        positions: npt.NDArray[np.intp] | None = None,
+        positions: Positions | None = None,
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
         `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
         `positions`: which of `rows`, distinct, each id of the batch is.
         """
-        slots = self.map.lookup(rows)
-        missing = np.empty(0, np.intp) if slots is rows else np.flatnonzero(slots < 0)
+        slots, missing = self._find(rows)
         if positions is not None:
-            self._requests.count_distinct(slots, missing.size, positions)
+            self._count_distinct(slots, missing.size, positions)
         elif not ahead:
-            self._requests.count(rows, rows.size - missing.size, slots)
+            self._count(rows, slots, missing.size)
         if slots is rows:
             return slots
         if not ahead:
@@ -209,106 +297,187 @@ class HostTier:
             if positions is not None and missing.size > self.slots:
                 repeats = np.bincount(positions.ravel(), minlength=rows.size)[missing]
                 missing = missing[np.argsort(-repeats, kind="stable")]
-            wanted = rows[missing]
-            self._promote(self.map.distinct(wanted), force=force)
-            slots[missing] = self.map.lookup(wanted)
+            self._promote(self.map.distinct(rows[missing]), force=force)
+            slots = self.map.lookup(rows)  # all: others may have made room of any meanwhile
         self.map.next_batch()
         return slots
 
     def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, distinct and absent, into the slots that can be had."""
+        """Load the best of `rows`, distinct, absent and at rest, into the slots that can be had."""
         order = self.map.order(rows)
         if order is not None:
             rows = rows[order]
-        slots = self._make_room(rows, force=force)
-        rows = rows[: slots.size]
-        if (rows[1:] < rows[:-1]).any():
-            rows = np.sort(rows)
-        done = 0
+        room = self._make_room(rows, force=force)
+        rows = np.sort(rows[: room.slots.size])
+        done, sent = 0, False
         try:
-            with contextlib.closing(stream(self.below, rows, capacity.STAGING_BYTES)) as below:
-                for part, records in below:
-                    _rowcopy.scatter(self.records, slots[part], records)
-                    self.map.bind(rows[part], slots[part])
-                    done = part.stop
+            with self._apart(rows, room.down_rows):
+                self._write_back(room.down, room.down_rows)
+                sent = True
+                with contextlib.closing(self._stream_below(rows)) as below:
+                    for part, records in below:
+                        _rowcopy.scatter(self.records, room.slots[part], records)
+                        done = part.stop
         finally:
-            self.map.release(slots[done:])
-        self.stats.count(bytes_promoted=slots.size * self.record_bytes)
+            self._bind(room, rows[:done], sent=sent)
+        self.stats.bytes_promoted += room.slots.size * self.record_bytes
 
-    def _place(self, rows: Rows, records: Bytes) -> Slots:
-        """Write whole records of distinct rows, as far as there is room; return their slots."""
-        slots = self.map.lookup(rows)
-        missing = np.flatnonzero(slots < 0)
-        self._requests.count(rows, rows.size - missing.size, slots)
+    def _place(self, rows: Rows, records: Bytes) -> Positions:
+        """Write whole records of distinct rows as far as there is room; return the others."""
+        slots, missing = self._find(rows)
+        self._count(rows, slots, missing.size)
         self.map.use(rows)
-        if not missing.size:
-            self.map.touch(slots)
-            self._overwrite(slots, records, 0)
-        else:
-            present = np.flatnonzero(slots >= 0)
-            self.map.touch(slots[present])
-            self._overwrite(slots[present], records[present], 0)
+        self.map.touch(slots if not missing.size else slots[slots >= 0])
+        self._overwrite(slots, records, 0)
+        if missing.size:
             order = self.map.order(rows[missing])
             if order is not None:
                 missing = missing[order]
-            new = self._make_room(rows[missing])
-            missing = missing[: new.size]
-            _rowcopy.scatter(self.records, new, records[missing])
-            self.map.bind(rows[missing], new)
-            self.map.dirty[new] = 1
-            slots[missing] = new
+            room = self._make_room(rows[missing])
+            coming, sent = missing[: room.slots.size], False
+            try:
+                if room.down.size:
+                    with self._apart(rows[coming], room.down_rows):
+                        self._write_back(room.down, room.down_rows)
+                _rowcopy.scatter(self.records, room.slots, records[coming])
+                sent = True
+            finally:
+                self._bind(room, rows[coming] if sent else _NO_ROWS, sent=sent, dirty=True)
+            missing = np.sort(missing[room.slots.size :])
         self.map.next_batch()
-        return slots
+        return missing
 
-    def _make_room(self, rows: Rows, *, force: bool = False) -> Slots:
-        """Take slots for a leading part of `rows`, distinct and absent, evicting what must go."""
+    def _make_room(self, rows: Rows, *, force: bool = False) -> _Room:
+        """Take slots for a leading part of `rows`, distinct and absent, out of the maps."""
         self.before_change()
         slots = self.map.free(rows)
         if slots.size == rows.size:
-            return slots
-        try:
-            victims = self.map.victims(rows[slots.size :], force=force)
-            try:
-                self._write_back(victims.compress(self.map.dirty.take(victims) != 0))
-            except BaseException:
-                self.map.touch(victims)
-                raise
-            self.map.evict(victims)
-            self.stats.count(evictions=victims.size)
-        except BaseException:
-            self.map.release(slots)
-            raise
-        return np.concatenate([slots, victims])
+            return _Room(slots, 0, slots[:0], _NO_ROWS)
+        victims = self.map.victims(rows[slots.size :], force=force)
+        down = victims.compress(self.map.dirty.take(victims) != 0)
+        down_rows = self.map.rows(down)
+        self.map.evict(victims)
+        return _Room(np.concatenate([slots, victims]), victims.size, down, down_rows)
 
-    def _write_back(self, slots: Slots, *, kept: bool = False) -> None:
-        """Hand the records in `slots` to the tier below; afterwards they are clean."""
+    @contextlib.contextmanager
+    def _apart(self, *rows: Rows) -> Iterator[None]:
+        """Give the lock up while `rows`, which have no slot, are on their way."""
+        move = _Move(np.sort(np.concatenate(rows)) if rows else _NO_ROWS)
+        self._moves.append(move)
+        self._lock.release()
+        try:
+            yield
+        finally:
+            try:
+                self._lock.acquire()
+            except BaseException:  # a second Ctrl-C
+                self._lock.acquire()
+                raise
+            finally:
+                self._moves.remove(move)  # takes no memory: a move that stays would stop others
+            self._arrived.notify_all()
+
+    def _are_moving(self, rows: Rows) -> bool:
+        """Whether any of `rows` is on its way."""
+        return any(move.has_any(rows) for move in self._moves)
+
+    def _bind(self, room: _Room, rows: Rows, *, sent: bool, dirty: bool = False) -> None:
+        """Enter rows that have come in the slots taken for them; free the other slots.
+
+        What could not be sent down stays where it is, unless it was sent and is clean.
+        """
+        if sent:
+            self.map.bind(rows, room.slots[: rows.size])
+            self.map.dirty[room.slots[: rows.size]] = dirty
+            self.map.release(room.slots[rows.size :])
+            self.stats.evictions += room.victims
+            self.stats.write_backs += room.down.size
+            self.stats.bytes_written_back += room.down.size * self.record_bytes
+        else:
+            self.map.bind(room.down_rows, room.down)
+            self.map.release(np.setdiff1d(room.slots, room.down))
+
+    # -- the tier below, without the lock
+
+    def _write_back(self, slots: Slots, rows: Rows, *, kept: bool = False) -> None:
+        """Hand the records in `slots`, those of `rows`, to the tier below, which makes them clean.
+
+        Nothing else refers to the slots, or no other thread is in a call.
+        """
         for part in self._parts(slots.size):
-            block = self._stage[: slots[part].size]
+            block = np.empty((slots[part].size, self.record_bytes), np.uint8)
             _rowcopy.gather(self.records, slots[part], block)
-            self.below.write(self.map.rows(slots[part]), block, kept=kept)
+            self.below.write(rows[part], block, kept=kept)
             self.map.dirty[slots[part]] = 0
-        self.stats.count(write_backs=slots.size, bytes_written_back=slots.size * self.record_bytes)
+
+    def _read_below(
+        self, rows: Rows, which: Positions, out: Bytes, lo: int, *, admit: bool
+    ) -> None:
+        """Copy byte ranges of records that find no room here to the places `which` in `out`.
+
+        They may come and go meanwhile: what is below is what they were when this began, or newer.
+        """
+        self._find(rows[which])
+        which = self._copy(rows, which, out, lo)
+        if not which.size:
+            return
+        which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
+        with (
+            self._apart(),
+            contextlib.closing(self._stream_below(rows[which], admit=admit)) as below,
+        ):
+            for part, records in below:
+                out[which[part]] = records[:, lo : lo + out.shape[1]]
+
+    def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
+        """Write byte ranges of records that find no room here.
+
+        They are on their way meanwhile: a thread that brought one here would bring the old one.
+        """
+        slots, _ = self._find(rows)
+        absent = self._overwrite(slots, records, lo)
+        rows, records = rows[absent], records[absent]
+        with self._apart(rows):
+            self.below.write(rows, records, lo, lo + records.shape[1])
+
+    def _stream_below(self, rows: Rows, *, admit: bool = True) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` in the tier below part by part; each array is reused."""
+        if isinstance(self.below, Streaming):
+            yield from self.below.stream(rows)
+            return
+        block = np.empty((0, self.record_bytes), np.uint8)
+        for part in self._parts(rows.size):
+            if not block.size:
+                block = np.empty((rows[part].size, self.record_bytes), np.uint8)
+            records = block[: rows[part].size]
+            self.below.read(rows[part], records, admit=admit)
+            yield part, records
 
     def _parts(self, count: int) -> list[slice]:
-        step = len(self._stage)
+        step = self._part
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    # -- rows that are not used yet
 
     def prefetch(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings missing rows nearer to the tier below, if anything does."""
-        return self.below.prefetch(rows[self.map.lookup(rows) < 0])
+        with self._lock:
+            rows = rows[self.map.lookup(rows) < 0]
+        return self.below.prefetch(rows)
 
     def fetch(self, rows: Rows, window: int) -> None:
         """Promote rows and keep them until they are used or `window` newer batches were fetched.
 
         At most half the slots are kept so; what does not fit is left to be read when it is used.
         """
-        if isinstance(self.map, CachedSlots):
-            self.map.announce(rows)
-            rows = unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
-            slots = self._locate(rows, ahead=True, force=True)
-            self.map.pins.fetched(slots[slots >= 0], window)
-        else:
-            self._locate(rows)
+        with self._lock:
+            if isinstance(self.map, CachedSlots):
+                self.map.announce(rows)
+                rows = _rowcopy.unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
+                slots = self._locate(rows, ahead=True, force=True)
+                self.map.pins.fetched(slots[slots >= 0], window)
+            else:
+                self._locate(rows)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every row that is missing, where each has its slot; else do nothing.
@@ -320,13 +489,14 @@ class HostTier:
         step = max(1, _FILL_BYTES // self.record_bytes)
         for start in range(0, self.rows, step):
             rows = np.arange(start, min(start + step, self.rows))
-            absent = rows[self.map.lookup(rows) < 0]
-            if absent.size == rows.size:
-                self.below.read(rows, self.records[start : start + step])
-                self.map.bind(rows, rows)
-                self.stats.count(bytes_promoted=rows.size * self.record_bytes)
-            elif absent.size:
-                self._promote(absent, force=True)
+            with self._lock:
+                absent = rows[self.map.lookup(rows) < 0]
+                if absent.size == rows.size:
+                    self.below.read(rows, self.records[start : start + step])
+                    self.map.bind(rows, rows)
+                    self.stats.bytes_promoted += rows.size * self.record_bytes
+                elif absent.size:
+                    self._promote(absent, force=True)
             if progress is not None:
                 progress(int(rows[-1]) + 1, self.rows)
 
@@ -340,50 +510,26 @@ class HostTier:
         step = max(1, _FILL_BYTES // self.record_bytes)
         for start in range(0, rows.size, step):
             part = rows[start : start + step]
-            slots = self.map.lookup(part)
-            self.map.touch(slots.compress(slots >= 0))
-            self._promote(part.compress(slots < 0), force=True)
+            with self._lock:
+                slots, _ = self._find(part)
+                self.map.touch(slots.compress(slots >= 0))
+                self._promote(part.compress(slots < 0), force=True)
             if progress is not None:
                 progress(start + part.size, rows.size)
         self.map.next_batch()
         return int((self.map.lookup(rows) >= 0).sum())
 
-    def lease(self, rows: Rows, positions: npt.NDArray[np.intp] | None = None) -> Slots:
-        """Promote distinct rows and pin them; return their slots, -1 where there was no room.
-
-        They are admitted whatever they are worth: a step reads and writes them field by field.
-        `positions` says which of them each id of the batch is, for the counters.
-        """
-        slots = self._locate(rows, force=True, positions=positions)
-        if isinstance(self.map, CachedSlots):
-            self.map.pins.lease(slots[slots >= 0])
-        return slots
-
-    def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
-        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them."""
-        slots = self.map.lookup(rows)
-        missing = np.flatnonzero(slots < 0)
-        self._copy_found(slots, missing.size, out, lo)
-        if missing.size:
-            self._read_below(rows, missing, out, lo, hi, admit=False)
-        self.stats.count(bytes_out=rows.size * (hi - lo))
-
-    def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
-        slots = self.map.lookup(rows)
-        self._write_to(slots, rows, np.ascontiguousarray(records), lo, hi)
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
-
-    def give_back(self, slots: Slots) -> None:
-        """End a lease."""
-        if isinstance(self.map, CachedSlots):
-            self.map.pins.give_back(slots[slots >= 0])
+    # -- what changed
 
     def flush(self) -> None:
         """Hand every changed record to the tier below, by ascending row, and flush that."""
         self.before_change()
         dirty = self._changed()
-        self._write_back(dirty[np.argsort(self.map.rows(dirty))], kept=True)
+        rows = self.map.rows(dirty)
+        order = np.argsort(rows)
+        self._write_back(dirty[order], rows[order], kept=True)
+        self.stats.write_backs += dirty.size
+        self.stats.bytes_written_back += dirty.size * self.record_bytes
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:
@@ -399,7 +545,8 @@ class HostTier:
 
     def occupancy(self) -> Occupancy:
         """Return how full the tier is."""
-        return Occupancy(self.slots, self.map.used, self._changed().size)
+        with self._lock:
+            return Occupancy(self.slots, self.map.used, self._changed().size)
 
     def mark_changed(self, rows: Rows) -> Rows:
         """Hand `rows` down with the next flush, changed or not; return those that are here."""
@@ -420,3 +567,28 @@ class HostTier:
         """Give the memory back."""
         self.records = np.empty((0, self.record_bytes), np.uint8)
         self._arena.memory.close()
+
+    # -- counters
+
+    def _count(self, rows: Rows, slots: Slots, missing: int) -> None:
+        """Count a batch of ids, whose slots are negative where they are missing."""
+        stats = self.stats
+        stats.requested += rows.size
+        stats.hits += rows.size - missing
+        if self._batches % _SAMPLE == 0:
+            distinct = _rowcopy.unique(rows).size
+            stats.unique += distinct
+            stats.unique_of += rows.size
+            stats.unique_hits += _rowcopy.unique(rows[slots >= 0]).size if missing else distinct
+        self._batches += 1
+
+    def _count_distinct(self, slots: Slots, missing: int, positions: Positions) -> None:
+        """Count a batch whose distinct rows are known: their slots, and which each id is."""
+        stats, absent = self.stats, 0
+        if missing:
+            absent = int(np.count_nonzero(slots[positions] < 0))
+        stats.requested += positions.size
+        stats.hits += positions.size - absent
+        stats.unique += slots.size
+        stats.unique_hits += slots.size - missing
+        stats.unique_of += positions.size

@@ -1,4 +1,4 @@
-"""Memory that tiers lie in: pageable, pinned or managed, and arrays laid end to end in it."""
+"""Memory of tiers: pageable, pinned or managed, and arrays laid end to end in it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which row lies in which slot of a tier.
+"""Which slot of a tier holds which row.
 
-`CachedSlots` maps rows to fewer slots and asks a policy whom to evict; `DirectSlots` serves a tier
+`CachedSlots` maps rows to fewer slots and asks a policy which to evict; `DirectSlots` serves a tier
 that holds every row: slot = row, and nothing is to be looked up once all are there.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.policy import PolicySpec
 
 __all__ = ["CachedSlots", "DirectSlots", "SlotMap"]
@@ -71,13 +71,13 @@ class SlotMap(Protocol):
         """
 
     def evict(self, victims: Slots) -> None:
-        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        """Take the rows out of `victims`; `bind` or `release` them next."""
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot."""
 
     def bind(self, rows: Rows, slots: Slots) -> None:
-        """Let each row, loaded or written, lie in its slot, in the current batch."""
+        """Enter each row, loaded or written, in its slot, in the current batch."""
 
     def release(self, slots: Slots) -> None:
         """Make slots free, whatever was in them."""
@@ -260,15 +260,16 @@ class CachedSlots:
         return self.policy.victims(rows, self.pins.barred, force=force)
 
     def evict(self, victims: Slots) -> None:
-        """Take the rows, which are clean, out of `victims`; `bind` or `release` them next."""
+        """Take the rows out of `victims`; `bind` or `release` them next."""
         _store(self.slot_of, self.row_of.take(victims, mode="clip"), -1)
+        self.row_of[victims] = -1
 
     def rows(self, slots: Slots) -> Rows:
         """Return the row in each slot, -1 for free ones."""
         return self.row_of[slots]
 
     def bind(self, rows: Rows, slots: Slots) -> None:
-        """Let each row lie in its slot, in the current batch."""
+        """Enter each row in its slot, in the current batch."""
         self.row_of[slots.astype(np.intp)] = rows
         _store(self.slot_of, rows, slots)
         self.touch(slots)

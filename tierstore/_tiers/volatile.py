@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +36,7 @@ class Origin:
         self.stats = TierStats()
         self._spec = spec
         initializers = [item.init for item in spec.fields.values()]
+        self._lock = threading.Lock()
         self._kept = np.zeros(self.rows, np.bool_)
         self._records: Bytes | None = None
         self._zero = all(initializer is None or initializer.is_zero for initializer in initializers)
@@ -47,6 +50,10 @@ class Origin:
         `admit` is for tiers that keep what they read.
         """
         hi = self.record_bytes if hi is None else hi
+        with self._lock:
+            self._read(rows, out, lo, hi)
+
+    def _read(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
         kept = self._kept[rows]
         if self._zero and not kept.any():
             out[:] = 0
@@ -76,12 +83,16 @@ class Origin:
         `kept` is for tiers that write to files.
         """
         hi = self.record_bytes if hi is None else hi
+        with self._lock:
+            self._write(rows, records, lo, hi)
+
+    def _write(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         if self._records is None:
             # Pages are taken as they are written to.
             self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
         if (lo, hi) != (0, self.record_bytes):
             whole = np.empty((rows.size, self.record_bytes), np.uint8)
-            self.read(rows, whole)
+            self._read(rows, whole, 0, self.record_bytes)
             whole[:, lo:hi] = records
             records = whole
         _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))

@@ -75,8 +75,9 @@ class TieredEmbedding(torch.nn.Module):
             )
         self.padding_idx = _from_start(padding_idx, table.rows)
         self.embedding_dim = item.dim
+        self._dtype = item.element.torch_dtype()
         self.anchor = torch.nn.Parameter(
-            torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=table.device)
+            torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         )
         """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
         self.gradients: list[Gradient] | None = None
@@ -135,8 +136,7 @@ class TieredEmbedding(torch.nn.Module):
                 "with requires_grad_(False)"
             )
         if batch.size:
-            item = self.table.spec.layout.field(self.field)
-            own = gradient.to(self.table.device, item.element.torch_dtype())
+            own = gradient.to(self.table.device, self._dtype)
             self.gradients.append(batch.gradient(own))
 
     # -- as a module

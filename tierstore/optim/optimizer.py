@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -253,8 +254,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return TrainedField(table, layer.field, state, in_slot)
 
     def _every(self) -> Iterator[TrainedField]:
-        for fields in self._fields:
-            yield from fields
+        return itertools.chain.from_iterable(self._fields)
 
     # -- the rows as parameters
 
@@ -336,8 +336,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         state = self._inner.state
         for compact in every:
             loaded = compact.load()
-            state[compact.parameter] = loaded
-            compact.parameter.grad = as_gradient(self._inner, compact.parameter.grad)
+            parameter = compact.parameter
+            state[parameter] = loaded
+            parameter.grad = as_gradient(self._inner, parameter.grad)
         try:
             self._listed(compacts)
             self._inner.step()

@@ -46,6 +46,7 @@ class StoredState:
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None
+        self._kinds: dict[str, tuple[int, torch.dtype]] = {}
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -89,6 +90,10 @@ class StoredState:
         layout = self._table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             self._columns = Columns(layout, (self._field, *self.fields.values()))
+            self._kinds = {
+                name: (item.dim, item.element.torch_dtype())
+                for name, item in zip(self._columns.names, self._columns.items, strict=True)
+            }
         return self._columns
 
     def _shared(self, key: str, initial: Any) -> Any:
@@ -106,10 +111,9 @@ class StoredState:
             rows = torch.as_tensor(lease.rows, device=weights.device)[: lease.bound]
             weights = rounded_at_random(weights, rows, self.steps + 1)
         columns, values = self._all(), {self._field: weights}
-        for key, kept in self._plan.rows.items():
-            name = self.fields[key]
-            dtype = columns.layout.field(name).element.torch_dtype()
-            values[name] = state[key].reshape(lease.bound, kept.dim).to(dtype)
+        for key, name in self.fields.items():
+            dim, dtype = self._kinds[name]
+            values[name] = state[key].reshape(lease.bound, dim).to(dtype)
         if trained is not None:
             before = lease.read_columns(columns)
             values = {name: torch.where(trained, values[name], before[name]) for name in values}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import DeviceScores, Rows, ScoreStep
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking

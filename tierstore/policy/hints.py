@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._unique import unique
+from tierstore._rowcopy import unique
 from tierstore.errors import InvalidInputError
 from tierstore.policy.base import DeviceScores, PolicyLike, Rows, choose
 from tierstore.policy.frequency import lfu

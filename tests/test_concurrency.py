@@ -1,0 +1,459 @@
+"""Threads beside each other: no torn record, no lost update, no half call in a version, no hang.
+
+Every record holds one number, in all its elements. A writer owns some rows and counts them up, a
+group of rows in each call, so that what readers and versions may see is known without an oracle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.tier.stack import ArrayTier, check, read
+from tierstore import Budget, Field, TableSpec
+from tierstore._disk.base import Base
+from tierstore._disk.tier import DiskTier
+from tierstore._door import Door
+from tierstore._tiers.host import HostTier
+from tierstore.errors import ClosedError
+from tierstore.policy import Choice, lfu, lru
+
+ROWS, GROUP = 120, 6
+FIELDS = {"weight": Field(3), "sum": Field(1), "late": Field(4)}
+SPEC = TableSpec(ROWS, fields=FIELDS)
+WRITERS = 3
+
+
+@pytest.fixture(autouse=True)
+def switching() -> Iterator[None]:
+    """Have threads take turns often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*works: Callable[[], None]) -> None:
+    """Run each in a thread of its own; raise what the first of them raised, or that one hangs."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive() or errors, "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def groups_of(writer: int) -> np.ndarray:
+    """The rows of a writer's groups, `(groups, GROUP)`, spread over the table."""
+    return np.arange(ROWS).reshape(GROUP, -1).T[writer::WRITERS]
+
+
+# -- tiers
+
+
+class SlowTier(ArrayTier):
+    """Lets other threads in before it reads, before it writes and before it returns."""
+
+    def read(self, rows: Any, out: Any, *where: Any, **options: Any) -> None:
+        time.sleep(0)
+        super().read(rows, out, *where, **options)
+        time.sleep(1e-5)
+
+    def write(self, rows: Any, records: Any, *where: Any, **options: Any) -> None:
+        time.sleep(1e-5)
+        super().write(rows, records, *where, **options)
+
+
+class TierProgram:
+    """Writers and readers of tiers whose records are 16 equal bytes."""
+
+    def __init__(self, seed: int, slots: tuple[int, ...], policy: Choice | None) -> None:
+        self.seed = seed
+        self.below = SlowTier(np.zeros((ROWS, 16), np.uint8))
+        tiers: list[Any] = [self.below]
+        for count in slots:
+            tiers.append(HostTier(tiers[-1], slots=count, policy=policy))
+        self.tiers, self.top = tiers[:0:-1], tiers[-1]
+        self.true = np.zeros(ROWS, np.uint8)
+
+    def run(self, calls: int) -> None:
+        together(
+            *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
+            *(lambda r=reader: self.look(r, calls) for reader in range(WRITERS)),
+        )
+        for tier in self.tiers:
+            check(tier)
+            assert not tier._moves
+            if not tier.direct:
+                assert not tier.map.pins.leases.any()
+            tier.flush()
+        assert np.array_equal(self.below.records, np.repeat(self.true[:, None], 16, 1))
+
+    def write(self, writer: int, calls: int) -> None:
+        rng = np.random.default_rng([self.seed, writer])
+        groups = groups_of(writer)
+        for _ in range(calls):
+            rows = np.sort(rng.choice(groups))
+            records = np.repeat((self.true[rows] + 1)[:, None], 16, 1)
+            match int(rng.integers(4)):
+                case 0:
+                    self.top.write(rows, records)
+                case 1:
+                    with_slots = self.top.lease(rows)
+                    assert np.array_equal(read(self.top, rows)[:, 0], self.true[rows])
+                    self.top.write_held(rows, records, 0, 16)
+                    self.top.give_back(with_slots)
+                case 2:
+                    found = read(self.top, rows, admit=bool(rng.integers(2)))
+                    assert np.array_equal(found[:, 3], self.true[rows]), "an update is lost"
+                    self.top.write(rows, found + np.uint8(1))
+                case 3:
+                    self.top.fetch(rng.integers(0, ROWS, 9), 3)
+                    continue
+            self.true[rows] += 1
+
+    def look(self, reader: int, calls: int) -> None:
+        rng = np.random.default_rng([self.seed, reader, 7])
+        for _ in range(calls):
+            rows = rng.integers(0, ROWS, int(rng.choice([1, 5, 40])))
+            before = self.true[rows]
+            found = read(self.top, rows, admit=bool(rng.integers(2)))
+            after = self.true[rows] + np.uint8(1)  # one call may be under way
+            assert (found == found[:, :1]).all(), "a record is torn"
+            behind = (found[:, 0] - before).astype(np.uint8)
+            assert (behind <= (after - before).astype(np.uint8)).all(), "a record goes back"
+
+
+TIERS = {
+    "one slot": (1,),
+    "cache": (25,),
+    "direct": (ROWS,),
+    "two caches": (40, 9),
+    "cache over direct": (ROWS, 11),
+}
+
+
+@pytest.mark.parametrize("slots", TIERS)
+@pytest.mark.parametrize("policy", [lru(), lfu(3)], ids=["lru", "lfu"])
+def test_tiers(slots: str, policy: Choice) -> None:
+    TierProgram(1, TIERS[slots], policy).run(120)
+
+
+def claims_nothing(tier: HostTier, *rows: Any) -> Any:
+    return _apart(tier)
+
+
+_apart = HostTier._apart
+
+
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [
+        ("_are_moving", lambda *_: False),
+        ("_apart", claims_nothing),
+        ("_find", lambda tier, rows: (s := tier.map.lookup(rows), np.flatnonzero(s < 0))),
+    ],
+    ids=["no wait", "no move", "no second look"],
+)
+def test_tiers_without_their_rules_lose_updates(
+    monkeypatch: pytest.MonkeyPatch, what: str, instead: Any
+) -> None:
+    monkeypatch.setattr(HostTier, what, instead)
+    for seed in range(40):
+        try:
+            TierProgram(seed, (25,) if seed % 2 else (3,), lru()).run(80)
+        except (AssertionError, IndexError, ValueError):
+            return
+    pytest.fail("40 programs found nothing")
+
+
+# -- stores
+
+
+class StoreProgram:
+    """Writers, readers and a committer of a store, through its public interface."""
+
+    def __init__(self, path: Path, seed: int, budget: Budget, policy: Choice | None = None) -> None:
+        self.seed, self.path = seed, path
+        self.store = tierstore.create(path, {"t": SPEC}, budget=budget, policy=policy, keep=999)
+        self.table = self.store["t"]
+        self.true = np.zeros(ROWS, np.float32)
+        self.writing = WRITERS
+        self.versions = [self.store.version]
+
+    def run(self, calls: int) -> None:
+        together(
+            *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
+            *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
+            self.commit,
+        )
+        with self.store._guard.use():  # a prefetch may be under way
+            if self.table.host is not None:
+                check(self.table.host)
+        self.versions.append(self.store.commit())
+        assert self.store.verify().ok
+        self.store.close()
+        for version in self.versions:
+            with tierstore.open(self.path, version=version) as old:
+                found = old["t"].read(np.arange(ROWS), fields=list(FIELDS))
+                self.check_rows(found)
+                whole = found["sum"].reshape(GROUP, -1)
+                assert (whole == whole[:1]).all(), f"version {version} has half a call"
+        assert np.array_equal(found["sum"][:, 0], self.true), "an update is lost"
+
+    @staticmethod
+    def check_rows(found: dict[str, np.ndarray]) -> None:
+        one = found["sum"]
+        for values in found.values():
+            assert (values == one).all(), "a row is torn"
+
+    def values(self, rows: np.ndarray, fields: list[str]) -> dict[str, np.ndarray]:
+        number = (self.true[rows] + 1)[:, None]
+        return {name: np.repeat(number, FIELDS[name].dim, 1) for name in fields}
+
+    def write(self, writer: int, calls: int) -> None:
+        rng = np.random.default_rng([self.seed, writer])
+        groups = groups_of(writer)
+        try:
+            for _ in range(calls):
+                rows = rng.choice(groups)
+                names = list(FIELDS)
+                match int(rng.integers(3)):
+                    case 0:
+                        self.table.write(rows, self.values(rows, names))
+                    case 1:
+                        with self.table.lease(rows) as lease:
+                            assert np.array_equal(lease.read("sum")[:, 0], self.true[lease.rows])
+                            columns = tierstore._table.columns.Columns(SPEC.layout, names)
+                            lease.write_columns(columns, self.values(lease.rows, names))
+                    case 2:
+                        self.table.prefetch(rng.integers(0, ROWS, 9), window=2)
+                        continue
+                self.true[rows] += 1
+        finally:
+            self.writing -= 1
+
+    def look(self, reader: int) -> None:
+        rng = np.random.default_rng([self.seed, reader, 7])
+        seen = np.zeros(ROWS, np.float32)
+        while self.writing:
+            rows = rng.integers(0, ROWS, int(rng.choice([1, 5, 60])))
+            found = self.table.read(rows, fields=list(FIELDS), transient=bool(rng.integers(2)))
+            self.check_rows(found)
+            assert (found["sum"][:, 0] >= seen[rows]).all(), "a row goes back"
+            np.maximum.at(seen, rows, found["sum"][:, 0])
+
+    def commit(self) -> None:
+        while self.writing:
+            if len(self.versions) < 60:
+                self.versions.append(self.store.commit())
+            time.sleep(1e-3)
+
+
+BUDGETS = {
+    "no host tier": Budget(host_rows=0),
+    "one slot": Budget(host_rows=1),
+    "cache": Budget(host_rows=25),
+    "direct": Budget(host_rows=ROWS),
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_stores(tmp_path: Path, budget: str) -> None:
+    StoreProgram(tmp_path / "s", 1, BUDGETS[budget], lfu(3)).run(60)
+
+
+def test_a_version_without_the_fence_has_half_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: a commit beside calls that have given their tier's lock up."""
+    monkeypatch.setattr(Door, "busy", lambda *_: False)
+    for seed in range(30):
+        try:
+            StoreProgram(tmp_path / f"{seed}", seed, BUDGETS["one slot"]).run(40)
+        except Exception:
+            return
+    pytest.fail("30 programs found nothing")
+
+
+# -- a hit beside a miss
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[tierstore.Store]:
+    with tierstore.create(tmp_path / "s", {"t": SPEC}, budget=BUDGETS["cache"]) as store:
+        store["t"].write(np.arange(9), np.ones((9, 3), np.float32))
+        store.commit()
+        yield store
+        if not store.closed:
+            store.rollback()
+
+
+@contextlib.contextmanager
+def blocked(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+    """Have a thread do work that reads the base, and keep it there meanwhile."""
+    inside, over, errors = threading.Event(), threading.Event(), []
+    whole = Base.read
+
+    def wait(base: Base, rows: Any, out: Any) -> None:
+        inside.set()
+        assert over.wait(60)
+        whole(base, rows, out)
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Base, "read", wait)
+        thread.start()
+        try:
+            assert inside.wait(60)
+            yield
+        finally:
+            over.set()
+            thread.join(60)
+    assert not thread.is_alive() and not errors, errors
+
+
+def in_time(work: Callable[[], object], seconds: float = 30) -> bool:
+    """Whether work ends while nothing else happens."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "miss",
+    [
+        lambda table: table.read([99, 100]),
+        lambda table: table.read([99, 100], transient=True),
+        lambda table: table.lease([99, 100]).release(),
+        lambda table: table.write([99, 100], np.ones((2, 3), np.float32)),
+        lambda table: list(table.scan(90, 100)),
+    ],
+    ids=["read", "transient", "lease", "write", "scan"],
+)
+def test_rows_that_are_resident_wait_for_no_miss(
+    store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, miss: Callable[[Any], object]
+) -> None:
+    table, ones = store["t"], np.ones((2, 3), np.float32)
+    with table.lease([5, 6]) as lease, blocked(monkeypatch, lambda: miss(table)):
+        assert in_time(lambda: table.read([1, 2]))
+        assert in_time(lambda: table.write([3, 4], 2 * ones))
+        assert in_time(lambda: lease.write("weight", 3 * ones))
+        assert in_time(lambda: table.stats())
+    assert table.read([2, 3, 4, 5])[:, 0].tolist() == [1, 2, 2, 3]
+
+
+def test_a_row_on_its_way_is_waited_for_and_a_commit_waits_for_calls(
+    store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store["t"]
+    with blocked(monkeypatch, lambda: table.read([99])):
+        waiting = threading.Thread(target=table.write, args=([99], np.ones((1, 3), np.float32)))
+        waiting.start()
+        committing = threading.Thread(target=store.commit)
+        committing.start()
+        waiting.join(0.2)
+        assert waiting.is_alive() and committing.is_alive()
+        assert store.version == 2
+    waiting.join(60)
+    committing.join(60)
+    assert store.version == 3
+    assert table.read([99])[0, 0] == 1
+
+
+def test_a_call_beside_which_another_broke_off_does_not_return(
+    store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caught: list[BaseException] = []
+
+    def miss() -> None:
+        try:
+            store["t"].read([99])
+        except ClosedError as error:
+            caught.append(error)
+
+    with blocked(monkeypatch, miss), pytest.raises(MemoryError), store._guard.call():
+        raise MemoryError
+    assert store.closed and len(caught) == 1
+
+
+# -- the disk
+
+
+def test_what_does_not_match_is_read_again_under_the_lock(
+    store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = store["t"].disk
+    out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
+    tier.write(rows, np.full_like(out, 7))
+    newest, read_now = tier._index[3], []
+
+    def superseded(self: Base, rows: Any, out: Any) -> None:
+        tier._index[3] = newest
+        read_now.append(rows.tolist())
+        raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
+
+    tier._index[3] = 0
+    monkeypatch.setattr(Base, "read", superseded)
+    tier.read(rows, out)
+    assert (out == 7).all() and read_now == [[3]]
+    tier._index[3] = 0
+    newest = 0
+    with pytest.raises(tierstore.errors.CorruptRowError):
+        tier.read(rows, out)
+    tier._index[3] = 1
+
+
+class NoLock:
+    """Stands in for a lock, and lets everyone pass."""
+
+    def __enter__(self) -> None:
+        time.sleep(0)
+
+    def __exit__(self, *error: object) -> None:
+        time.sleep(0)
+
+
+def test_a_disk_tier_without_its_lock_is_read_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the store's programs, over the disk tier alone."""
+    whole = DiskTier.__init__
+
+    def without(tier: DiskTier, *given: Any, **named: Any) -> None:
+        whole(tier, *given, **named)
+        tier._lock = NoLock()  # type: ignore[assignment]
+
+    monkeypatch.setattr(DiskTier, "__init__", without)
+    for seed in range(30):
+        try:
+            StoreProgram(tmp_path / f"{seed}", seed, BUDGETS["no host tier"]).run(40)
+        except Exception:
+            return
+    pytest.fail("30 programs found nothing")
