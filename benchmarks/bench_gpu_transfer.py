@@ -28,7 +28,7 @@ Way = Callable[[int], object]
 def tierstore_ways(table: Any, ids: list[Any], data: Any) -> tuple[Way, Way]:
     """Reads and writes of a table whose GPU tier has one slot: all rows pass over the link."""
     return (
-        lambda i: table.read(ids[i], transient=True),
+        lambda i: table.read(ids[i], cache=False),
         lambda i: table.write(ids[i], data),
     )
 

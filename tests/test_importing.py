@@ -40,7 +40,7 @@ def two_fields(store):
 
 
 def all_rows(table, field="weight"):
-    return np.concatenate(list(table.scan(field=field)))
+    return np.concatenate(list(table.scan(field, raw=True)))
 
 
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
@@ -52,15 +52,15 @@ def test_a_missing_table_is_made(store, tmp_path, suffix, dtype):
     result = load_table(store, path, dtype=dtype, progress=lambda *p: seen.append(p))
     table = store["embeddings"]
     assert (result.table, result.field, result.created) == ("embeddings", "weight", True)
-    assert (result.rows, result.dim, result.dtype) == (table.rows, table.dim, table.dtype)
-    assert (table.rows, table.dim, table.dtype) == (ROWS, DIM, dtype)
+    assert (result.rows, result.dim, result.dtype) == (ROWS, DIM, dtype)
+    assert (table.rows, table.dim, table.spec.dtype) == (ROWS, DIM, dtype)
     assert all_rows(table).tobytes() == matrix.tobytes()
     assert seen[-1] == (ROWS, ROWS)
     assert result.version == store.version
     assert store.uncommitted_rows() == 0
 
     load_table(store, path, table="as-it-is")
-    assert store["as-it-is"].dtype == held
+    assert store["as-it-is"].spec.dtype == held
 
 
 def test_it_is_there_when_opened_again(tmp_path):

@@ -120,7 +120,10 @@ def export_table(
         force=force,
     ) as sink:
         size = block_rows_for(stored.nbytes)
-        for block in table.scan(start, stop, field=field, block_rows=size, damaged=skipped):
+        blocks = table.scan(
+            field, start=start, stop=stop, block_rows=size, raw=True, damaged=skipped
+        )
+        for block in blocks:
             _blank(block, stored.dtype, start + done, skipped)
             sink.write(converter(block))
             done += len(block)

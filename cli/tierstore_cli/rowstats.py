@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Table, _bfloat16
+from tierstore import Table
 from tierstore_cli.text import BLOCKS
 
 SAMPLE_ROWS = 100_000
@@ -53,7 +53,7 @@ def row_stats(
     Memory does not depend on the number of rows: of more than NORMS_KEPT norms, every k-th is kept.
     """
     total = table.rows if full else min(table.rows, SAMPLE_ROWS)
-    blocks = _all_rows(table, field) if total == table.rows else _sample(table, field, total)
+    blocks = table.scan(field) if total == table.rows else _sample(table, field, total)
     stride = -(-total // NORMS_KEPT)
     kept: list[npt.NDArray[np.float64]] = []
     done = zero = nan = inf = 0
@@ -71,17 +71,11 @@ def row_stats(
     return _described(field, done, (zero, nan, inf), np.concatenate(kept))
 
 
-def _all_rows(table: Table, field: str) -> Iterator[Floats]:
-    is_bfloat16 = table.fields[field].dtype == "bfloat16"
-    for block in table.scan(field=field):
-        yield _bfloat16.to_float32(block) if is_bfloat16 else block
-
-
 def _sample(table: Table, field: str, count: int) -> Iterator[Floats]:
     """Read `count` distinct rows in ascending order; the same ones every time."""
     ids = np.sort(np.random.default_rng(0).choice(table.rows, count, replace=False, shuffle=False))
     for start in range(0, count, 8192):
-        yield table.read(ids[start : start + 8192], field=field, transient=True)
+        yield table.read(ids[start : start + 8192], field=field, cache=False)
 
 
 def _described(

@@ -223,7 +223,7 @@ def test_state_and_weight_belong_to_one_version(tmp_path: Path) -> None:
         store.rollback()
         for version, fields in versions.items():
             with tierstore.open(store.path, version=version) as reader:
-                found = reader["t"].read(np.arange(ROWS), fields=list(fields))
+                found = reader["t"].read(np.arange(ROWS), list(fields))
                 assert all(np.array_equal(found[name], fields[name]) for name in fields)
 
 

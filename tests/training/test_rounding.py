@@ -115,8 +115,8 @@ def test_both_ways_give_the_same_bits(place: Place) -> None:
     weights, batches = torch.randn(ROWS, DIM).bfloat16(), drawn(place)
     for optimizer, flags in ((ADAM, {"foreach": True}), (RowWiseAdagrad, {})):
         tables = [place.table(weights) for _ in range(2)]
-        for table, in_slot in zip(tables, (True, False), strict=True):
-            trained(table, optimizer, batches, lr=0.01, in_slot=in_slot, **flags)
+        for table, in_place in zip(tables, (True, False), strict=True):
+            trained(table, optimizer, batches, lr=0.01, in_place=in_place, **flags)
         found, expected = (rows_of(table, "weight") for table in tables)
         if place.torch == place.device:
             assert torch.equal(found, expected)

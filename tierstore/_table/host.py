@@ -104,8 +104,11 @@ class Access(Protocol):
     def ids(self, ids: object, *, later: bool = False) -> Ids:
         """Check ids and bring them to this side; with `later` it may be `read` that checks them."""
 
-    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
-        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, contiguous.
+
+        They are fresh, or `into`, bytes of that shape, where it can be filled without a copy.
+        """
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
@@ -162,14 +165,17 @@ class HostAccess:
         """Check ids against the table, now; see `host_ids`."""
         return host_ids(ids, self._top.rows)
 
-    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
-        out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        if into is None:
+            out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        else:
+            out = into if isinstance(into, np.ndarray) else into.numpy()
         if ids.rows.size:
             with self.guard.use():
                 self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
-        return out
+        return out if into is None else into
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""

@@ -1,10 +1,10 @@
-"""A table: rows by id. Ids are checked and fields become byte ranges here, and nowhere else."""
+"""A table: the rows of a store by id."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +23,28 @@ from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.owner import Owner
 from tierstore._table.tiers import Tiers
 from tierstore._table.trace import Recording
+from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._table.warming import rows_to_warm
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Table"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["IntegerArrayLike", "Table"]
+
+IntegerArrayLike: TypeAlias = (
+    "npt.NDArray[np.integer[Any]] | np.integer[Any] | int | range | Sequence[int] "
+    "| Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]"
+)
+"""Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
 
 
 class Table:
-    """Rows of a store, read and written by id; where a row lies at the moment never shows.
+    """Rows of a store, read and written by id, wherever a row is at the moment.
 
     NumPy ids (or lists) give and take NumPy rows, torch ids torch rows, CuPy ids CuPy rows. Ids are
     integers of any width and shape; floats and booleans are a TypeError, ids outside the table an
@@ -88,43 +98,141 @@ class Table:
         return self._layout.fields[0][1].dim
 
     @property
-    def dtype(self) -> str:
-        """Element type of the first field."""
-        return self._layout.fields[0][1].dtype
+    def dtype(self) -> np.dtype[Any]:
+        """Type in which NumPy reads the first field; float32 for bfloat16, see `fields`."""
+        return read_dtype(self._layout.fields[0][1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the first field, `(rows, dim)`."""
+        return self.rows, self.dim
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the first field, which is 2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records, with every field and without compression."""
+        return self.spec.nbytes
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.rows
 
+    __iter__ = None
+    """Iterating would read row by row; `scan` yields blocks of rows."""
+
+    __contains__ = None
+    """Whether an id is in the table is `0 <= id < table.rows`."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Copy all rows of the first field into an array `(rows, dim)`; see `scan`."""
+        if copy is False:
+            raise InvalidInputError(
+                f"the rows of table {self.name!r} cannot become an array without a copy"
+            )
+        out = np.empty(self.shape, self.dtype if dtype is None else dtype)
+        begin = 0
+        for block in self.scan():
+            out[begin : begin + len(block)] = block
+            begin += len(block)
+        return out
+
     def __repr__(self) -> str:
-        """Name the table and its shape."""
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
 
     def _named(self, name: str | None) -> str:
-        """Return a field's name, the first field's for None; raises UnknownNameError."""
+        """Check a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
             return self._layout.fields[0][0]
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"a field is a name or a list of names, not {name!r}")
         self._layout.field(name)
         return name
 
+    @overload
     def read(
         self,
-        ids: object,
+        ids: IntegerArrayLike,
         field: str | None = None,
-        fields: Sequence[str] | None = None,
         *,
-        transient: bool = False,
-        tensors: bool = False,
+        cache: bool = True,
+        as_tensor: Literal[False] = False,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[np.floating[Any]]: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: Literal[False] = False,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, npt.NDArray[np.floating[Any]]]: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: str | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: Literal[True],
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: Literal[True],
+        out: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def read(
+        self,
+        ids: Tensor,
+        field: str | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def read(
+        self,
+        ids: Tensor,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]: ...
+    def read(
+        self,
+        ids: Any,
+        field: str | list[str] | tuple[str, ...] | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Any = None,
     ) -> Any:
-        """Return the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
+        """Read the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
 
         Args:
             ids: row ids of any shape; duplicates are fine.
-            field: the field to read; the first if None.
-            fields: several fields, returned as a dict from name to array.
-            transient: the rows are not to be kept in memory for this: for rows that are read once.
-            tensors: torch tensors for NumPy ids too, where the table is: nothing waits for a GPU.
+            field: the field to read, the first if None; or a list of fields, for a dict from name
+                to array.
+            cache: False reads rows without keeping them in memory: for rows that are read once.
+            as_tensor: return torch tensors on the table's device for NumPy ids too, which spares
+                the wait for a GPU.
+            out: the array or tensor to read into and return, of the shape, dtype and device of the
+                result, contiguous; for a list of fields a dict of them. After an error its contents
+                are undefined.
 
         bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
@@ -132,34 +240,81 @@ class Table:
         and the next call that waits raises.
         """
         try:
-            if field is not None and fields is not None:
-                raise InvalidInputError("give field= or fields=, not both")
-            if fields is None:
-                name = self._named(field)
-                lo, hi = self._layout.span(name)
-                batch = self._to_read(ids, transient=transient, tensors=tensors)
-                data = self._access.read(batch, lo, hi, admit=not transient)
-                return self._access.to_array(data, self._layout.field(name), batch)
-            names = [self._named(name) for name in fields]
+            if field is None or isinstance(field, str):
+                batch = self._to_read(ids, cache=cache, as_tensor=as_tensor)
+                return self._read_field(batch, self._named(field), out, cache=cache)
+            if not isinstance(field, list | tuple):
+                raise InvalidTypeError(f"a field is a name or a list of names, not {field!r}")
+            names = [self._named(name) for name in field]
+            batch = self._to_read(ids, cache=cache, as_tensor=as_tensor)
             if not names:
                 self._access.ids(ids)
-                return {}
-            batch = self._to_read(ids, transient=transient, tensors=tensors)
-            spans = [self._layout.span(name) for name in names]
-            lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
-            data = self._access.read(batch, lo, hi, admit=not transient)
-            return {
-                name: self._access.to_array(
-                    data[:, begin - lo : end - lo], self._layout.field(name), batch
-                )
-                for name, (begin, end) in zip(names, spans, strict=True)
-            }
+            found = self._read_fields(batch, names, cache=cache)
+            return found if out is None else self._filled(out, found, batch)
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def __getitem__(self, ids: object) -> Any:
-        """Return `read(ids)`."""
-        return self.read(ids)
+    def _read_field(self, batch: Ids, name: str, out: Any, *, cache: bool) -> Any:
+        item, (lo, hi) = self._layout.field(name), self._layout.span(name)
+        if out is None:
+            data = self._access.read(batch, lo, hi, admit=cache)
+            return self._access.to_array(data, item, batch)
+        check_out(out, item, batch, self.device, name)
+        into = writable_bytes(out, item)
+        data = self._access.read(batch, lo, hi, admit=cache, into=into)
+        if into is None or data is not into:
+            out[...] = self._access.to_array(data, item, batch)
+        return out
+
+    def _read_fields(self, batch: Ids, names: Sequence[str], *, cache: bool) -> dict[str, Any]:
+        """Read several fields in one pass over the bytes that span them."""
+        if not names:
+            return {}
+        spans = [self._layout.span(name) for name in names]
+        lo, hi = min(begin for begin, _ in spans), max(end for _, end in spans)
+        data = self._access.read(batch, lo, hi, admit=cache)
+        return {
+            name: self._access.to_array(
+                data[:, begin - lo : end - lo], self._layout.field(name), batch
+            )
+            for name, (begin, end) in zip(names, spans, strict=True)
+        }
+
+    def _filled(self, out: Any, found: Mapping[str, Any], batch: Ids) -> dict[str, Any]:
+        """Copy fields into the arrays of `out`, which holds one for each and nothing else."""
+        if not isinstance(out, Mapping):
+            raise InvalidTypeError("out is a dict from field to array where `field` is a list")
+        if set(out) != set(found):
+            raise InvalidInputError(
+                f"out holds {', '.join(map(repr, out)) or 'no field'}, but the fields read are "
+                f"{', '.join(map(repr, found)) or 'none'}"
+            )
+        for name in found:
+            check_out(out[name], self._layout.field(name), batch, self.device, name)
+        for name, rows in found.items():
+            out[name][...] = rows
+        return {name: out[name] for name in found}
+
+    @overload
+    def __getitem__(self, ids: IntegerArrayLike | slice) -> npt.NDArray[np.floating[Any]]: ...
+    @overload
+    def __getitem__(self, ids: Tensor) -> Tensor: ...
+    def __getitem__(self, ids: Any) -> Any:
+        """Read the first field of some rows, `table[3]`, `table[[3, 5]]`, `table[3:10]`.
+
+        As `read(ids)`. A slice is that of Python, so negative bounds count from the end, and its
+        rows are not kept in memory; negative ids are errors. `table[3, 5]` would be one element in
+        NumPy and is refused.
+        """
+        if isinstance(ids, slice):
+            return self.read(self._sliced(ids), cache=False)
+        return self.read(_not_a_tuple(ids))
+
+    def _sliced(self, rows: slice) -> npt.NDArray[np.int64]:
+        try:
+            return np.arange(*rows.indices(self.rows), dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise InvalidTypeError(f"not a slice of rows: {rows!r} ({error})") from None
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write rows over those of `ids`; where an id repeats, its last row stays.
@@ -192,9 +347,9 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def __setitem__(self, ids: object, rows: Any) -> None:
-        """Do `write(ids, rows)`."""
-        self.write(ids, rows)
+    def __setitem__(self, ids: IntegerArrayLike | Tensor | slice, rows: Any) -> None:
+        """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`."""
+        self.write(self._sliced(ids) if isinstance(ids, slice) else _not_a_tuple(ids), rows)
 
     def lease(self, ids: object) -> Lease:
         """Pin the distinct rows of a batch for a step; use it as a context manager.
@@ -206,11 +361,11 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def _to_read(self, ids: object, *, transient: bool, tensors: bool) -> Ids:
+    def _to_read(self, ids: object, *, cache: bool, as_tensor: bool) -> Ids:
         """Return ids for a read, which may still have to check them; see `Ids`."""
-        later = transient or self._recording is None
+        later = not cache or self._recording is None
         batch = self._access.ids(ids, later=True) if later else self._batch(ids)
-        return batch.for_tensors() if tensors else batch
+        return batch.for_tensors() if as_tensor else batch
 
     def _batch(self, ids: object) -> Ids:
         """Check the ids of a batch, and record them where somebody asked for that."""
@@ -219,11 +374,11 @@ class Table:
             self._recording.add(on_host(batch.rows))
         return batch
 
-    def record(self, path: str | Path) -> Recording:
+    def record(self, path: str | os.PathLike[str]) -> Recording:
         """Record the ids of every batch to a new file, until the recording is closed.
 
         For `tierstore simulate` and `plan`. A batch is what one call of `read`, `write` or `lease`
-        is given; reads with `transient=True` are left out. On a GPU this waits for the ids of each
+        is given; reads with `cache=False` are left out. On a GPU this waits for the ids of each
         batch. Raises ExistsError, and InvalidInputError while another recording is open.
 
         >>> with table.record("run.trace"):
@@ -263,7 +418,7 @@ class Table:
                 self.host.map.prime(keys)
             return self.host.warm(rows, report)
 
-    def prefetch(self, ids: object, window: int = 16) -> None:
+    def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
 
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
@@ -274,27 +429,48 @@ class Table:
 
     def scan(
         self,
+        field: str | None = None,
+        *,
         start: int = 0,
         stop: int | None = None,
-        field: str | None = None,
         block_rows: int | None = None,
-        *,
+        raw: bool = False,
         damaged: list[int] | None = None,
     ) -> Iterator[npt.NDArray[Any]]:
-        """Yield rows `start:stop` in order, in blocks `(n, dim)` of the stored type.
+        """Yield rows `start:stop` of a field in order, in blocks `(n, dim)` of what `read` gives.
 
-        bfloat16 comes as uint16 bits. Uncommitted rows are seen; the caches keep what they hold.
-        Rows that are damaged raise CorruptRowError, or are zeros and added to a list `damaged`.
+        Args:
+            field: the field; the first if None.
+            start: the first row.
+            stop: the row after the last; the last row is in if None.
+            block_rows: rows of a block; None chooses.
+            raw: yield values as they are stored: bfloat16 as its bits, uint16.
+            damaged: a list to which damaged rows are added; they are zeros in the blocks. Without
+                it they raise CorruptRowError.
+
+        Uncommitted rows are seen; the caches keep what they hold. Arguments are checked at once.
         """
         name = self._named(field)
-        stop = self.rows if stop is None else stop
+        start, stop = _whole(start, "start"), _whole(self.rows if stop is None else stop, "stop")
         if not 0 <= start <= stop <= self.rows:
             raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
-        lo, hi = self._layout.span(name)
-        step = block_rows or max(1, _SCAN_BYTES // self._layout.record_bytes)
-        for begin in range(start, stop, step):
-            yield self._block(begin, min(begin + step, stop), lo, hi, damaged).view(
-                self._layout.field(name).storage
+        if block_rows is None:
+            block_rows = max(1, _SCAN_BYTES // self._layout.record_bytes)
+        elif _whole(block_rows, "block_rows") < 1:
+            raise InvalidInputError(f"a block has at least one row, not {block_rows}")
+        if damaged is not None and not isinstance(damaged, list):
+            raise InvalidTypeError(f"damaged is a list to add rows to, not {damaged!r}")
+        return self._scan(name, range(start, stop, block_rows), stop, damaged, raw=raw)
+
+    def _scan(
+        self, name: str, starts: range, stop: int, damaged: list[int] | None, *, raw: bool
+    ) -> Iterator[npt.NDArray[Any]]:
+        (lo, hi), item = self._layout.span(name), self._layout.field(name)
+        for begin in starts:
+            end = min(begin + starts.step, stop)
+            data = self._block(begin, end, lo, hi, damaged)
+            yield (
+                data.view(item.storage) if raw else from_bytes(data, item, (end - begin,), "numpy")
             )
 
     def records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
@@ -412,7 +588,7 @@ class Table:
             name=self.name,
             rows=self.rows,
             dim=self.dim,
-            dtype=self.dtype,
+            dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 for name, item in self._layout.fields
@@ -450,3 +626,18 @@ class Table:
         self._owner.prefetcher.settle()
         self.tiers.close()
         self.generation.close()
+
+
+def _whole(number: object, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise InvalidTypeError(f"{what} is a whole number, not {number!r}")
+    return int(number)
+
+
+def _not_a_tuple(ids: object) -> Any:
+    if isinstance(ids, tuple):
+        raise InvalidTypeError(
+            f"table[{', '.join(map(repr, ids))}] is no choice of rows; give a list: "
+            f"table[{list(ids)!r}]"
+        )
+    return ids

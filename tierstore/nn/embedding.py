@@ -100,9 +100,9 @@ class TieredEmbedding(torch.nn.Module):
             rows = autograd.read(ids, self.anchor, self._number)
         return rows
 
-    def prefetch(self, ids: Any, window: int = 16) -> None:
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        self.table.prefetch(ids, window)
+        self.table.prefetch(ids, window=window)
 
     # -- what the operators call
 

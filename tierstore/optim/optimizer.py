@@ -15,7 +15,7 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import TieredEmbedding
 from tierstore.nn.autograd import Abandoned, Gradient, merged
-from tierstore.optim.in_place import InSlot
+from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.state import State, StoredState
 
@@ -29,19 +29,19 @@ class TrainedField:
         table: the table.
         field: the name of the field.
         state: where the optimizer's state for it lies.
-        in_slot: takes steps without copying rows, where it can; None where that is not wanted.
+        in_place: takes steps without copying rows, where it can; None where that is not wanted.
         gradients: what backward passes left since the last `gather`, in their order.
         compact: the rows that got a gradient, between a backward pass and a step.
     """
 
     def __init__(
-        self, table: Table, field: str, state: StoredState, in_slot: InSlot | None
+        self, table: Table, field: str, state: StoredState, in_place: InPlace | None
     ) -> None:
         """Start without a gradient."""
         self.table = table
         self.field = field
         self.state = state
-        self.in_slot = in_slot
+        self.in_place = in_place
         self.gradients: list[Gradient] = []
         self.compact: Compact | None = None
         self._abandoned = Abandoned()
@@ -114,11 +114,11 @@ class Compact:
         return self.gradient is None or self._gradient.batch.usable
 
     def step(self, options: Mapping[str, Any]) -> bool:
-        """Take a step of the optimizer in the slots, if that can be done; see `InSlot.step`."""
-        gradient, in_slot = self.gradient, self._of.in_slot
-        if gradient is None or in_slot is None:
+        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
+        gradient, in_place = self.gradient, self._of.in_place
+        if gradient is None or in_place is None:
             return False
-        return in_slot.step(gradient.batch.lease, gradient.values, gradient.trained, options)
+        return in_place.step(gradient.batch.lease, gradient.values, gradient.trained, options)
 
     def load(self) -> State:
         """Let the parameter be what its rows are now; return the optimizer's state for them."""
@@ -167,7 +167,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
         *,
         progress: Callable[[int, int], None] | None = None,
-        in_slot: bool = True,
+        in_place: bool = True,
         stochastic_rounding: bool = False,
         **options: Any,
     ) -> None:
@@ -179,7 +179,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             embeddings: layers, or dicts `{"params": [layers], "lr": …}` with options of their own.
                 Layers over the same field of the same table are trained as one.
             progress: called with rows done and in all while fields are added.
-            in_slot: on a GPU, update rows where they lie, with a kernel of tierstore, where there
+            in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
                 bfloat16 and float16, unless options ask for `foreach=False` or `capturable`. The
                 results are those of torch's `foreach=True`; False has torch compute them.
@@ -196,7 +196,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._class = optimizer_class
         self._options = options
         self._progress = progress
-        self._in_slot = in_slot
+        self._in_slot = in_place
         self._at_random = stochastic_rounding
         self._fields: list[list[TrainedField]] = []
         self._inner = optimizer_class([_stand_in(groups[0])], **options)
@@ -249,8 +249,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         missing = state.missing_fields()
         if missing:
             table.add_fields(missing, progress=self._progress)
-        in_slot = InSlot(self._class, table, layer.field, state) if self._in_slot else None
-        return TrainedField(table, layer.field, state, in_slot)
+        in_place = InPlace(self._class, table, layer.field, state) if self._in_slot else None
+        return TrainedField(table, layer.field, state, in_place)
 
     def _every(self) -> Iterator[TrainedField]:
         for fields in self._fields:

@@ -176,7 +176,7 @@ class ModelRows(Held):
         Ids are arrays, tensors or lists of any shape. Raises RowIndexError, InvalidTypeError.
         """
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-        rows = self.table.read(ids, tensors=True)
+        rows = self.table.read(ids, as_tensor=True)
         self._release()
         parameter = self.model_variable.weight
         _put(parameter, rows.to(home_of(parameter, self._where)))

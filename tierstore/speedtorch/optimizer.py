@@ -109,7 +109,7 @@ class OptimizerRows(Held):
         found = {}
         if self.optVarList:  # on their way while the rest is done
             ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-            found = self.table.read(ids, fields=self.optVarList, tensors=True)
+            found = self.table.read(ids, self.optVarList, as_tensor=True)
         state = self._state
         if not found:
             return
