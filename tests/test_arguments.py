@@ -14,7 +14,7 @@ import tierstore
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, TierStoreError
 from tierstore.exporting import export_table
-from tierstore.importing import load_table
+from tierstore.importing import import_table
 
 ROWS, DIM, FEW = 40, 4, Budget(host_rows=5)
 OWN = np.random.default_rng(3).standard_normal((ROWS, DIM)).astype(np.float32)
@@ -91,7 +91,7 @@ CALLS: dict[str, Call] = {
     "field dtype": lambda s, x: tierstore.Field(4, x),
     "budget": lambda s, x: Budget(host=x),
     "budget rows": lambda s, x: Budget(host_rows=x),
-    "load": lambda s, x: load_table(s, x),
+    "load": lambda s, x: import_table(s, x),
     "export": lambda s, x: export_table(s["t"], Path(s.path).parent / "o.npy", rows=x),
     "export field": lambda s, x: export_table(s["t"], Path(s.path).parent / "o.npy", field=x),
 }  # fmt: skip

@@ -66,9 +66,10 @@ def export_table(
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file; see `tierstore._formats` for the suffixes. Or a URL that fsspec knows, such
-            as "s3://bucket/items.zarr", or a zarr store: these have no rename, so readers see them
-            grow, and `load_table` refuses them until they are complete.
+        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`
+            or `.bin`. Or a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr
+            store: these have no rename, so readers see them grow, and `import_table` refuses them
+            until they are complete.
         field: the field to write; the first if None.
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
