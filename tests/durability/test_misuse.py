@@ -215,9 +215,7 @@ def test_state_and_weight_belong_to_one_version(tmp_path: Path) -> None:
         for _ in range(2):
             layer(torch.tensor([1, 5, 5])).sum().backward()
             optimizer.step()
-            versions[store.commit()] = store["t"].read(
-                np.arange(ROWS), fields=list(store["t"].fields)
-            )
+            versions[store.commit()] = store["t"].read(np.arange(ROWS), list(store["t"].fields))
         layer(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
         store.rollback()

@@ -19,7 +19,7 @@ from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._formats.files import InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore.budget import Size
-from tierstore.errors import FormatError, InvalidInputError
+from tierstore.errors import FormatError, InvalidInputError, OverflowedValuesWarning
 from tierstore.spec import DTYPES, MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
@@ -101,6 +101,7 @@ class Converter:
             warnings.warn(
                 f"{self.overflowed} values of {what} are too large for {self._target} and became "
                 "infinite",
+                OverflowedValuesWarning,
                 stacklevel=3,
             )
 

@@ -118,7 +118,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
         return
     directory = where.open(write=True)
     if directory.names():
-        raise ExistsError(f"{where} holds something; choose another name")
+        raise ExistsError(f"{where} holds something; choose another name", filename=str(where))
     try:
         yield directory
     except BaseException:

@@ -58,7 +58,7 @@ class Recording:
         try:
             self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
-            raise ExistsError(f"{path} exists; choose another name") from None
+            raise ExistsError(f"{path} exists; choose another name", filename=path) from None
         except OSError as error:
             raise StoreIOError(f"cannot create {path}: {error.strerror}") from error
         try:

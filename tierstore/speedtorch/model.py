@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError
+from tierstore.errors import DuplicateRowsWarning, InvalidInputError
 from tierstore.nn.autograd import sum_by_row
 from tierstore.spec import Field, check_dtype
 from tierstore.speedtorch.base import (
@@ -89,6 +89,7 @@ def warn_of_copies(ids: Tensor, policy: str) -> None:
     warnings.warn(
         f"{share:.1%} of the {ids.numel()} rows of this batch are copies of others: "
         f"{message}; {advice}",
+        DuplicateRowsWarning,
         stacklevel=4,
     )
 
