@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def export_table(
     dtype: str | None = None,
     keys: Any = None,
     force: bool = False,
-    damaged: str = "raise",
+    damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
     """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.

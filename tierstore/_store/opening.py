@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tierstore import _io
 from tierstore._disk.base import Progress
@@ -73,7 +73,7 @@ def create(
 
 def open(
     path: Any,
-    mode: str = "r",
+    mode: Literal["r", "r+"] = "r",
     *,
     budget: Budget | None = None,
     policy: Policies | None = None,
@@ -83,7 +83,7 @@ def open(
     allow_untested: bool = False,
     allow_network: bool = False,
     device: str | Device = "cpu",
-    check_ids: str = "async",
+    check_ids: Literal["async", "sync"] = "async",
 ) -> Store:
     """Open a store.
 

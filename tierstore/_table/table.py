@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["IntegerArrayLike", "Table"]
 
 IntegerArrayLike: TypeAlias = (
-    "npt.NDArray[np.integer[Any]] | np.integer[Any] | int | range | Sequence[int] "
-    "| Sequence[Sequence[int]] | Sequence[npt.NDArray[np.integer[Any]]]"
+    npt.NDArray[np.integer[Any]]
+    | np.integer[Any]
+    | int
+    | range
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[npt.NDArray[np.integer[Any]]]
 )
 """Row ids on the host: integers, lists and ranges of them, integer arrays."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         field: str | None = None,
         padding_idx: int | None = None,
         *,
-        mode: str = "mean",
+        mode: Literal["sum", "mean", "max"] = "mean",
         include_last_offset: bool = False,
         max_norm: float | None = None,
         norm_type: float = 2.0,
