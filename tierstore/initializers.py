@@ -136,7 +136,7 @@ def uniform(low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Initialize
     return _Uniform(seed, low, high)
 
 
-def normal(mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Initializer:
+def normal(*, mean: float = 0.0, std: float = 1.0, seed: int = 0) -> Initializer:
     """Normal with the given mean and standard deviation, drawn in float32."""
     if _finite(std, "std") < 0:
         raise InvalidInputError(f"std cannot be negative: {std}")
@@ -148,9 +148,17 @@ def xavier_uniform(gain: float = 1.0, *, seed: int = 0) -> Initializer:
     return _XavierUniform(seed, _finite(gain, "gain"))
 
 
-def from_array(values: npt.NDArray[Any]) -> Initializer:
-    """The rows of a floating `(rows, dim)` array, which is read while the table is made."""
-    values = np.asarray(values)
+def from_array(values: Any) -> Initializer:
+    """The rows of a floating `(rows, dim)` array, which is read while the table is made.
+
+    Takes NumPy arrays, torch tensors and parameters, and lists of numbers.
+    """
+    if hasattr(values, "detach"):  # a tensor, and a parameter in particular
+        values = values.detach().cpu()
+        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    given, values = values, np.asarray(values)
+    if values.dtype.kind in "iu" and not isinstance(given, np.ndarray):
+        values = values.astype(np.float64)
     if values.ndim != 2 or values.dtype.kind != "f":
         raise InvalidInputError(
             f"need a 2-D array of floats, not {values.dtype} of shape {values.shape}"

@@ -74,7 +74,7 @@ class InitLaw(ParamType):
         initializers: dict[tuple[str, int], Callable[..., Initializer]] = {
             ("zeros", 0): lambda seed: zeros(),
             ("uniform", 2): lambda a, b, seed: uniform(a, b, seed=seed),
-            ("normal", 2): lambda mean, std, seed: normal(mean, std, seed=seed),
+            ("normal", 2): lambda mean, std, seed: normal(mean=mean, std=std, seed=seed),
             ("xavier_uniform", 0): lambda seed: xavier_uniform(seed=seed),
         }
         try:

@@ -544,12 +544,12 @@ def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
     lost = two.only_in_base()[0]
     hurt_row(two, lost)
     flip(two.delta(), 3 * 4 * DIM)
-    way = tierstore.normal(2.0, 0.5, seed=9) if fill == "initializer" else fill
+    way = tierstore.normal(mean=2.0, std=0.5, seed=9) if fill == "initializer" else fill
     report = tierstore.repair(two.path, tmp_path / "whole", fill=way)
     check_repaired(report, tmp_path / "whole", two.versions)
     told = listed(report.listed)["hurt"]
     assert len(told) == 2
-    made = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(2.0, 0.5, seed=9))
+    made = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(mean=2.0, std=0.5, seed=9))
     tierstore.create(tmp_path / "made", {"t": made}).close()
     for row, outcome in told.items():
         found = everything(tmp_path / "whole")["hurt"][row]

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 ROWS = 100
 FIELDS = {
-    "weight": Field(33, "float32", tierstore.normal(0, 1, seed=3)),
+    "weight": Field(33, "float32", tierstore.normal(mean=0, std=1, seed=3)),
     "m": Field(5, "bfloat16"),
     "s": Field(1, "float64", tierstore.uniform(-1, 1, seed=5)),
 }

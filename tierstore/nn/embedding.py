@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+import weakref
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd
 from tierstore.nn.autograd import Abandoned, Batch, Gradient
 
@@ -42,7 +46,10 @@ class TieredEmbedding(torch.nn.Module):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> None:
-        """Put a layer over a table; nothing is read or written.
+        """Put a layer over a table; nothing is written.
+
+        Warns once of a table whose first field is still all zeros, as far as a look at some rows
+        tells: a model of products of such rows never trains.
 
         Args:
             table: a table of an open store; several layers may share it.
@@ -78,6 +85,7 @@ class TieredEmbedding(torch.nn.Module):
         """Where gradients go; an optimizer puts its own list here."""
         self._abandoned = Abandoned()
         self._number = autograd.register(self)
+        _warn_of_zeros(table, self.field)
 
     @property
     def num_embeddings(self) -> int:
@@ -177,6 +185,28 @@ class TieredEmbedding(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         given = {**state_dict, f"{prefix}anchor": self.anchor.detach()}
         super()._load_from_state_dict(given, prefix, *rest)
+
+
+_looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _warn_of_zeros(table: Table, field: str) -> None:
+    """Warn of a table that was never filled; biases, of one element, start from zeros."""
+    if table in _looked_at or table.dim == 1 or field != next(iter(table.fields)):
+        return
+    _looked_at.add(table)
+    ids = np.arange(0, table.rows, max(1, table.rows // 64))
+    with contextlib.suppress(TierStoreError):  # what is damaged is no zeros, and a later error
+        for part in (ids[:1], ids[1:]):
+            if table.read(part, field, cache=False).any():
+                return
+        warnings.warn(
+            f"the rows of table {table.name!r} are zeros, as they were made: products of such rows "
+            "have no gradient; give TableSpec an init such as tierstore.normal(std=0.1), or write "
+            "the rows",
+            ZeroRowsWarning,
+            stacklevel=3,
+        )
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

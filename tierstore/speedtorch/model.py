@@ -142,7 +142,7 @@ class ModelRows(Held):
 
     def normalDistributionInit(self, mean: float, stdDev: float) -> None:
         """Draw all rows from a normal distribution; torch.manual_seed decides which."""
-        self._fill(initializers.normal(float(mean), float(stdDev), seed=_seed()))
+        self._fill(initializers.normal(mean=float(mean), std=float(stdDev), seed=_seed()))
 
     def customInit(self, initFunction: Callable[..., Any], *args: Any) -> None:
         """Let `initFunction(tensor, *args)`, as of torch.nn.init, fill a tensor of all rows.
