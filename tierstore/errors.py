@@ -109,9 +109,9 @@ class _SystemError(TierStoreError, OSError):
         self, message: str = "", *, filename: str | os.PathLike[str] | None = None
     ) -> None:
         super().__init__(message)
-        self.errno = self._number
-        self.strerror = message
-        self.filename = None if filename is None else os.fspath(filename)
+        self.errno: int | None = self._number
+        self.strerror: str | None = message
+        self.filename: Any = None if filename is None else os.fspath(filename)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"errno": self.errno, "strerror": self.strerror, "filename": self.filename}
@@ -149,7 +149,7 @@ class CorruptRowError(CorruptStoreError):
         filename: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(message, filename=filename)
-        self.rows = list(rows)
+        self.rows: list[int] = list(rows)
         self.file = file
 
 

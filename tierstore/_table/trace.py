@@ -47,7 +47,7 @@ class Recording:
 
     def __init__(self, path: str | os.PathLike[str], rows: int) -> None:
         """Create the file, which must not exist, for a table of `rows`. Raises ExistsError."""
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.batches = 0
         self.ids = 0
         self._rows = rows

@@ -74,7 +74,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
         ids = input.reshape(-1)
-        places = torch.arange(ids.shape[0], device=self.anchor.device)
+        places = torch.arange(ids.shape[0], device=self._anchor.device)
         padding = None
         if self.padding_idx is not None:
             ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])

@@ -73,15 +73,15 @@ class TieredEmbedding(torch.nn.Module):
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
         self.table = table
-        self.field = next(iter(table.fields)) if field is None else field
+        self.field: str = next(iter(table.fields)) if field is None else field
         item = table.spec.layout.field(self.field)
-        self.padding_idx = _from_start(padding_idx, table.rows)
-        self.embedding_dim = item.dim
-        self.anchor = torch.nn.Parameter(
+        self.padding_idx: int | None = _from_start(padding_idx, table.rows)
+        self.embedding_dim: int = item.dim
+        self._anchor: torch.nn.Parameter = torch.nn.Parameter(
             torch.empty(0, item.dim, dtype=getattr(torch, item.dtype), device=table.device)
         )
         """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
-        self.gradients: list[Gradient] | None = None
+        self._gradients: list[Gradient] | None = None
         """Where gradients go; an optimizer puts its own list here."""
         self._abandoned = Abandoned()
         self._number = autograd.register(self)
@@ -97,15 +97,15 @@ class TieredEmbedding(torch.nn.Module):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        trained = torch.is_grad_enabled() and self.anchor.requires_grad
+        trained = torch.is_grad_enabled() and self._anchor.requires_grad
         if not torch.compiler.is_compiling():
             if trained:
-                return autograd.Lookup.apply(self.anchor, ids, self)
-            rows: Tensor = self.read_rows(ids).to(self.anchor)
+                return autograd.Lookup.apply(self._anchor, ids, self)
+            rows: Tensor = self._read_rows(ids).to(self._anchor)
         elif trained:
-            rows = autograd.lookup(ids, self.anchor, self._number)[0]
+            rows = autograd.lookup(ids, self._anchor, self._number)[0]
         else:
-            rows = autograd.read(ids, self.anchor, self._number)
+            rows = autograd.read(ids, self._anchor, self._number)
         return rows
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
@@ -114,24 +114,24 @@ class TieredEmbedding(torch.nn.Module):
 
     # -- what the operators call
 
-    def lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
         self._abandoned.release()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
-    def rows_of(self, batch: Batch) -> Tensor:
+    def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
         return batch.rows(self.field)
 
-    def read_rows(self, ids: Tensor) -> Tensor:
+    def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
         rows: Tensor = self.table.read(ids, self.field)
         return rows
 
-    def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if self.gradients is None:
+        if self._gradients is None:
             raise InvalidInputError(
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
@@ -140,7 +140,7 @@ class TieredEmbedding(torch.nn.Module):
         if batch.size:
             item = self.table.spec.layout.field(self.field)
             own = gradient.to(self.table.device, getattr(torch, item.dtype))
-            self.gradients.append(batch.gradient(own))
+            self._gradients.append(batch.gradient(own))
 
     # -- as a module
 
@@ -163,9 +163,9 @@ class TieredEmbedding(torch.nn.Module):
         copy = self.__class__.__new__(self.__class__)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)
-        copy._parameters = {"anchor": torch.nn.Parameter(self.anchor.detach().clone())}
-        copy.anchor.requires_grad_(self.anchor.requires_grad)
-        copy.gradients = None
+        copy._parameters = {"_anchor": torch.nn.Parameter(self._anchor.detach().clone())}
+        copy._anchor.requires_grad_(self._anchor.requires_grad)
+        copy._gradients = None
         copy._abandoned = Abandoned()
         copy._number = autograd.register(copy)
         return copy
@@ -180,10 +180,10 @@ class TieredEmbedding(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}anchor"]
+        del destination[f"{prefix}_anchor"]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        given = {**state_dict, f"{prefix}anchor": self.anchor.detach()}
+        given = {**state_dict, f"{prefix}_anchor": self._anchor.detach()}
         super()._load_from_state_dict(given, prefix, *rest)
 
 

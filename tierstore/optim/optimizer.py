@@ -230,7 +230,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 )
             if key not in fields:
                 fields[key] = self._prepared(layer, options)
-            layer.gradients = fields[key].gradients
+            layer._gradients = fields[key].gradients
         return list(fields.values())
 
     def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
@@ -396,4 +396,4 @@ def _grouped(
 
 def _stand_in(group: Mapping[str, Any]) -> torch.nn.Parameter:
     """Return a parameter for an optimizer that cannot be made without one."""
-    return torch.nn.Parameter(group["params"][0].anchor.detach().new_zeros(1, 1))
+    return torch.nn.Parameter(group["params"][0]._anchor.detach().new_zeros(1, 1))
