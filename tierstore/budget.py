@@ -113,7 +113,7 @@ class Budget:
         return cls(host=value)
 
     @property
-    def tables(self) -> set[str]:
+    def _tables(self) -> set[str]:
         """The tables that have a value of their own."""
         values = (getattr(self, name) for name in _CHECKS)
         return {name for value in values if isinstance(value, Mapping) for name in value}
@@ -123,12 +123,12 @@ class Budget:
         shown = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
         return f"Budget({shown})"
 
-    def slots(self, tier: str, table: str) -> int | None:
+    def _slots(self, tier: str, table: str) -> int | None:
         """Return the number of slots asked for `table` in `tier`, or None where bytes decide."""
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
-    def nbytes(self, tier: str, table: str, share: float) -> int | None:
+    def _nbytes(self, tier: str, table: str, share: float) -> int | None:
         """Return the bytes for `table` in `tier`, or None for the default.
 
         `share` is the table's part (0..1) of a value that is given for all tables together.

@@ -222,7 +222,7 @@ def _merged_records(
     """Yield the table's records with one field from the source, which has as many rows."""
     blocks = source.blocks()
     rest = next(blocks)
-    for records in table.records():
+    for records in table._records():
         values = table.spec.layout.view(records, field)
         filled = 0
         while filled < len(values):

@@ -142,7 +142,7 @@ def _copy_table(
         spec = dataclasses.replace(spec, backend="zarr")
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
-        info = generations.create(target, spec, 1, table.records(bad), progress)
+        info = generations.create(target, spec, 1, table._records(bad), progress)
         if skipped is not None and bad:
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:

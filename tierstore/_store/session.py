@@ -192,7 +192,7 @@ class Session(Opened):
                 return 0
             lost = self.uncommitted_rows()
             for table in self.tables.values():
-                table.discard()
+                table._discard()
             with self._put_off():
                 self.folder.fold_if_quick()
             return lost

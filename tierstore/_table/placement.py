@@ -67,7 +67,7 @@ def find_device(name: str | torch.device | Device) -> Device | None:
 def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) -> None:
     """Check that a budget and a policy name only tables that exist; raises UnknownNameError."""
     known = set(tables)
-    named = {"budget": budget.tables, "policy": set(policy) if isinstance(policy, Mapping) else ()}
+    named = {"budget": budget._tables, "policy": set(policy) if isinstance(policy, Mapping) else ()}
     for what, names in named.items():
         for name in names:
             if name not in known:
@@ -174,10 +174,10 @@ def _slots(
     default: int,
     slots_for: Callable[[int, int, int], int],
 ) -> int:
-    slots = budget.slots(tier, table)
+    slots = budget._slots(tier, table)
     if slots is not None:
         return slots
-    nbytes = budget.nbytes(tier, table, share)
+    nbytes = budget._nbytes(tier, table, share)
     return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
 
 

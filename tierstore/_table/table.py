@@ -61,14 +61,14 @@ class Table:
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
-        self.attach(generation, tiers)
+        self._attach(generation, tiers)
 
-    def attach(self, generation: Generation, tiers: Tiers) -> None:
+    def _attach(self, generation: Generation, tiers: Tiers) -> None:
         """Use these tiers from now on: the table grew, or has other fields."""
-        self.generation = generation
-        self.tiers = tiers
-        self.disk = generation.tier
-        self.host = tiers.host
+        self._generation = generation
+        self._tiers = tiers
+        self._disk = generation.tier
+        self._host = tiers.host
         self._layout = generation.info.spec.layout
         self._access = self._make_access()
         self._keys: Keys | None = None
@@ -76,16 +76,16 @@ class Table:
         """Values that belong to the whole table; committed and rolled back with its rows."""
 
     def _make_access(self) -> Access:
-        guard, gpu = self._owner.guard, self.tiers.gpu
+        guard, gpu = self._owner.guard, self._tiers.gpu
         if gpu is None:
-            return HostAccess(self.tiers, self._layout, guard)
+            return HostAccess(self._tiers, self._layout, guard)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:
         """What the table is made of."""
-        return self.generation.info.spec
+        return self._generation.info.spec
 
     @property
     def rows(self) -> int:
@@ -409,9 +409,9 @@ class Table:
 
         With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
         """
-        if self.host is None:
+        if self._host is None:
             return 0
-        rows, keys = rows_to_warm(self.host, ids, counts)
+        rows, keys = rows_to_warm(self._host, ids, counts)
         with self._owner.guard.use() as use:
 
             def report(done: int, total: int) -> None:
@@ -420,8 +420,8 @@ class Table:
                         progress(done, total)
 
             if keys is not None:
-                self.host.map.prime(keys)
-            return self.host.warm(rows, report)
+                self._host.map.prime(keys)
+            return self._host.warm(rows, report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
@@ -478,7 +478,7 @@ class Table:
                 data.view(item.storage) if raw else from_bytes(data, item, (end - begin,), "numpy")
             )
 
-    def records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+    def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
         step, width = max(1, _SCAN_BYTES // self._layout.record_bytes), self._layout.record_bytes
         for begin in range(0, self.rows, step):
@@ -490,9 +490,9 @@ class Table:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._owner.guard.use():
-            self.tiers.settle()
+            self._tiers.settle()
             if damaged is None:
-                self.tiers.below.read(rows, out, lo, hi, admit=False)
+                self._tiers.below.read(rows, out, lo, hi, admit=False)
             else:
                 damaged += self._read_sound(rows, out, lo, hi)
         return out
@@ -502,7 +502,7 @@ class Table:
     ) -> list[int]:
         """Read the rows that are whole, zero the others in `out` and return them."""
         try:
-            self.tiers.below.read(rows, out, lo, hi, admit=False)
+            self._tiers.below.read(rows, out, lo, hi, admit=False)
         except CorruptStoreError:
             if rows.size == 1:
                 out[:] = 0
@@ -518,14 +518,14 @@ class Table:
     def keys(self) -> Keys | None:
         """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
         if self._keys is None:
-            self._keys = self.generation.keys()
+            self._keys = self._generation.keys()
         return self._keys
 
     def set_keys(self, keys: Sequence[Any]) -> None:
         """Give every row an external key, an int or a text, all distinct; a commit of its own."""
         self._owner.set_keys(self.name, keys)
 
-    def forget_keys(self) -> None:
+    def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
         self._keys = None
 
@@ -556,13 +556,13 @@ class Table:
     @property
     def device(self) -> str:
         """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
-        return "cpu" if self.tiers.gpu is None else self.tiers.gpu.device.torch_name
+        return "cpu" if self._tiers.gpu is None else self._tiers.gpu.device.torch_name
 
-    def pointer(self) -> dict[str, Any]:
+    def _pointer(self) -> dict[str, Any]:
         """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
         return {**self._owner.pointer(), "table": self.name}
 
-    def check_pointer(self, state: Mapping[str, Any]) -> None:
+    def _check_pointer(self, state: Mapping[str, Any]) -> None:
         """Check a pointer against this table's store, which must be the one it is to, or a copy.
 
         Warns if the store is at another version. Raises InvalidInputError.
@@ -579,16 +579,16 @@ class Table:
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         with self._owner.guard.use():
-            return self.tiers.stats()
+            return self._tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
         with self._owner.guard.use():
-            return self.tiers.occupancy()
+            return self._tiers.occupancy()
 
-    def information(self) -> TableInformation:
+    def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
-        deltas = self.disk.deltas
+        deltas = self._disk.deltas
         return TableInformation(
             name=self.name,
             rows=self.rows,
@@ -600,37 +600,37 @@ class Table:
             ),
             backend=self.spec.backend,
             record_bytes=self._layout.record_bytes,
-            disk_bytes=self.generation.disk_bytes,
+            disk_bytes=self._generation.disk_bytes,
             delta_rows=sum(delta.info.rows for delta in deltas),
             delta_bytes=sum(delta.info.size for delta in deltas),
-            base=self.generation.base_path,
-            index_bytes=self.disk.index_bytes,
-            tiers=self.tiers.information(),
+            base=self._generation.base_path,
+            index_bytes=self._disk.index_bytes,
+            tiers=self._tiers.information(),
         )
 
-    def can_follow(self, info: TableInfo) -> bool:
+    def _can_follow(self, info: TableInfo) -> bool:
         """Whether a reader's table need not be opened anew for what a later manifest says of it.
 
         A GPU tier always is.
         """
-        return self.tiers.gpu is None and self.generation.is_of(info)
+        return self._tiers.gpu is None and self._generation.is_of(info)
 
-    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
+    def _follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
         """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
-        self.tiers.forget(self.generation.follow(info, deltas, folded))
+        self._tiers.forget(self._generation.follow(info, deltas, folded))
         self.scalars = dict(info.scalars)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Drop what was not committed; for the store, within its guard."""
         self._owner.prefetcher.settle()
-        self.tiers.discard()
-        self.scalars = dict(self.generation.info.scalars)
+        self._tiers.discard()
+        self.scalars = dict(self._generation.info.scalars)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
         self._owner.prefetcher.settle()
-        self.tiers.close()
-        self.generation.close()
+        self._tiers.close()
+        self._generation.close()
 
 
 def _whole(number: object, what: str) -> int:

@@ -127,9 +127,9 @@ class Batch:
         """
         ids = ids if ids.ndim == 1 else ids.reshape(-1)
         self._abandoned = abandoned
-        self.size = len(ids)
-        self.lease = table.lease(ids)
-        self.counted = None if padding_idx is None else ids != padding_idx
+        self.size: int = len(ids)
+        self.lease: Lease = table.lease(ids)
+        self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
     def __del__(self) -> None:

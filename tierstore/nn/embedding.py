@@ -172,11 +172,11 @@ class TieredEmbedding(torch.nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""
-        return {**self.table.pointer(), "field": self.field}
+        return {**self.table._pointer(), "field": self.field}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a pointer is to this layer's table; see `Table.check_pointer`."""
-        self.table.check_pointer(state)
+        """Check that a pointer is to this layer's table; raises InvalidInputError."""
+        self.table._check_pointer(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -118,8 +118,9 @@ class ModelRows(Held):
         self.model_variable = model_variable
         self.total_classes = total_classes
         self.embed_dimension = embed_dimension
-        self.datatype = self.dtype = dtype
-        self.duplicates = check_policy(duplicates)
+        self.dtype: Any = dtype
+        self.datatype: Any = dtype
+        self.duplicates: str = check_policy(duplicates)
         self._field = Field(embed_dimension, check_dtype(dtype))
         self._hook: Any = None
         self._told = False

@@ -61,10 +61,11 @@ class OptimizerRows(Held):
         self.embed_dimension = embed_dimension
         self.model = model
         self.variable_name = variable_name
-        self.datatype = self.dtype = dtype
+        self.dtype: Any = dtype
+        self.datatype: Any = dtype
         self._dtype = check_dtype(dtype)
         self._plan = self._probed()
-        self.optVarList = list(self._plan.rows)
+        self.optVarList: list[str] = list(self._plan.rows)
 
     def _probed(self) -> StatePlan:
         """Return what the optimizer keeps, found by running one of its kind on a few rows."""
