@@ -77,7 +77,7 @@ def layers(table: Any, batches: list[Any]) -> dict[str, Callable[[int], object]]
     return {
         "tierstore: layer and optimizer": train(False),
         "tierstore: layer and optimizer, looked ahead": train(True),
-        "layer and optimizer of copies, looked ahead": train(True, in_slot=False),
+        "layer and optimizer of copies, looked ahead": train(True, in_place=False),
     }
 
 

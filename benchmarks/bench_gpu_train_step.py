@@ -15,8 +15,8 @@ from peers import Fbgemm, have
 QUESTION = "A step of Adam, gradient and update included, on a table of which a tenth is on the GPU"
 WAYS: dict[str, dict[str, Any]] = {
     "in the slots": {},
-    "foreach": {"in_slot": False, "foreach": True},
-    "fused by torch": {"in_slot": False, "fused": True},
+    "foreach": {"in_place": False, "foreach": True},
+    "fused by torch": {"in_place": False, "fused": True},
 }
 FEW = 1024
 """Ids of a batch whose step is the host's work and little else."""

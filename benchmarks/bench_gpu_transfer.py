@@ -28,7 +28,7 @@ Way = Callable[[int], object]
 def tierstore_ways(table: Any, ids: list[Any], data: Any) -> tuple[Way, Way]:
     """Reads and writes of a table whose GPU tier has one slot: all rows pass over the link."""
     return (
-        lambda i: table.read(ids[i], transient=True),
+        lambda i: table.read(ids[i], cache=False),
         lambda i: table.write(ids[i], data),
     )
 
@@ -37,8 +37,8 @@ def bare_ways(table: Any, ids: list[Any], data: Any, *, in_order: bool) -> tuple
     """A kernel that copies the same rows of the same memory; without a map, a cache or marks."""
     import torch
 
-    host = table.tiers.host
-    bare = BareCopy(table.tiers.gpu.device.host_pointer(host.arena, host.records), 4 * DIM)
+    host = table._tiers.host
+    bare = BareCopy(table._tiers.gpu.device.host_pointer(host.arena, host.records), 4 * DIM)
     given = [each.sort().values for each in ids] if in_order else ids
     out = torch.empty_like(data)
     return (

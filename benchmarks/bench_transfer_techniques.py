@@ -137,7 +137,7 @@ def kernels_over_host_memory(task: Task, gadget: Any) -> Batches:
 def tierstore_once(task: Task, scratch: MemoryTable) -> Batches:
     """Rows that are not kept on the GPU."""
     for ids in task.ids:
-        yield scratch.table.read(ids, transient=True)
+        yield scratch.table.read(ids, cache=False)
 
 
 def tierstore_cache(task: Task, scratch: MemoryTable) -> Batches:

@@ -14,7 +14,7 @@ import tierstore
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError, TierStoreError
 from tierstore.exporting import export_table
-from tierstore.importing import load_table
+from tierstore.importing import import_table
 
 ROWS, DIM, FEW = 40, 4, Budget(host_rows=5)
 OWN = np.random.default_rng(3).standard_normal((ROWS, DIM)).astype(np.float32)
@@ -47,7 +47,9 @@ Call = Callable[[tierstore.Store, Any], object]
 CALLS: dict[str, Call] = {
     "read": lambda s, x: s["t"].read(x),
     "read field": lambda s, x: s["t"].read([1], field=x),
-    "read fields": lambda s, x: s["t"].read([1], fields=x),
+    "read fields": lambda s, x: s["t"].read([1], [x]),
+    "read out": lambda s, x: s["t"].read([1], out=x),
+    "table slice": lambda s, x: s["t"][x:3],
     "write ids": lambda s, x: s["t"].write(x, OWN[:1]),
     "write rows": lambda s, x: s["t"].write([1], x),
     "write field": lambda s, x: s["t"].write([1], OWN[:1], field=x),
@@ -55,8 +57,8 @@ CALLS: dict[str, Call] = {
     "prefetch": lambda s, x: s["t"].prefetch(x),
     "warm": lambda s, x: s["t"].warm(x),
     "warm counts": lambda s, x: s["t"].warm(counts=x),
-    "scan": lambda s, x: list(s["t"].scan(x)),
-    "scan to": lambda s, x: list(s["t"].scan(0, x)),
+    "scan": lambda s, x: list(s["t"].scan(start=x)),
+    "scan to": lambda s, x: list(s["t"].scan(stop=x)),
     "scan field": lambda s, x: list(s["t"].scan(field=x)),
     "lookup": lambda s, x: s["t"].lookup(x),
     "set_keys": lambda s, x: s["t"].set_keys(x),
@@ -89,7 +91,7 @@ CALLS: dict[str, Call] = {
     "field dtype": lambda s, x: tierstore.Field(4, x),
     "budget": lambda s, x: Budget(host=x),
     "budget rows": lambda s, x: Budget(host_rows=x),
-    "load": lambda s, x: load_table(s, x),
+    "load": lambda s, x: import_table(s, x),
     "export": lambda s, x: export_table(s["t"], Path(s.path).parent / "o.npy", rows=x),
     "export field": lambda s, x: export_table(s["t"], Path(s.path).parent / "o.npy", field=x),
 }  # fmt: skip

@@ -62,12 +62,33 @@ def test_a_budget_is_checked_when_it_is_made():
     assert "host='1GiB'" in repr(Budget(host="1GiB"))
 
 
+def test_a_number_of_rows_is_no_size():
+    for wrong in ("1GiB", 1.5, True, {"item": "1GiB"}):
+        with pytest.raises(InvalidTypeError, match="number of rows"):
+            Budget(host_rows=wrong)
+    with pytest.raises(InvalidInputError, match="negative"):
+        Budget(gpu_rows={"item": -1})
+
+
+def test_a_size_is_a_budget_of_the_host():
+    assert Budget.of("8GiB") == Budget(host="8GiB")
+    assert Budget.of(0) == Budget(host=0)
+    assert Budget.of(None) == Budget()
+    budget = Budget(gpu_rows=3)
+    assert Budget.of(budget) is budget
+    for wrong in (True, 1.5, {}, [1], b"1"):
+        with pytest.raises(InvalidTypeError, match="a budget is"):
+            Budget.of(wrong)
+    with pytest.raises(InvalidInputError):
+        Budget.of("8 gigs")
+
+
 def test_a_budget_is_shared_by_the_tables_or_given_to_each():
-    assert Budget(host=1000).nbytes("host", "item", 0.25) == 250
-    assert Budget(host={"item": "1kB"}).nbytes("host", "item", 0.25) == 1000
-    assert Budget(host={"item": "1kB"}).nbytes("host", "user", 0.25) is None
-    assert Budget().nbytes("gpu", "item", 1.0) is None
-    assert Budget(host_rows=7).slots("host", "item") == 7
-    assert Budget(gpu_rows={"item": 3}).slots("gpu", "item") == 3
-    assert Budget(gpu_rows={"item": 3}).slots("gpu", "user") is None
-    assert Budget(host=1).slots("host", "item") is None
+    assert Budget(host=1000)._nbytes("host", "item", 0.25) == 250
+    assert Budget(host={"item": "1kB"})._nbytes("host", "item", 0.25) == 1000
+    assert Budget(host={"item": "1kB"})._nbytes("host", "user", 0.25) is None
+    assert Budget()._nbytes("gpu", "item", 1.0) is None
+    assert Budget(host_rows=7)._slots("host", "item") == 7
+    assert Budget(gpu_rows={"item": 3})._slots("gpu", "item") == 3
+    assert Budget(gpu_rows={"item": 3})._slots("gpu", "user") is None
+    assert Budget(host=1)._slots("host", "item") is None

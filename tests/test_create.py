@@ -23,6 +23,7 @@ from tierstore.errors import (
     LockedError,
     MissingExtraError,
     StoreIOError,
+    UnknownNameError,
 )
 from tierstore.policy import lookahead, static
 
@@ -31,8 +32,9 @@ SPEC = tierstore.TableSpec(5000, 16, init=tierstore.normal(seed=3))
 WRONG: dict[str, tuple[dict[str, Any], Any]] = {
     "a budget too small": ({"budget": Budget(host="1KiB")}, CapacityError),
     "a budget too small for one table": ({"budget": Budget(host={"t": 100})}, CapacityError),
-    "a budget that is none": ({"budget": 1 << 20}, InvalidTypeError),
-    "zero as a budget": ({"budget": 0}, InvalidTypeError),
+    "a budget that is none": ({"budget": 1.5}, InvalidTypeError),
+    "an empty dict as a budget": ({"budget": {}}, InvalidTypeError),
+    "a budget of another table": ({"policy": {"other": "lru"}}, UnknownNameError),
     "an unknown policy": ({"policy": "nonsense"}, InvalidInputError),
     "a policy that is none": ({"policy": {"t": 3}}, InvalidTypeError),
     "too few counts": (
@@ -79,9 +81,9 @@ def test_wrong_tables_leave_nothing(tables: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("add", ["create_table", "grow", "add_fields", "replace_table"])
 @pytest.mark.fault(17)
 def test_a_table_that_cannot_be_opened_is_not_made(add: str, tmp_path: Path) -> None:
-    """The budget is of two tables, and one of them is to become too large for its part."""
+    """A table is to become too large for its budget."""
     small = tierstore.TableSpec(10, 4)
-    budget = Budget(host={"t": 400, "new": 400})
+    budget = Budget(host=400)
     with tierstore.create(tmp_path / "s", {"t": small}, budget=budget) as store:
         acts: dict[str, Callable[[], object]] = {
             "create_table": lambda: store.create_table("new", SPEC),
@@ -89,7 +91,7 @@ def test_a_table_that_cannot_be_opened_is_not_made(add: str, tmp_path: Path) -> 
             "add_fields": lambda: store.add_fields("t", {"more": tierstore.Field(4000)}),
             "replace_table": lambda: store.replace_table("t", SPEC),
         }
-        with pytest.raises(CapacityError, match="host budget of 400 bytes"):
+        with pytest.raises(CapacityError, match="host budget of"):
             acts[add]()
         assert not store.closed and store.version == 1
         assert store["t"].read([3]).shape == (1, 4)

@@ -46,7 +46,7 @@ class Trainer:
             self.versions[self.store.commit()] = self.truth.copy()
 
     def deltas(self):
-        return [delta.info.version for delta in self.store["t"].disk.deltas]
+        return [delta.info.version for delta in self.store["t"]._disk.deltas]
 
     def check(self):
         assert np.array_equal(self.store["t"].read(EVERY), self.truth)

@@ -69,7 +69,7 @@ class Trainer:
         self.truths = {version: self.truths[version] for version in keep}
 
     def deltas(self, name="t0"):
-        return len(self.store[name].disk.deltas)
+        return len(self.store[name]._disk.deltas)
 
     def files(self):
         return len(list(self.path.rglob("delta-*")))
@@ -121,7 +121,7 @@ def test_a_refresh_costs_what_changed(root, kind, host_rows):
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
         for number in range(150):
             trainer.commit(tables=[number % 2])
-            named = {each.info.name for t in reader.tables.values() for each in t.disk.deltas}
+            named = {each.info.name for t in reader.tables.values() for each in t._disk.deltas}
             with (
                 deltas_opened() as opened,
                 mock.patch.object(Base, "open", side_effect=AssertionError("opened again")),
@@ -141,9 +141,9 @@ def test_rows_that_did_not_change_stay_in_memory(root):
         for _ in range(100):
             trainer.commit()
             reader.refresh()
-            below = reader["t0"].disk.stats.requested
+            below = reader["t0"]._disk.stats.requested
             trainer.check(reader)
-            assert reader["t0"].disk.stats.requested - below <= BATCH
+            assert reader["t0"]._disk.stats.requested - below <= BATCH
     trainer.store.close()
 
 

@@ -16,7 +16,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.exporting import export_table
-from tierstore.importing import load_table
+from tierstore.importing import import_table
 from tierstore.spec import Field, TableSpec
 
 ROWS, DIM = 700, 5
@@ -41,7 +41,7 @@ def two_fields(store):
 
 
 def all_rows(table, field="weight"):
-    return np.concatenate(list(table.scan(field=field)))
+    return np.concatenate(list(table.scan(field, raw=True)))
 
 
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
@@ -50,24 +50,24 @@ def test_a_missing_table_is_made(store, tmp_path, suffix, dtype):
     matrix, path = random_matrix(ROWS, DIM, dtype), tmp_path / f"file{suffix}"
     held = write_file(path, matrix, dtype, block_rows=99)
     seen = []
-    result = load_table(store, path, dtype=dtype, progress=lambda *p: seen.append(p))
+    result = import_table(store, path, dtype=dtype, progress=lambda *p: seen.append(p))
     table = store["embeddings"]
     assert (result.table, result.field, result.created) == ("embeddings", "weight", True)
-    assert (result.rows, result.dim, result.dtype) == (table.rows, table.dim, table.dtype)
-    assert (table.rows, table.dim, table.dtype) == (ROWS, DIM, dtype)
+    assert (result.rows, result.dim, result.dtype) == (ROWS, DIM, dtype)
+    assert (table.rows, table.dim, table.spec.dtype) == (ROWS, DIM, dtype)
     assert all_rows(table).tobytes() == matrix.tobytes()
     assert seen[-1] == (ROWS, ROWS)
     assert result.version == store.version
     assert store.uncommitted_rows() == 0
 
-    load_table(store, path, table="as-it-is")
-    assert store["as-it-is"].dtype == held
+    import_table(store, path, table="as-it-is")
+    assert store["as-it-is"].spec.dtype == held
 
 
 def test_it_is_there_when_opened_again(tmp_path):
     write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
     with tierstore.create(tmp_path / "s.tier", {}) as store:
-        load_table(store, tmp_path / "file.npy", table="item", field="vector")
+        import_table(store, tmp_path / "file.npy", table="item", field="vector")
     with tierstore.open(tmp_path / "s.tier") as store:
         assert all_rows(store["item"], "vector").tobytes() == random_matrix(ROWS, DIM).tobytes()
         assert store.verify().ok
@@ -78,7 +78,7 @@ def test_one_field_of_a_table_is_replaced(store, two_fields, tmp_path, suffix):
     matrix = random_matrix(ROWS, DIM, seed=2)
     write_file(tmp_path / f"file{suffix}", matrix, "float32", block_rows=64)
     before = all_rows(two_fields, "exp_avg")
-    result = load_table(store, tmp_path / f"file{suffix}", table="item", field="weight")
+    result = import_table(store, tmp_path / f"file{suffix}", table="item", field="weight")
     assert not result.created
     assert store["item"] is two_fields
     assert all_rows(two_fields).tobytes() == matrix.tobytes()
@@ -95,7 +95,7 @@ def test_blocks_of_the_file_and_of_the_table_need_not_agree(store, tmp_path, suf
     table.write(np.arange(rows), other, field="other")
     store.commit()
     write_file(tmp_path / f"file{suffix}", matrix, "float32", block_rows=40_000)
-    load_table(store, tmp_path / f"file{suffix}", field="weight")
+    import_table(store, tmp_path / f"file{suffix}", field="weight")
     assert all_rows(table, "weight").tobytes() == matrix.tobytes()
     assert all_rows(table, "other").tobytes() == other.tobytes()
 
@@ -104,7 +104,7 @@ def test_values_are_rounded_to_the_field(store, two_fields, tmp_path):
     matrix = random_matrix(ROWS, 3, "float64", seed=3)
     write_file(tmp_path / "file.npy", matrix, "float64")
     with pytest.warns(UserWarning, match="too large for bfloat16"):
-        result = load_table(store, tmp_path / "file.npy", field="exp_avg")
+        result = import_table(store, tmp_path / "file.npy", field="exp_avg")
     with np.errstate(over="ignore"):
         expected = BFLOAT16.encode(matrix.astype(np.float32))
     assert all_rows(two_fields, "exp_avg").tobytes() == expected.tobytes()
@@ -115,19 +115,19 @@ def test_values_are_rounded_to_the_field(store, two_fields, tmp_path):
 def test_text_is_read_as_exactly_as_the_field_is(store, tmp_path):
     matrix = random_matrix(9, 2, "float64")
     write_file(tmp_path / "file.vec", matrix, "float64")
-    load_table(store, tmp_path / "file.vec", table="wide", dtype="float64")
+    import_table(store, tmp_path / "file.vec", table="wide", dtype="float64")
     assert all_rows(store["wide"]).tobytes() == matrix.tobytes()
-    load_table(store, tmp_path / "file.vec", table="wide")
+    import_table(store, tmp_path / "file.vec", table="wide")
     assert all_rows(store["wide"]).tobytes() == matrix.tobytes()
 
 
 def test_the_array_of_the_fields_name_is_read(store, two_fields, tmp_path):
     first, second = random_matrix(ROWS, 3, seed=5), random_matrix(ROWS, DIM, seed=6)
     np.savez(tmp_path / "file.npz", exp_avg=first, weight=second)
-    load_table(store, tmp_path / "file.npz")
+    import_table(store, tmp_path / "file.npz")
     assert all_rows(two_fields).tobytes() == second.tobytes()
-    load_table(store, f"{tmp_path}/file.npz:weight", table="other")
-    load_table(store, tmp_path / "file.npz", table="item", field="exp_avg")
+    import_table(store, f"{tmp_path}/file.npz:weight", table="other")
+    import_table(store, tmp_path / "file.npz", table="item", field="exp_avg")
     expected = BFLOAT16.encode(first)
     assert all_rows(two_fields, "exp_avg").tobytes() == expected.tobytes()
 
@@ -136,34 +136,34 @@ def test_the_array_of_the_fields_name_is_read(store, two_fields, tmp_path):
 def test_keys_of_the_file_or_given_ones(store, tmp_path, keys):
     matrix = random_matrix(ROWS, DIM)
     write_file(tmp_path / "file.parquet", matrix, "float32", keys=keys)
-    assert load_table(store, tmp_path / "file.parquet", table="own").keys
+    assert import_table(store, tmp_path / "file.parquet", table="own").keys
     assert list(store["own"].keys[:]) == list(keys)
     assert store["own"].lookup(keys[7:9]).tolist() == [7, 8]
 
     given = list(reversed(list(keys)))
-    load_table(store, tmp_path / "file.parquet", table="given", keys=given)
+    import_table(store, tmp_path / "file.parquet", table="given", keys=given)
     assert list(store["given"].keys[:]) == given
 
     write_file(tmp_path / "file.npy", matrix, "float32")
-    assert not load_table(store, tmp_path / "file.npy", table="none").keys
+    assert not import_table(store, tmp_path / "file.npy", table="none").keys
     assert store["none"].keys is None
-    load_table(store, tmp_path / "file.npy", table="own")
+    import_table(store, tmp_path / "file.npy", table="own")
     assert list(store["own"].keys[:]) == list(keys)
 
 
 def test_keys_of_a_table_with_other_fields_must_agree(store, two_fields, tmp_path):
     words = random_words(ROWS)
     write_file(tmp_path / "file.npz", random_matrix(ROWS, DIM), "float32", keys=words)
-    load_table(store, tmp_path / "file.npz")
+    import_table(store, tmp_path / "file.npz")
     assert list(two_fields.keys[:]) == words
     version, before = store.version, all_rows(two_fields)
 
     write_file(tmp_path / "moved.npz", random_matrix(ROWS, DIM), "float32", keys=words[::-1])
     with pytest.raises(InvalidInputError, match="order"):
-        load_table(store, tmp_path / "moved.npz")
+        import_table(store, tmp_path / "moved.npz")
     assert store.version == version
     assert all_rows(two_fields).tobytes() == before.tobytes()
-    load_table(store, tmp_path / "file.npz")
+    import_table(store, tmp_path / "file.npz")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_keys_of_a_table_with_other_fields_must_agree(store, two_fields, tmp_pat
 def test_keys_that_cannot_be(store, tmp_path, keys, why):
     write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
     with pytest.raises(InvalidInputError, match=why):
-        load_table(store, tmp_path / "file.npy", keys=keys)
+        import_table(store, tmp_path / "file.npy", keys=keys)
     assert not store.tables
 
 
@@ -185,28 +185,28 @@ def test_shapes_that_do_not_fit(store, two_fields, tmp_path):
     for rows, dim in [(ROWS + 1, DIM), (ROWS - 1, DIM), (ROWS, DIM + 1), (0, DIM)]:
         write_file(tmp_path / "file.npy", random_matrix(rows, dim), "float32", force=True)
         with pytest.raises(InvalidInputError, match=f"{rows} rows of {dim}.*700 rows of 5"):
-            load_table(store, tmp_path / "file.npy")
+            import_table(store, tmp_path / "file.npy")
 
 
 def test_requests_that_do_not_fit(store, two_fields, tmp_path):
     path = tmp_path / "file.npy"
     write_file(path, random_matrix(ROWS, DIM), "float32")
     with pytest.raises(InvalidInputError, match="stays so"):
-        load_table(store, path, dtype="float16")
+        import_table(store, path, dtype="float16")
     with pytest.raises(UnknownNameError, match="add_fields"):
-        load_table(store, path, field="exp_avg_sq")
+        import_table(store, path, field="exp_avg_sq")
     with pytest.raises(InvalidInputError, match="not a table name"):
-        load_table(store, path, table="../escape")
+        import_table(store, path, table="../escape")
     with pytest.raises(InvalidInputError, match="not a field name"):
-        load_table(store, path, table="new", field="a b")
+        import_table(store, path, table="new", field="a b")
     with pytest.raises(InvalidInputError, match="files ending in"):
-        load_table(store, tmp_path / "file.h5")
+        import_table(store, tmp_path / "file.h5")
     write_file(tmp_path / "empty.npy", random_matrix(0, DIM), "float32")
     with pytest.raises(InvalidInputError, match="no rows"):
-        load_table(store, tmp_path / "empty.npy", table="new")
+        import_table(store, tmp_path / "empty.npy", table="new")
     store.create_table("second", TableSpec(3, 2))
     with pytest.raises(InvalidInputError, match="item, second"):
-        load_table(store, path)
+        import_table(store, path)
     assert set(store.tables) == {"item", "second"}
 
 
@@ -214,9 +214,9 @@ def test_uncommitted_rows_are_in_the_way(store, two_fields, tmp_path):
     write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
     two_fields.write([1], random_matrix(1, DIM), field="weight")
     with pytest.raises(InvalidInputError, match="1 rows are not committed"):
-        load_table(store, tmp_path / "file.npy")
+        import_table(store, tmp_path / "file.npy")
     store.rollback()
-    load_table(store, tmp_path / "file.npy")
+    import_table(store, tmp_path / "file.npy")
 
 
 def test_a_file_that_breaks_off_changes_nothing(store, two_fields, tmp_path):
@@ -225,7 +225,7 @@ def test_a_file_that_breaks_off_changes_nothing(store, two_fields, tmp_path):
     before, version = all_rows(two_fields), store.version
     for table in ("item", "new"):
         with pytest.raises(FormatError, match="row 699"):
-            load_table(store, tmp_path / "file.vec", table=table, keys=range(ROWS))
+            import_table(store, tmp_path / "file.vec", table=table, keys=range(ROWS))
     assert store.version == version
     assert set(store.tables) == {"item"}
     assert all_rows(two_fields).tobytes() == before.tobytes()
@@ -238,7 +238,7 @@ def test_a_reader_cannot_load(store, two_fields, tmp_path):
         tierstore.open(store.path) as reader,
         pytest.raises(ReadOnlyError),
     ):
-        load_table(reader, tmp_path / "file.npy")
+        import_table(reader, tmp_path / "file.npy")
 
 
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
@@ -247,7 +247,7 @@ def test_there_and_back_again(store, two_fields, tmp_path, suffix):
     path = tmp_path / f"out{suffix}"
     for field in ("weight", "exp_avg"):
         done = export_table(two_fields, path.with_stem(field), field=field)
-        load_table(store, done.path, table=field, dtype=two_fields.fields[field].dtype)
+        import_table(store, done.path, table=field, dtype=two_fields.fields[field].dtype)
         assert all_rows(store[field]).tobytes() == all_rows(two_fields, field).tobytes()
         if FORMATS[suffix].keys != "never":
             assert list(store[field].keys[:]) == random_words(ROWS)

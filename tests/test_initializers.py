@@ -11,7 +11,7 @@ from tierstore.spec import Field, TableSpec
 
 RANDOM = {
     "uniform": tierstore.uniform(-1, 3, seed=5),
-    "normal": tierstore.normal(1, 2, seed=5),
+    "normal": tierstore.normal(mean=1, std=2, seed=5),
     "xavier_uniform": tierstore.xavier_uniform(2, seed=5),
 }
 

@@ -51,8 +51,8 @@ def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
             for name, expected in now.items():
                 np.testing.assert_array_equal(table.read(seen, name), expected[seen])
         for name, expected in now.items():
-            np.testing.assert_array_equal(np.concatenate(list(table.scan(field=name))), expected)
-        assert table.information().disk_bytes == 0
+            np.testing.assert_array_equal(np.concatenate(list(table.scan(name))), expected)
+        assert table._information().disk_bytes == 0
 
 
 def test_first_values_are_those_of_a_store(tmp_path: Any) -> None:
@@ -95,7 +95,7 @@ def test_progress_and_refusals() -> None:
             lambda: scratch.table.grow(2 * ROWS),
             lambda: scratch.table.set_keys(range(ROWS)),
             lambda: scratch.table.add_fields({"more": Field(1)}),
-            scratch.table.pointer,
+            scratch.table._pointer,
         ):
             with pytest.raises(InvalidInputError, match="in memory alone"):
                 refused()

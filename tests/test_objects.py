@@ -84,7 +84,7 @@ def same(left, right):
     for name, table in left.tables.items():
         other = right[name]
         assert table.fields == other.fields and table.scalars == other.scalars
-        both = zip(table.records(), other.records(), strict=True)
+        both = zip(table._records(), other._records(), strict=True)
         assert all(np.array_equal(a, b) for a, b in both)
         assert (table.keys is None) == (other.keys is None)
         assert table.keys is None or table.keys[:].tolist() == other.keys[:].tolist()

@@ -91,7 +91,7 @@ def test_first_values_are_the_same_in_every_backend(tmp_path):
         }
         spec = tierstore.TableSpec(5000, fields=fields, **options)
         with tierstore.create(tmp_path / f"{number}.tier", {"t": spec}) as store:
-            read = store["t"].read(np.arange(5000), fields=["weight", "m"])
+            read = store["t"].read(np.arange(5000), ["weight", "m"])
             found.append(read["weight"].tobytes() + read["m"].tobytes())
     assert found[0] == found[1] == found[2]
 

@@ -1,5 +1,6 @@
 """Tables against NumPy arrays, through the public interface."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,13 @@ def test_every_field_reads_what_was_written(make, slots, options):
     oracle = fill(table, rng)
     for shape in [(), (0,), (200,), (3, 4), (2, 0), (1, 1, 5)]:
         ids = rng.integers(0, ROWS, shape)
-        found = table.read(ids, fields=list(FIELDS))
+        found = table.read(ids, list(FIELDS))
         assert list(found) == list(FIELDS)
         for name in FIELDS:
             assert same(found[name], oracle[name][ids])
             assert same(table.read(ids, field=name), oracle[name][ids])
         assert same(table[ids], oracle["weight"][ids])
-        assert same(table.read(ids, transient=True), oracle["weight"][ids])
+        assert same(table.read(ids, cache=False), oracle["weight"][ids])
 
 
 def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
@@ -103,14 +104,14 @@ def test_numpy_ids_give_tensors_where_they_are_asked_for(make):
     fill(table, rng)
     ids = rng.integers(0, ROWS, (3, 4))
     for name in FIELDS:
-        found = table.read(ids, name, tensors=True)
+        found = table.read(ids, name, as_tensor=True)
         assert isinstance(found, torch.Tensor)
         assert found.dtype == getattr(torch, FIELDS[name].dtype)
         assert torch.equal(found, table.read(torch.from_numpy(ids), name))
     with pytest.raises(RowIndexError, match=f"row id {ROWS} "):
-        table.read([ROWS], fields=[])
-    assert table.read(ids, fields=[]) == {}
-    both = table.read([], fields=list(FIELDS), tensors=True)
+        table.read([ROWS], [])
+    assert table.read(ids, []) == {}
+    both = table.read([], list(FIELDS), as_tensor=True)
     assert all(isinstance(each, torch.Tensor) and not len(each) for each in both.values())
 
 
@@ -140,7 +141,7 @@ def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
                 for row, value in zip(ids, new[name], strict=True):
                     oracle[name][row] = value
         elif action == "read":
-            found = table.read(ids, fields=names)
+            found = table.read(ids, names)
             assert all(same(found[name], oracle[name][ids]) for name in names)
         elif action == "prefetch":
             table.prefetch(ids)
@@ -163,7 +164,7 @@ def test_any_sequence_of_reads_and_writes(make, seed, slots, policy):
 def test_one_field_of_every_type(make, slots, dim, dtype):
     rng = np.random.default_rng(dim)
     table = make(slots, dim=dim, dtype=dtype)
-    assert (table.dim, table.dtype) == (dim, dtype)
+    assert (table.dim, table.dtype) == (dim, element(dtype).reads_as)
     oracle = fill(table, rng)["weight"]
     ids = rng.permutation(ROWS)[:20]
     oracle[ids] = values(rng, (20, dim), dtype)
@@ -239,7 +240,7 @@ def test_reading_nothing(make):
     table = make()
     assert table.read([]).shape == (0, 5)
     assert table.read(np.empty((3, 0), np.int64)).shape == (3, 0, 5)
-    assert table.read([1], fields=[]) == {}
+    assert table.read([1], []) == {}
     table.write([], np.empty((0, 5), np.float32))
 
 
@@ -253,7 +254,7 @@ def test_reading_nothing(make):
         ([True], InvalidTypeError),
         (None, InvalidTypeError),
         ("1", InvalidTypeError),
-        (slice(0, 3), InvalidTypeError),
+        (slice("a"), InvalidTypeError),
     ],
 )
 def test_bad_ids_change_nothing(make, ids, error):
@@ -297,11 +298,12 @@ def test_fields_that_are_not_there(make):
     with pytest.raises(UnknownNameError, match=r"no field 'momentum'.*weight, exp_avg, sum, half"):
         table.read([1], field="momentum")
     with pytest.raises(UnknownNameError):
-        table.read([1], fields=["weight", "momentum"])
-    with pytest.raises(InvalidInputError, match="not both"):
-        table.read([1], field="weight", fields=["sum"])
+        table.read([1], ["weight", "momentum"])
+    for wrong in (5, {"weight": 1}, [5], b"weight"):
+        with pytest.raises(InvalidTypeError, match="a field is a name"):
+            table.read([1], wrong)
     with pytest.raises(KeyError):
-        list(table.scan(field="momentum"))
+        table.scan("momentum")  # at once, not when the first block is asked for
 
 
 @every_budget
@@ -315,15 +317,119 @@ def test_scans_give_the_stored_bits_in_order(make, slots):
         if item.dtype == "bfloat16":
             expected = BFLOAT16.encode(expected)
         for start, stop, step in [(0, None, None), (3, 41, 10), (7, 7, 3), (49, 50, 1)]:
-            blocks = list(table.scan(start, stop, field=name, block_rows=step))
+            blocks = list(table.scan(name, start=start, stop=stop, block_rows=step, raw=True))
+            plain = list(table.scan(name, start=start, stop=stop, block_rows=step))
             assert all(len(block) <= (step or ROWS) for block in blocks)
             found = np.concatenate([np.empty((0, item.dim), expected.dtype), *blocks])
             assert same(found, expected[start:stop])
+            ids = np.arange(start, ROWS if stop is None else stop)
+            read = table.read(ids, name, cache=False)
+            assert same(np.concatenate([np.empty((0, item.dim), read.dtype), *plain]), read)
     if slots:
         assert table.stats()["host"].evictions == before
     for start, stop in [(-1, 3), (4, 3), (0, ROWS + 1)]:
         with pytest.raises(InvalidInputError, match="not within 0:50"):
-            list(table.scan(start, stop))
+            table.scan(start=start, stop=stop)
+    for wrong in (0, -1):
+        with pytest.raises(InvalidInputError, match="at least one row"):
+            table.scan(block_rows=wrong)
+
+
+@every_budget
+@pytest.mark.parametrize("name", FIELDS)
+def test_rows_are_read_into_what_is_given(make, slots, name):
+    torch = pytest.importorskip("torch")
+    table = make(slots)
+    fill(table, np.random.default_rng(5))
+    for ids in (np.array([[3, 1], [3, ROWS - 1]]), 7, []):
+        expected = table.read(ids, name)
+        out = np.full(expected.shape, 9, expected.dtype)
+        assert table.read(ids, name, out=out) is out
+        assert same(out, expected)
+        wanted = table.read(ids, name, as_tensor=True)
+        tensor = torch.full_like(wanted, 9)
+        assert table.read(torch.as_tensor(ids).long(), name, out=tensor) is tensor
+        assert torch.equal(tensor, wanted)
+        both = {other: np.empty_like(table.read(ids, other)) for other in (name, "sum")}
+        found = table.read(ids, list(both), out=both)
+        assert all(found[other] is both[other] for other in both)
+        assert all(same(both[other], table.read(ids, other)) for other in both)
+
+
+def test_what_rows_cannot_be_read_into_is_refused(make):
+    torch = pytest.importorskip("torch")
+    table = make()
+    oracle = fill(table, np.random.default_rng(5))
+    rows = np.full((2, 5), 9, np.float32)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
+    wrong = [
+        rows[:1], rows[:, :4], rows.astype(np.float64), rows.astype(">f4"), rows.ravel(), frozen,
+        np.full((2, 10), 9, np.float32)[:, ::2], np.full((5, 2), 9, np.float32).T,
+    ]  # fmt: skip
+    for out in wrong:
+        with pytest.raises(InvalidInputError):
+            table.read([1, 2], out=out)
+    for out in (torch.empty(2, 5), [[0] * 5] * 2, {"weight": rows}):
+        with pytest.raises(InvalidTypeError):
+            table.read([1, 2], out=out)
+    with pytest.raises(InvalidTypeError):
+        table.read(torch.tensor([1, 2]), out=rows)
+    with pytest.raises(InvalidInputError, match="requires_grad"):
+        table.read(torch.tensor([1, 2]), out=torch.zeros(2, 5, requires_grad=True))
+    for out in ({}, {"weight": rows, "sum": rows}, {"sum": rows}):
+        with pytest.raises(InvalidInputError, match="out holds"):
+            table.read([1, 2], ["weight"], out=out)
+    with pytest.raises(InvalidTypeError, match="dict"):
+        table.read([1, 2], ["weight"], out=rows)
+    assert (rows == 9).all()
+    assert same(table.read([1, 2], out=rows), oracle["weight"][[1, 2]])
+
+
+@every_budget
+def test_slices(make, slots):
+    table = make(slots)
+    oracle = fill(table, np.random.default_rng(6))["weight"]
+    places = [None, 0, 3, -4, ROWS - 1, ROWS, ROWS + 9, -ROWS - 3]
+    admitted = table.stats()["host"].bytes_promoted if slots else 0
+    for start, stop, step in itertools.product(places, places, (None, 1, 7, -1)):
+        rows = slice(start, stop, step)
+        assert same(table[rows], oracle[rows]), rows
+    if slots:
+        assert table.stats()["host"].bytes_promoted == admitted
+    new = np.random.default_rng(7).standard_normal((4, 5)).astype(np.float32)
+    table[2:10:2] = oracle[2:10:2] = new
+    table[[0, 5]] = oracle[[0, 5]] = new[:2]
+    table[1] = oracle[1] = new[3]
+    assert same(np.asarray(table), oracle)
+    with pytest.raises(InvalidInputError):
+        table[2:10:2] = new[:3]
+    for wrong in ((1, 2), (slice(2), 0), (), slice("a", None), slice(None, None, 0)):
+        with pytest.raises(InvalidTypeError):
+            table[wrong]
+        with pytest.raises(InvalidTypeError):
+            table[wrong] = new
+    with pytest.raises(RowIndexError):
+        table[-1]
+
+
+def test_as_an_array(make):
+    for dtype in DTYPES:
+        table = make(dim=3, dtype=dtype)
+        rows = values(np.random.default_rng(1), (ROWS, 3), dtype)
+        table.write(np.arange(ROWS), rows)
+        assert (table.shape, table.ndim, len(table)) == ((ROWS, 3), 2, ROWS)
+        assert table.nbytes == table.spec.nbytes
+        assert table.dtype == np.dtype(element(dtype).reads_as)
+        assert same(np.asarray(table), table.read(np.arange(ROWS)))
+        wide = np.asarray(table, np.float64)
+        assert same(wide, table.read(np.arange(ROWS)).astype(np.float64))
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(table, copy=False)
+    with pytest.raises(TypeError):
+        iter(table)
+    with pytest.raises(TypeError):
+        3 in table  # noqa: B015
 
 
 @every_budget
@@ -387,7 +493,7 @@ def test_a_table_says_what_it_is(make):
     table = make()
     assert len(table) == table.rows == ROWS
     assert table.name == "item"
-    assert (table.dim, table.dtype) == (5, "float32")
+    assert (table.shape, table.dtype) == ((table.rows, 5), np.float32)
     assert list(table.fields) == list(FIELDS)
     assert repr(table) == (
         "Table('item', rows=50, weight 5 float32, exp_avg 5 bfloat16, sum 1 float64, "

@@ -33,8 +33,8 @@ def test_every_batch_is_recorded_as_it_was_given(tmp_path, table):
         table.write(third, np.zeros((7, 4), np.float32))
         with table.lease(first) as lease:
             lease.write("weight", lease.read("weight"))
-        table.read(first, fields=["weight"])
-        table.read(third, transient=True)
+        table.read(first, ["weight"])
+        table.read(third, cache=False)
         table.prefetch(third)
         with pytest.raises(RowIndexError):
             table.read([1, 1000])

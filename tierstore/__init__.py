@@ -18,8 +18,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tierstore import budget as budget
+    from tierstore import checkpoint as checkpoint
+    from tierstore import errors as errors
+    from tierstore import exporting as exporting
+    from tierstore import importing as importing
+    from tierstore import initializers as initializers
+    from tierstore import loader as loader
+    from tierstore import machine as machine
     from tierstore import nn as nn
     from tierstore import optim as optim
+    from tierstore import plot as plot
+    from tierstore import policy as policy
+    from tierstore import sizing as sizing
+    from tierstore import spec as spec
+    from tierstore import speedtorch as speedtorch
+    from tierstore import stats as stats
     from tierstore._store.opening import create as create
     from tierstore._store.opening import open as open
     from tierstore._store.repair import repair as repair
@@ -29,6 +43,10 @@ if TYPE_CHECKING:
     from tierstore.budget import Budget as Budget
     from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
+    from tierstore.exporting import ExportResult as ExportResult
+    from tierstore.exporting import export_table as export_table
+    from tierstore.importing import ImportResult as ImportResult
+    from tierstore.importing import import_table as import_table
     from tierstore.initializers import constant as constant
     from tierstore.initializers import from_array as from_array
     from tierstore.initializers import from_file as from_file
@@ -42,18 +60,48 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Budget",
+    "Checkpoint",
+    "ExportResult",
+    "Field",
+    "ImportResult",
+    "Store",
+    "Table",
+    "TableSpec",
+    "TierStoreError",
+    "constant",
+    "create",
+    "export_table",
+    "from_array",
+    "from_file",
+    "import_table",
+    "lookahead",
+    "normal",
+    "open",
+    "repair",
+    "uniform",
+    "verify",
+    "xavier_uniform",
+    "zeros",
+]
+
 _HOMES = {
     "Budget": "budget",
     "Checkpoint": "checkpoint",
+    "ExportResult": "exporting",
     "Field": "spec",
+    "ImportResult": "importing",
     "Store": "_store.store",
     "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
     "constant": "initializers",
     "create": "_store.opening",
+    "export_table": "exporting",
     "from_array": "initializers",
     "from_file": "initializers",
+    "import_table": "importing",
     "lookahead": "loader",
     "normal": "initializers",
     "open": "_store.opening",
@@ -64,22 +112,45 @@ _HOMES = {
     "zeros": "initializers",
 }
 
-_MODULES = frozenset({"nn", "optim"})
-
-__all__ = sorted([*_HOMES, *_MODULES])
+_MODULES = frozenset(
+    {
+        "budget",
+        "checkpoint",
+        "errors",
+        "exporting",
+        "importing",
+        "initializers",
+        "loader",
+        "machine",
+        "nn",
+        "optim",
+        "plot",
+        "policy",
+        "sizing",
+        "spec",
+        "speedtorch",
+        "stats",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import tierstore` costs nothing."""
-    if name in _MODULES:
-        return importlib.import_module(f"tierstore.{name}")
-    if name not in _HOMES:
+    """Import a public name or module when it is first used: `import tierstore` costs nothing.
+
+    Where a package that it needs is missing, the AttributeError names the extra to install.
+    """
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'tierstore' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tierstore.{_HOMES[name]}"), name)
+    from tierstore.errors import MissingExtraError
+
+    try:
+        module = importlib.import_module(f"tierstore.{_HOMES.get(name, name)}")
+    except MissingExtraError as error:
+        raise AttributeError(f"tierstore.{name}: {error}") from error
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
-    return [*__all__, "__version__"]
+    return sorted([*__all__, *_MODULES, "__version__"])

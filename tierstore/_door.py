@@ -374,7 +374,9 @@ class Door:
         if self.reason:
             raise ClosedError(f"{self._path} cannot be used: {self.reason}; open it again")
         if write and not self.writable:
-            raise ReadOnlyError(f"{self._path} was opened for reading; open it with mode='r+'")
+            raise ReadOnlyError(
+                f"{self._path} was opened for reading; open it with mode='r+'", filename=self._path
+            )
 
     def check_process(self) -> None:
         """Raise ForkedStoreError in a process that was forked after the store was opened."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, OverflowedValuesWarning
 
 __all__ = [
     "DEFAULT_DTYPE",
@@ -265,5 +265,6 @@ class Converter:
             warnings.warn(
                 f"{self.overflowed} values of {what} are too large for {self._target.name} and "
                 f"became {self._target.beyond}",
+                OverflowedValuesWarning,
                 stacklevel=3,
             )

@@ -90,7 +90,7 @@ class MemoryTable:
         self.prefetcher.close()
         with contextlib.suppress(ClosedError), self.guard.use():
             self.guard.close()
-            self.table.close()
+            self.table._close()
 
     def __enter__(self) -> Self:
         """Return the scratch itself."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
@@ -47,7 +48,24 @@ def format_bytes(nbytes: int) -> str:
     return f"{value:.1f} PiB"
 
 
-@dataclass(frozen=True, kw_only=True)
+def _check_slots(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise InvalidTypeError(
+            f"a number of rows is an int, not {count!r}; bytes go to host= or gpu="
+        )
+    if count < 0:
+        raise InvalidInputError(f"a number of rows cannot be negative: {count}")
+
+
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "host": parse_bytes,
+    "gpu": parse_bytes,
+    "host_rows": _check_slots,
+    "gpu_rows": _check_slots,
+}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Budget:
     """Hard caps on the memory of the host and GPU tiers.
 
@@ -58,7 +76,7 @@ class Budget:
     half of the free device memory, whichever is less. 0 leaves the tier out.
 
     >>> Budget(host="1GiB", gpu_rows=1000)
-    Budget(host='1GiB', gpu=None, host_rows=None, gpu_rows=1000)
+    Budget(host='1GiB', gpu_rows=1000)
     """
 
     host: Size | Mapping[str, Size] | None = None
@@ -68,20 +86,49 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot be read, before any memory is taken."""
-        for value in (self.host, self.gpu, self.host_rows, self.gpu_rows):
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
             for size in value.values() if isinstance(value, Mapping) else (value,):
                 if size is not None:
-                    parse_bytes(size)
+                    check(size)
         for tier in ("host", "gpu"):
             if getattr(self, tier) is not None and getattr(self, f"{tier}_rows") is not None:
                 raise InvalidInputError(f"give {tier} or {tier}_rows, not both")
 
-    def slots(self, tier: str, table: str) -> int | None:
+    @classmethod
+    def of(cls, value: Budget | Size | None) -> Budget:
+        """Take a budget, or a size as that of the host tier; None is the default.
+
+        >>> Budget.of("8GiB")
+        Budget(host='8GiB')
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise InvalidTypeError(
+                f"a budget is a tierstore.Budget, or a size such as '8GiB', not {value!r}"
+            )
+        return cls(host=value)
+
+    @property
+    def _tables(self) -> set[str]:
+        """The tables that have a value of their own."""
+        values = (getattr(self, name) for name in _CHECKS)
+        return {name for value in values if isinstance(value, Mapping) for name in value}
+
+    def __repr__(self) -> str:
+        given = ((name, getattr(self, name)) for name in _CHECKS)
+        shown = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
+        return f"Budget({shown})"
+
+    def _slots(self, tier: str, table: str) -> int | None:
         """Return the number of slots asked for `table` in `tier`, or None where bytes decide."""
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
-    def nbytes(self, tier: str, table: str, share: float) -> int | None:
+    def _nbytes(self, tier: str, table: str, share: float) -> int | None:
         """Return the bytes for `table` in `tier`, or None for the default.
 
         `share` is the table's part (0..1) of a value that is given for all tables together.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -23,7 +22,7 @@ class Stateful(Protocol):
     def state_dict(self) -> Any:
         """Return the state."""
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: Any, /) -> Any:
         """Take the state."""
 
 
@@ -92,6 +91,8 @@ class Checkpoint:
 
 def _random_state() -> dict[str, Any]:
     """Return the state of the generators of torch, on the CPU and on every GPU, and of NumPy."""
+    from tierstore._torch import torch
+
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -99,6 +100,8 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
+    from tierstore._torch import torch
+
     torch.set_rng_state(state["torch"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.asarray(keys), *rest))

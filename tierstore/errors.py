@@ -1,7 +1,8 @@
-"""Every error this library raises, in one tree.
+"""Every error this library raises, in one tree, and every warning.
 
 Each class is also the builtin a caller would catch anyway, and each message says what happened, the
-numbers involved and the next step.
+numbers involved and the next step. Those that are OSErrors have an `errno`, and `filename` where
+one file or store is at fault.
 
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store
@@ -27,11 +28,23 @@ numbers involved and the next step.
     │   └── DeviceLostError                        … or has failed, with what was only there
     ├── InternalError          RuntimeError        an error that nothing here foresees
     └── MissingExtraError      ImportError         an optional dependency is not installed
+
+    TierStoreWarning           UserWarning
+    ├── UncommittedRowsWarning                     a store was closed with rows not committed
+    ├── UnclosedStoreWarning   ResourceWarning     a store was dropped without being closed
+    ├── UpkeepWarning          RuntimeWarning      folding or removing old files was put off
+    ├── OtherVersionWarning                        a state was saved with another version
+    ├── OverflowedValuesWarning                    values became infinite in a conversion
+    ├── DuplicateRowsWarning                       copies of a row were trained as one
+    └── ZeroRowsWarning                            a layer over a table that is all zeros
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "CapacityError",
@@ -42,6 +55,7 @@ __all__ = [
     "CorruptStoreError",
     "DeviceError",
     "DeviceLostError",
+    "DuplicateRowsWarning",
     "ExistsError",
     "ForkedStoreError",
     "FormatError",
@@ -51,13 +65,20 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "NotAStoreError",
+    "OtherVersionWarning",
+    "OverflowedValuesWarning",
     "ReadOnlyError",
     "RowIndexError",
     "StoreFullError",
     "StoreIOError",
     "TierStoreError",
+    "TierStoreWarning",
+    "UnclosedStoreWarning",
+    "UncommittedRowsWarning",
     "UnknownNameError",
+    "UpkeepWarning",
     "VersionError",
+    "ZeroRowsWarning",
 ]
 
 
@@ -79,15 +100,35 @@ class TierStoreError(Exception):
         return str(self.args[0]) if self.args else self.__class__.__name__
 
 
-class NotAStoreError(TierStoreError, FileNotFoundError):
+class _SystemError(TierStoreError, OSError):
+    """What the errors share that are OSErrors: `errno`, `strerror` and `filename` are filled in."""
+
+    _number = errno.EIO
+
+    def __init__(
+        self, message: str = "", *, filename: str | os.PathLike[str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.errno: int | None = self._number
+        self.strerror: str | None = message
+        self.filename: Any = None if filename is None else os.fspath(filename)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {"errno": self.errno, "strerror": self.strerror, "filename": self.filename}
+        return type(self), self.args, {**self.__dict__, **state}
+
+
+class NotAStoreError(_SystemError, FileNotFoundError):
     """The path does not hold a tierstore store."""
+
+    _number = errno.ENOENT
 
 
 class FormatError(TierStoreError, ValueError):
     """A file is not what it claims to be, or was written by a newer version."""
 
 
-class CorruptStoreError(TierStoreError, OSError):
+class CorruptStoreError(_SystemError, OSError):
     """A file of the store is missing, has the wrong size or fails its checksum."""
 
 
@@ -99,34 +140,47 @@ class CorruptRowError(CorruptStoreError):
         file: the file that holds them, relative to the store.
     """
 
-    def __init__(self, message: str, *, rows: Sequence[int] = (), file: str = "") -> None:
-        super().__init__(message)
-        self.rows = list(rows)
+    def __init__(
+        self,
+        message: str,
+        *,
+        rows: Sequence[int] = (),
+        file: str = "",
+        filename: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(message, filename=filename)
+        self.rows: list[int] = list(rows)
         self.file = file
 
 
-class LockedError(TierStoreError, BlockingIOError):
+class LockedError(_SystemError, BlockingIOError):
     """Another writer holds the store."""
+
+    _number = errno.EAGAIN
 
 
 class ConcurrentWriterError(LockedError):
     """Another writer, one that got past the lock, published a version in between."""
 
 
-class StoreFullError(TierStoreError, OSError):
+class StoreFullError(_SystemError, OSError):
     """No space left, or a quota or file-size limit was reached; the last commit is intact."""
 
+    _number = errno.ENOSPC
 
-class StoreIOError(TierStoreError, OSError):
+
+class StoreIOError(_SystemError, OSError):
     """The file system failed in another way than being full."""
 
 
-class CommitFailedError(TierStoreError, OSError):
+class CommitFailedError(_SystemError, OSError):
     """A commit failed in a way that must not be retried; the last version is intact."""
 
 
-class ExistsError(TierStoreError, FileExistsError):
+class ExistsError(_SystemError, FileExistsError):
     """The target exists already and was left as it is."""
+
+    _number = errno.EEXIST
 
 
 class RowIndexError(TierStoreError, IndexError):
@@ -157,8 +211,10 @@ class ClosedError(TierStoreError, ValueError):
     """The store was closed before this call."""
 
 
-class ReadOnlyError(TierStoreError, PermissionError):
+class ReadOnlyError(_SystemError, PermissionError):
     """A write to a store that was opened for reading."""
+
+    _number = errno.EACCES
 
 
 class ForkedStoreError(TierStoreError, RuntimeError):
@@ -183,3 +239,35 @@ class InternalError(TierStoreError, RuntimeError):
 
 class MissingExtraError(TierStoreError, ImportError):
     """An optional dependency is missing; the message holds the pip line."""
+
+
+class TierStoreWarning(UserWarning):
+    """Root of the warnings, for `warnings.filterwarnings`."""
+
+
+class UncommittedRowsWarning(TierStoreWarning):
+    """A store was closed with rows that were not committed; they were dropped."""
+
+
+class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
+    """A store was dropped without being closed."""
+
+
+class UpkeepWarning(TierStoreWarning, RuntimeWarning):
+    """Folding, or removing what is no longer needed, was put off; what is committed is safe."""
+
+
+class OtherVersionWarning(TierStoreWarning):
+    """A state was saved with another version of the store than the one that is open."""
+
+
+class OverflowedValuesWarning(TierStoreWarning):
+    """Values were too large for an element type and became infinite."""
+
+
+class DuplicateRowsWarning(TierStoreWarning):
+    """Copies of a row in a batch were trained in another way than SpeedTorch's."""
+
+
+class ZeroRowsWarning(TierStoreWarning):
+    """A layer is over a table whose rows are all zeros, as they were made."""

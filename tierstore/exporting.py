@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
 from tierstore._formats.base import block_rows_for
@@ -52,7 +52,7 @@ def export_table(
     dtype: str | None = None,
     keys: Any = None,
     force: bool = False,
-    damaged: str = "raise",
+    damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
     """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
@@ -62,9 +62,10 @@ def export_table(
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file; see `tierstore._formats` for the suffixes. Or a URL that fsspec knows, such
-            as "s3://bucket/items.zarr", or a zarr store: these have no rename, so readers see them
-            grow, and `load_table` refuses them until they are complete.
+        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`
+            or `.bin`. Or a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr
+            store: these have no rename, so readers see them grow, and `import_table` refuses them
+            until they are complete.
         field: the field to write; the first if None.
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
@@ -116,7 +117,10 @@ def export_table(
         force=force,
     ) as sink:
         size = block_rows_for(stored.nbytes)
-        for block in table.scan(start, stop, field=field, block_rows=size, damaged=skipped):
+        blocks = table.scan(
+            field, start=start, stop=stop, block_rows=size, raw=True, damaged=skipped
+        )
+        for block in blocks:
             _blank(block, stored.element, start + done, skipped)
             sink.write(converter(block))
             done += len(block)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["DEFAULT_TABLE", "LoadResult", "load_table"]
+__all__ = ["DEFAULT_TABLE", "ImportResult", "import_table"]
 
 DEFAULT_TABLE = "embeddings"
 """Name of the table that is made in a store without one."""
@@ -33,7 +33,7 @@ Records = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadResult:
+class ImportResult:
     """What a load did.
 
     Attributes:
@@ -59,7 +59,7 @@ class LoadResult:
     overflowed: int
 
 
-def load_table(
+def import_table(
     store: Store,
     src: Any,
     *,
@@ -69,7 +69,7 @@ def load_table(
     dtype: str | None = None,
     memory: Size = DEFAULT_MEMORY,
     progress: Progress | None = None,
-) -> LoadResult:
+) -> ImportResult:
     """Load all rows of a field from a file, streamed, and commit them.
 
     A table that is missing is made with the file's shape. In one that exists the file must have as
@@ -78,8 +78,9 @@ def load_table(
 
     Args:
         store: an open store, mode "r+", without anything uncommitted.
-        src: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; see
-            `tierstore._formats` for the suffixes. Or a zarr store, as for `export_table`.
+        src: the file, whose suffix names the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
+            `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` names an array,
+            tensor or column of one that holds several. Or a zarr store, as for `export_table`.
         table: the table; if None the only one, or `embeddings` in a store that has none.
         field: the field; the first if None, and `weight` in a new table. Where the file holds
             several arrays and `src` names none, the one of this name is read.
@@ -127,7 +128,7 @@ def load_table(
             loaded = store.replace_table(name, spec, records, keys=keys, progress=progress)
 
     converter.warn(str(src))
-    return LoadResult(
+    return ImportResult(
         table=name,
         field=field,
         rows=loaded.rows,
@@ -223,7 +224,7 @@ def _merged_records(
     """Yield the table's records with one field from the source, which has as many rows."""
     blocks = source.blocks()
     rest = next(blocks)
-    for records in table.records():
+    for records in table._records():
         values = table.spec.layout.view(records, field)
         filled = 0
         while filled < len(values):

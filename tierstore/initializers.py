@@ -149,8 +149,8 @@ class Uniform(Random, name="uniform"):
 class Normal(Random, name="normal"):
     """Normal with the given mean and standard deviation, drawn in float32."""
 
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float = dataclasses.field(default=0.0, kw_only=True)
+    std: float = dataclasses.field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check that the numbers are finite and the deviation is not negative."""
@@ -192,9 +192,17 @@ class _Array(Initializer):
         return np.array(self.values[start : start + count])
 
 
-def from_array(values: npt.NDArray[Any]) -> Initializer:
-    """The rows of a floating `(rows, dim)` array, which is read while the table is made."""
-    values = np.asarray(values)
+def from_array(values: Any) -> Initializer:
+    """The rows of a floating `(rows, dim)` array, which is read while the table is made.
+
+    Takes NumPy arrays, torch tensors and parameters, and lists of numbers.
+    """
+    if hasattr(values, "detach"):  # a tensor, and a parameter in particular
+        values = values.detach().cpu()
+        values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
+    given, values = values, np.asarray(values)
+    if values.dtype.kind in "iu" and not isinstance(given, np.ndarray):
+        values = values.astype(np.float64)
     if values.ndim != 2 or values.dtype.kind != "f":
         raise InvalidInputError(
             f"need a 2-D array of floats, not {values.dtype} of shape {values.shape}"

@@ -16,7 +16,7 @@ Batch = TypeVar("Batch")
 class Prefetching(Protocol):
     """A table, or a layer over one."""
 
-    def prefetch(self, ids: Any, window: int) -> None:
+    def prefetch(self, ids: Any, *, window: int) -> None:
         """Start bringing rows nearer, to stay until used or `window` newer batches came."""
 
 
@@ -40,7 +40,7 @@ class Lookahead(Generic[Batch]):
         window = max(1, 2 * self._depth)
         for batch in self._loader:
             for table, ids in self._tables:
-                table.prefetch(ids(batch), window)
+                table.prefetch(ids(batch), window=window)
             waiting.append(batch)
             if len(waiting) > self._depth:
                 yield waiting.popleft()
@@ -54,6 +54,7 @@ class Lookahead(Generic[Batch]):
 def lookahead(
     loader: Iterable[Batch],
     tables: Mapping[Any, Callable[[Batch], Any] | Hashable],
+    *,
     depth: int = 4,
 ) -> Lookahead[Batch]:
     """Yield the batches of a loader, asking for the rows of those to come `depth` batches ahead.

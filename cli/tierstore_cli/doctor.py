@@ -33,7 +33,7 @@ def doctor(out: Output, path: Path) -> None:
       tierstore doctor --json
     """
     facts = machine.examine(path)
-    found = speeds.known(path)
+    found = speeds.known_speeds(path)
     measured = [("speeds", "not measured yet: tierstore bench")] if found is None else limits(found)
     left = _leftovers(path)
     data = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -159,7 +160,7 @@ def _make(
 ) -> int | None:
     """Make the store or the table, and return the version that has it; None for a dry run."""
     if exists:
-        mode = "r" if dry_run else "r+"
+        mode: Literal["r", "r+"] = "r" if dry_run else "r+"
         with open_store(store, mode, allow_untested=allow_untested) as opened:
             if table in opened.tables:
                 raise ExistsError(f"{store} has a table {table!r}; choose another name (--table)")

@@ -87,7 +87,7 @@ def inspect(
 
 def _rows(table: Table, field: str, start: int, stop: int) -> dict[str, Any]:
     """Return rows with their ids and keys; JSON has no NaN or infinity, so these become text."""
-    values = table.read(np.arange(start, stop), field=field, transient=True)
+    values = table.read(np.arange(start, stop), field=field, cache=False)
     keys = [None] * (stop - start) if table.keys is None else list(table.keys[start:stop])
     return {
         "table": table.name,

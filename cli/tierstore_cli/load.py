@@ -13,7 +13,7 @@ import tierstore
 from tierstore import Store
 from tierstore._formats import read_keys
 from tierstore._io import publish
-from tierstore.importing import load_table
+from tierstore.importing import import_table
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
@@ -57,7 +57,7 @@ def load(
     named = None if keys is None else read_keys(keys, memory=memory)
     made_or_opened = _open_or_create(store, allow_untested=allow_untested)
     with made_or_opened as opened, Progress("loading") as progress:
-        done = load_table(
+        done = import_table(
             opened,
             source,
             table=table,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 import tierstore
@@ -14,7 +16,11 @@ NO_CACHE = tierstore.Budget(host=0, gpu=0)
 
 
 def open_store(
-    path: Place, mode: str = "r", version: int | None = None, *, allow_untested: bool = False
+    path: Place,
+    mode: Literal["r", "r+"] = "r",
+    version: int | None = None,
+    *,
+    allow_untested: bool = False,
 ) -> Store:
     """Open a store without caches."""
     return tierstore.open(

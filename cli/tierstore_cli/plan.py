@@ -102,7 +102,7 @@ def plan(
     fields = {"weight": weight}
     fields |= {each.name: each.beside(weight) for group in state for each in group}
     spec = TableSpec(rows=rows, fields=fields)
-    found_speeds = speeds.known(directory)
+    found_speeds = speeds.known_speeds(directory)
     with Progress("replaying"):
         stream = None
         if trace is not None:

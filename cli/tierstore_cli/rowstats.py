@@ -53,7 +53,7 @@ def row_stats(
     Memory does not depend on the number of rows: of more than NORMS_KEPT norms, every k-th is kept.
     """
     total = table.rows if full else min(table.rows, SAMPLE_ROWS)
-    blocks = _all_rows(table, field) if total == table.rows else _sample(table, field, total)
+    blocks = table.scan(field) if total == table.rows else _sample(table, field, total)
     stride = -(-total // NORMS_KEPT)
     kept: list[npt.NDArray[np.float64]] = []
     done = zero = nan = inf = 0
@@ -71,17 +71,11 @@ def row_stats(
     return _described(field, done, (zero, nan, inf), np.concatenate(kept))
 
 
-def _all_rows(table: Table, field: str) -> Iterator[Floats]:
-    element = table.fields[field].element
-    for block in table.scan(field=field):
-        yield element.decode(block)
-
-
 def _sample(table: Table, field: str, count: int) -> Iterator[Floats]:
     """Read `count` distinct rows in ascending order; the same ones every time."""
     ids = np.sort(np.random.default_rng(0).choice(table.rows, count, replace=False, shuffle=False))
     for start in range(0, count, 8192):
-        yield table.read(ids[start : start + 8192], field=field, transient=True)
+        yield table.read(ids[start : start + 8192], field=field, cache=False)
 
 
 def _described(

@@ -61,7 +61,7 @@ def test_every_option(run, path):
         "note": Field(2, "bfloat16"),
     }
     other = path.with_name("same.tier")
-    twin = tierstore.TableSpec(5000, 4, "float16", init=tierstore.normal(1, 0.5, seed=7))
+    twin = tierstore.TableSpec(5000, 4, "float16", init=tierstore.normal(mean=1, std=0.5, seed=7))
     tierstore.create(other, {"item": twin}).close()
     assert np.array_equal(rows, table_of(other, "item")[1])
     assert abs(float(rows.mean(dtype="f8")) - 1) < 0.02

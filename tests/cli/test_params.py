@@ -31,7 +31,7 @@ def test_bad_rows(text):
         ("zeros", zeros()),
         ("zeros()", zeros()),
         ("uniform(-0.1,0.1)", uniform(-0.1, 0.1, seed=3)),
-        (" normal( 0 , 1e-2 ) ", normal(0, 0.01, seed=3)),
+        (" normal( 0 , 1e-2 ) ", normal(mean=0, std=0.01, seed=3)),
         ("normal", normal(seed=3)),
         ("constant(0.5)", constant(0.5)),
         ("xavier_uniform", xavier_uniform(seed=3)),

@@ -98,7 +98,7 @@ def test_few_large_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with tierstore.open(tmp_path / "s", budget=Budget(host=0)) as store:
         found = store["t"].read(np.arange(16))
         assert found[3].tolist() == [2.5] * 4
-        records = store["t"].generation.tier._base._records
+        records = store["t"]._generation.tier._base._records
         assert len(records._decoded) == 3
 
 
@@ -127,11 +127,11 @@ def test_a_delta_being_written_stays_within_that(tmp_path: Path) -> None:
         for _ in range(40):
             some = np.sort(rng.choice(rows, rng.integers(1, rows + 1), replace=False))
             store["t"].write(some, rng.standard_normal((some.size, 512)).astype(np.float32))
-            live = store["t"].generation.tier.live
+            live = store["t"]._generation.tier.live
             most = max(most, live.count if live is not None else 0)
         store.commit()
         assert rows < most <= 3 * rows
-        (delta,) = store["t"].generation.info.deltas
+        (delta,) = store["t"]._generation.info.deltas
         assert delta.rows <= 3 * rows
     with tierstore.open(tmp_path / "s") as reader:
         assert reader.verify().ok
@@ -141,7 +141,7 @@ def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
     with tierstore.create(
         tmp_path / "s", {"t": tierstore.TableSpec(1000, 4)}, budget=Budget(host=0)
     ) as store:
-        tier = store["t"].generation.tier
+        tier = store["t"]._generation.tier
         ids = np.random.default_rng(1).integers(0, 1000, 12_000_000)
         delta = SimpleNamespace(ids=ids, info=SimpleNamespace(rows=ids.size))
         with frugal(32 << 20):

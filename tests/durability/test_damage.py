@@ -369,7 +369,7 @@ def test_a_row_is_mended_from_the_host_tier(two: Two, slots: int, where: str) ->
     with tierstore.open(two.path, "r+", budget=Budget(host_rows=slots)) as store:
         row = two.only_in_base()[0]
         if where == "delta":
-            row = int(store["hurt"].disk.deltas[-1].ids[2])
+            row = int(store["hurt"]._disk.deltas[-1].ids[2])
         store["hurt"].read([row])
         hurt_row(two, row) if where == "base" else flip(two.delta(), 2 * 4 * DIM)
         assert store.verify().bad_rows["hurt"] == [row]
@@ -398,7 +398,7 @@ def folded_with_a_delta_left(two: Two) -> int:
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
         store._session.folder.fold(two.newest - 1)
         ids = store._session.history.versions()[two.newest - 1].tables["hurt"].deltas
-        assert ids and not store["hurt"].disk.deltas[:-1]
+        assert ids and not store["hurt"]._disk.deltas[:-1]
     before, after = two.versions[two.newest - 2]["hurt"], two.versions[two.newest - 1]["hurt"]
     newest = two.versions[two.newest]["hurt"]
     changed = (before != after).any(axis=1) & (after == newest).all(axis=1)
@@ -544,12 +544,12 @@ def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
     lost = two.only_in_base()[0]
     hurt_row(two, lost)
     flip(two.delta(), 3 * 4 * DIM)
-    way = tierstore.normal(2.0, 0.5, seed=9) if fill == "initializer" else fill
+    way = tierstore.normal(mean=2.0, std=0.5, seed=9) if fill == "initializer" else fill
     report = tierstore.repair(two.path, tmp_path / "whole", fill=way)
     check_repaired(report, tmp_path / "whole", two.versions)
     told = listed(report.listed)["hurt"]
     assert len(told) == 2
-    made = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(2.0, 0.5, seed=9))
+    made = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(mean=2.0, std=0.5, seed=9))
     tierstore.create(tmp_path / "made", {"t": made}).close()
     for row, outcome in told.items():
         found = everything(tmp_path / "whole")["hurt"][row]

@@ -48,7 +48,7 @@ def values(count: int, seed: int = 2) -> np.ndarray:
 
 
 def unchanged(table: tierstore.Table) -> None:
-    assert table.tiers.uncommitted().size == 0
+    assert table._tiers.uncommitted().size == 0
     assert np.array_equal(table.read(np.arange(ROWS)), TRUTH)
 
 
@@ -215,15 +215,13 @@ def test_state_and_weight_belong_to_one_version(tmp_path: Path) -> None:
         for _ in range(2):
             layer(torch.tensor([1, 5, 5])).sum().backward()
             optimizer.step()
-            versions[store.commit()] = store["t"].read(
-                np.arange(ROWS), fields=list(store["t"].fields)
-            )
+            versions[store.commit()] = store["t"].read(np.arange(ROWS), list(store["t"].fields))
         layer(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
         store.rollback()
         for version, fields in versions.items():
             with tierstore.open(store.path, version=version) as reader:
-                found = reader["t"].read(np.arange(ROWS), fields=list(fields))
+                found = reader["t"].read(np.arange(ROWS), list(fields))
                 assert all(np.array_equal(found[name], fields[name]) for name in fields)
 
 

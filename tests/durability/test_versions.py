@@ -295,7 +295,7 @@ def test_numbers_of_versions_are_not_given_twice(path: Path) -> None:
             change(store, seed)
             store.commit()
         discarded = store.state_dict()
-        previous = store["t"].pointer()
+        previous = store["t"]._pointer()
     assert discarded["version"] == 4
     with opened(path, version=2, discard_newer=True) as store:
         second = store.state_dict()

@@ -37,7 +37,7 @@ def observe(store: tierstore.Store) -> State:
                 "fields": {
                     field: values.tobytes()
                     for field, values in table.read(
-                        np.arange(table.rows), fields=list(table.fields)
+                        np.arange(table.rows), list(table.fields)
                     ).items()
                 },
             }

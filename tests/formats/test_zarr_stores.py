@@ -7,7 +7,7 @@ import zarr
 import tierstore
 from tierstore.errors import ExistsError, FormatError
 from tierstore.exporting import export_table
-from tierstore.importing import load_table
+from tierstore.importing import import_table
 
 SPEC = tierstore.TableSpec(
     rows=700,
@@ -49,9 +49,9 @@ def test_what_is_written_is_read_back(table, place, tmp_path, field):
     assert (done.rows, done.dim, done.dtype) == (700, item.dim, item.dtype)
     assert done.bytes == 700 * item.nbytes
     with tierstore.create(tmp_path / "copy.tier", {"other": tierstore.TableSpec(3, 2)}) as copy:
-        load_table(copy, place("r"), table="loaded", field=field)
-        expected = np.concatenate(list(table.scan(field=field)))
-        assert np.array_equal(np.concatenate(list(copy["loaded"].scan())), expected)
+        import_table(copy, place("r"), table="loaded", field=field)
+        expected = np.concatenate(list(table.scan(field, raw=True)))
+        assert np.array_equal(np.concatenate(list(copy["loaded"].scan(raw=True))), expected)
         assert copy["loaded"].lookup(["word 699"]).tolist() == [699]
     array = zarr.open_group(place("r"), mode="r")[field]
     assert np.array_equal(array[:], expected)
@@ -79,7 +79,7 @@ def test_what_was_broken_off_is_refused(table, tmp_path):
         tierstore.create(tmp_path / "copy.tier", {"other": tierstore.TableSpec(3, 2)}) as copy,
         pytest.raises(FormatError, match="did not come to an end"),
     ):
-        load_table(copy, store, table="loaded")
+        import_table(copy, store, table="loaded")
     export_table(table, store, force=True)
 
 
@@ -88,4 +88,4 @@ def test_an_empty_store_holds_nothing(tmp_path):
         tierstore.create(tmp_path / "copy.tier", {"other": tierstore.TableSpec(3, 2)}) as copy,
         pytest.raises(FormatError, match="not a readable zarr"),
     ):
-        load_table(copy, zarr.storage.MemoryStore(), table="loaded")
+        import_table(copy, zarr.storage.MemoryStore(), table="loaded")

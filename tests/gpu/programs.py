@@ -85,7 +85,7 @@ class Program:
 
     def transient(self) -> None:
         ids = self.ids(50)
-        found = self.table.read(ids, fields=list(FIELDS), transient=True)
+        found = self.table.read(ids, list(FIELDS), cache=False)
         for name, rows in found.items():
             np.testing.assert_array_equal(rows, self.now[name][ids])
 
@@ -144,9 +144,7 @@ class Program:
 
     def scan(self) -> None:
         name = self.field()
-        np.testing.assert_array_equal(
-            np.concatenate(list(self.table.scan(field=name))), self.now[name]
-        )
+        np.testing.assert_array_equal(np.concatenate(list(self.table.scan(name))), self.now[name])
 
     def prefetch(self) -> None:
         before = self.recent

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 ROWS = 100
 FIELDS = {
-    "weight": Field(33, "float32", tierstore.normal(0, 1, seed=3)),
+    "weight": Field(33, "float32", tierstore.normal(mean=0, std=1, seed=3)),
     "m": Field(5, "bfloat16"),
     "s": Field(1, "float64", tierstore.uniform(-1, 1, seed=5)),
 }
@@ -72,7 +72,7 @@ def test_random_work_shows_what_the_oracle_shows(
                             plain(table.read(tensor(place, ids), name)), oracle.now[name][ids]
                         )
                 case 2:
-                    found = table.read(ids, fields=["weight", "m"], transient=bool(step % 2))
+                    found = table.read(ids, ["weight", "m"], cache=not step % 2)
                     np.testing.assert_array_equal(found["weight"], oracle.now["weight"][ids])
                     np.testing.assert_array_equal(found["m"], oracle.now["m"][ids])
                 case 3:
@@ -111,7 +111,7 @@ def test_random_work_shows_what_the_oracle_shows(
                         oracle.rollback()
         store.commit(step=99)
         assert store.verify().ok
-        scanned = np.concatenate(list(table.scan(field="weight")))
+        scanned = np.concatenate(list(table.scan("weight")))
         np.testing.assert_array_equal(scanned, oracle.now["weight"])
     with tierstore.open(path) as store:
         for name in FIELDS:
@@ -169,10 +169,10 @@ def test_numpy_ids_give_tensors_that_nobody_waits_for(tmp_path: Path, place: Pla
     with tierstore.create(tmp_path / "s", spec, budget=budget, device=place.device) as store:
         table = store["t"]
         ids = np.array([[3, 99], [3, 0]])
-        found = table.read(ids, tensors=True)
+        found = table.read(ids, as_tensor=True)
         assert str(found.device) == table.device
         np.testing.assert_array_equal(plain(found), table.read(ids))
-        both = table.read(ids, fields=["m", "s"], tensors=True)
+        both = table.read(ids, ["m", "s"], as_tensor=True)
         assert [each.dtype for each in both.values()] == [torch.bfloat16, torch.float64]
         for name, rows in both.items():
             np.testing.assert_array_equal(plain(rows), table.read(ids, name))

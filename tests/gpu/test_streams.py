@@ -93,7 +93,7 @@ def test_tensors_for_numpy_ids_stay_on_the_device(tmp_path: Path) -> None:
     with tierstore.create(tmp_path / "s", spec, budget=Budget(gpu_rows=9), device=device) as store:
         table, ids = store["t"], np.array([[3, 99], [3, 0]])
         device.downloads = 0
-        found = table.read(ids, tensors=True)
+        found = table.read(ids, as_tensor=True)
         assert device.downloads == 0
         rows = table.read(ids)
         assert device.downloads == 1

@@ -18,7 +18,7 @@ def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
         monkeypatch.setattr(speeds, "available", lambda: False)
     where = tmp_path / "disk"
     where.mkdir()
-    assert speeds.known(where) is None
+    assert speeds.known_speeds(where) is None
     seen: list[tuple[int, int]] = []
     found = speeds.measure(
         where, file_bytes=1 << 20, seconds=0.01, progress=lambda *at: seen.append(at)
@@ -26,7 +26,7 @@ def test_everything_is_measured_and_kept(tmp_path, monkeypatch, many):
     assert all(value is None or value > 0 for value in found.to_dict().values())
     assert list(where.iterdir()) == []
     assert seen[-1] == (7, 7)
-    assert speeds.known(where / "not" / "yet") == found
+    assert speeds.known_speeds(where / "not" / "yet") == found
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
     path = readahead.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
     path.write_text(content.replace("8:0", readahead.disk_of(tmp_path)), encoding="latin-1")
-    assert speeds.known(tmp_path) is None
+    assert speeds.known_speeds(tmp_path) is None
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
@@ -45,7 +45,7 @@ def test_a_cache_that_is_no_file_is_as_good_as_none(tmp_path, make):
     path = readahead.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
     make(path)
-    assert speeds.known(tmp_path) is None
+    assert speeds.known_speeds(tmp_path) is None
     assert readahead.merge_gap(tmp_path) == 12 << 10
 
 

@@ -53,14 +53,14 @@ OPTIONS: dict[str, list[Any]] = {
 
 GPU_OPTIONS = {
     **OPTIONS,
-    "way": ["plain", "foreach", "fused", "in slot"],
+    "way": ["plain", "foreach", "fused", "in place"],
     "budget": list(GPU_BUDGETS),
 }
 
 
 def allowed(case: Case) -> bool:
     name = VARIANTS[case["variant"]][0]
-    if case["way"] == "in slot":
+    if case["way"] == "in place":
         return name in IN_SLOT and case["dtype"] != "float64"
     if case["way"] == "fused":
         # torch's own fused SGD is not reproducible for half types on the CPU (2.13).
@@ -96,7 +96,7 @@ def drawn(case: Case) -> tuple[Tensor, list[Step]]:
 
 def options_of(case: Case) -> tuple[Any, dict[str, Any]]:
     name, options = VARIANTS[case["variant"]]
-    flag = {way: {"foreach": True} for way in ("foreach", "in slot")} | {"fused": {"fused": True}}
+    flag = {way: {"foreach": True} for way in ("foreach", "in place")} | {"fused": {"fused": True}}
     plain = {} if name == "SparseAdam" else {"foreach": False}
     return getattr(torch.optim, name), {**options, **flag.get(case["way"], plain)}
 
@@ -117,14 +117,14 @@ def trained(
         table.write(torch.arange(ROWS), weights)
         store.commit()
         emb = TieredEmbedding(table)
-        opt = TieredOptimizer(optimizer, [emb], in_slot=case["way"] == "in slot", **options)
+        opt = TieredOptimizer(optimizer, [emb], in_place=case["way"] == "in place", **options)
         batches: Any = steps
         if case["depth"] is not None:
             batches = tierstore.lookahead(steps, {emb: lambda step: step.ids}, depth=case["depth"])
         for step in batches:
             (emb(step.ids) * step.gradients).sum().backward()
             opt.step()
-        every = table.read(torch.arange(ROWS), fields=list(table.fields))
+        every = table.read(torch.arange(ROWS), list(table.fields))
         scalars = {key: torch.tensor(value) for key, value in table.scalars.items()}
         store.rollback()
         return {**{name: rows.cpu() for name, rows in every.items()}, **scalars}

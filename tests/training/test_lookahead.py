@@ -73,9 +73,9 @@ def test_rows_are_kept_for_twice_as_many_batches_as_it_looks_ahead() -> None:
 def test_rows_stay_until_so_many_newer_batches(tmp_path: Path, window: int, kept: bool) -> None:
     place = Place(tmp_path)
     table = place.table(torch.randn(200, DIM), host_rows=40)
-    table.prefetch([0, 1], window)
+    table.prefetch([0, 1], window=window)
     for row in range(2, 12):
-        table.prefetch([row], window)
+        table.prefetch([row], window=window)
     place.opened[0]._session.prefetcher.wait()
     table.read(list(range(100, 160)))
     before = table.stats()["host"].hits

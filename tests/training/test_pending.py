@@ -23,13 +23,13 @@ def place_ids(place: Place, ids: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("layer", [TieredEmbedding, TieredEmbeddingBag])
 @pytest.mark.parametrize("padding", [None, 9])
-@pytest.mark.parametrize("in_slot", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
 def test_ids_may_be_copied_into_one_buffer(
-    place: Place, weights: Tensor, layer: Any, padding: int | None, in_slot: bool
+    place: Place, weights: Tensor, layer: Any, padding: int | None, in_place: bool
 ) -> None:
     table = place.table(weights)
     emb = layer(table, padding_idx=padding)
-    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_slot=in_slot)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_place=in_place)
     buffer = place_ids(place, [0, 0, 0])
     offsets = {} if layer is TieredEmbedding else {"offsets": place_ids(place, [0, 1, 2])}
     expected = weights.clone()
@@ -87,15 +87,15 @@ def test_the_rows_of_a_lease_are_its_own(place: Place, weights: Tensor) -> None:
         assert len(rows) == lease.bound == len(ids.unique())
 
 
-@pytest.mark.parametrize("in_slot", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("when", ["before backward", "before step", "after clipping"])
 def test_a_gradient_from_before_a_rollback_is_applied_to_the_rows_as_they_are(
-    place: Place, weights: Tensor, in_slot: bool, when: str
+    place: Place, weights: Tensor, in_place: bool, when: str
 ) -> None:
     table = place.table(weights)
     store = place.opened[0]
     emb = TieredEmbedding(table)
-    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_slot=in_slot)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_place=in_place)
     table.write(torch.arange(ROWS), torch.zeros(ROWS, DIM))
     loss = emb(place_ids(place, [1, 2, 3, 3])).sum()
     if when == "before backward":
@@ -155,10 +155,10 @@ def test_evaluation_releases_what_training_dropped(weights: Tensor, tmp_path: An
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     emb(torch.arange(9))
-    assert table.host.map.pins.leases.sum() == 9
+    assert table._host.map.pins.leases.sum() == 9
     with torch.no_grad():
         emb(torch.arange(3))
-    assert not table.host.map.pins.leases.any()
+    assert not table._host.map.pins.leases.any()
     place.close()
 
 

@@ -115,8 +115,8 @@ def test_both_ways_give_the_same_bits(place: Place) -> None:
     weights, batches = torch.randn(ROWS, DIM).bfloat16(), drawn(place)
     for optimizer, flags in ((ADAM, {"foreach": True}), (RowWiseAdagrad, {})):
         tables = [place.table(weights) for _ in range(2)]
-        for table, in_slot in zip(tables, (True, False), strict=True):
-            trained(table, optimizer, batches, lr=0.01, in_slot=in_slot, **flags)
+        for table, in_place in zip(tables, (True, False), strict=True):
+            trained(table, optimizer, batches, lr=0.01, in_place=in_place, **flags)
         found, expected = (rows_of(table, "weight") for table in tables)
         if place.torch == place.device:
             assert torch.equal(found, expected)
@@ -146,7 +146,7 @@ def test_padding_stays(place: Place) -> None:
     table = place.table(weights)
     emb = TieredEmbedding(table, padding_idx=2)
     opt = TieredOptimizer(ADAM, [emb], lr=0.5, stochastic_rounding=True)
-    emb(torch.arange(5, device=emb.anchor.device)).sum().backward()
+    emb(torch.arange(5, device=emb._anchor.device)).sum().backward()
     opt.step()
     moved = (rows_of(table, "weight") != weights).any(1)
     assert moved.tolist() == [True, True, False, True, True] + [False] * (ROWS - 5)
@@ -156,7 +156,7 @@ def test_clipping_sees_float32(place: Place) -> None:
     table = place.table(torch.randn(ROWS, DIM).bfloat16())
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(ADAM, [emb], lr=0.5, stochastic_rounding=True)
-    emb(torch.arange(5, device=emb.anchor.device)).sum().backward()
+    emb(torch.arange(5, device=emb._anchor.device)).sum().backward()
     (parameter,) = opt.parameters()
     assert parameter.dtype == parameter.grad.dtype == torch.float32
     opt.step()

@@ -21,6 +21,7 @@ from tierstore.errors import (
     StoreFullError,
     StoreIOError,
     TierStoreError,
+    UpkeepWarning,
 )
 
 __all__ = ["leftovers", "publish", "withdraw"]
@@ -80,10 +81,10 @@ def _check_target(target: Path, *, force: bool) -> None:
     if not target.parent.is_dir():
         raise InvalidInputError(f"{target.parent} is not a directory; create it first")
     if target.is_symlink():
-        raise ExistsError(f"{target} is a symbolic link; name the file itself")
+        raise ExistsError(f"{target} is a symbolic link; name the file itself", filename=target)
     if target.is_dir() or (target.exists() and not force):
         hint = "" if target.is_dir() else ", or force it to be replaced"
-        raise ExistsError(f"{target} exists; choose another name{hint}")
+        raise ExistsError(f"{target} exists; choose another name{hint}", filename=target)
 
 
 @contextlib.contextmanager
@@ -103,7 +104,7 @@ def _writing(temporary: Path, target: Path) -> Iterator[None]:
                 f"no space to write {target} ({reason}); nothing was left behind, free some space "
                 "and try again"
             )
-        failure.errno = error.errno
+        failure.errno, failure.filename = error.errno, str(target)
         raise failure from error
 
 
@@ -162,7 +163,7 @@ def _clean_up(temporary: Path) -> None:
     except OSError as error:
         warnings.warn(
             f"{temporary} is left over and could not be removed ({error}); remove it",
-            RuntimeWarning,
+            UpkeepWarning,
             stacklevel=5,
         )
 

@@ -22,8 +22,8 @@ class Descriptor:
         unsynced: whether something was written by it that no sync has made durable yet.
     """
 
-    fd = -1  # of the class too, for one that could not be initialized
-    unsynced = False
+    fd: int = -1  # of the class too, for one that could not be initialized
+    unsynced: bool = False
 
     def __init__(self, fd: int, path: str) -> None:
         """Take over the descriptor `fd`; `path` is for messages."""

@@ -118,7 +118,8 @@ class Directory(Descriptor):
             if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
                 raise NotAStoreError(
                     f"{self.path} was removed while the store was open, with what it held; "
-                    "restore it from a copy and open it again"
+                    "restore it from a copy and open it again",
+                    filename=self.path,
                 ) from error
             raise
 

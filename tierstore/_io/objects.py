@@ -43,7 +43,7 @@ class Objects:
     def __init__(self, where: Any) -> None:
         """Refer to it; nothing is opened yet."""
         self._where = where
-        self.name = str(where)
+        self.name: str = str(where)
 
     def __str__(self) -> str:
         """Return the name."""

@@ -44,7 +44,7 @@ def explained(action: str, path: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS:
             raise
         failure = _explanation(action, path, error)
-        failure.errno = error.errno
+        failure.errno, failure.filename = error.errno, path
         raise failure from error
 
 
@@ -124,5 +124,5 @@ def _sync_failed(path: str, error: OSError) -> CommitFailedError:
         f"cannot sync {path} ({error.strerror}): what was written since the last commit may be "
         "lost, the last commit is intact; check the disk and open the store again"
     )
-    failure.errno = error.errno
+    failure.errno, failure.filename = error.errno, path
     return failure

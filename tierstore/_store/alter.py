@@ -108,19 +108,19 @@ def set_keys(store: Opened, name: str, keys: Sequence[Any]) -> None:
     """Give a table's rows external keys."""
     store.check_clean("set keys")
     table = store.tables[name]
-    generation = table.generation
+    generation = table._generation
     with generation.directory.use() as directory:
         written = write_keys(directory, keys, table.rows)
         with store.unless_published(lambda: remove_keys(directory, written)):
             store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
-    table.forget_keys()
+    table._forget_keys()
 
 
 def _widened(table: Table, spec: TableSpec) -> Blocks:
     """Yield the records of a table with the fields that `spec` adds, in the new layout."""
     new = generations.initial_records(spec)
     fresh = np.empty((0, spec.layout.record_bytes), np.uint8)
-    for block in table.records():
+    for block in table._records():
         while len(fresh) < len(block):
             fresh = np.concatenate([fresh, next(new)])
         records, fresh = fresh[: len(block)], fresh[len(block) :]
@@ -133,5 +133,5 @@ def _widened(table: Table, spec: TableSpec) -> Blocks:
 
 def _lengthened(table: Table, spec: TableSpec) -> Blocks:
     """Yield the records of a table, then the first records of the rows that `spec` adds."""
-    yield from table.records()
+    yield from table._records()
     yield from generations.initial_records(spec, table.rows)

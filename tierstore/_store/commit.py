@@ -45,7 +45,7 @@ class CommitDraft:
         try:
             for name, table in self._session.tables.items():
                 self._scalars[name] = json_values(table.scalars)
-                table.tiers.flush()
+                table._tiers.flush()
         except BaseException:
             self.give_up()
             raise
@@ -61,8 +61,8 @@ class CommitDraft:
         tables = dict(session.manifest.tables)  # those that are damaged stay as they are
         try:
             for name, table in session.tables.items():
-                delta = table.generation.seal(version)
-                info = dataclasses.replace(table.generation.info, scalars=self._scalars[name])
+                delta = table._generation.seal(version)
+                info = dataclasses.replace(table._generation.info, scalars=self._scalars[name])
                 deltas = info.deltas if delta is None else (*info.deltas, delta)
                 tables[name] = dataclasses.replace(info, deltas=deltas)
             session.publish_version(
@@ -80,7 +80,7 @@ class CommitDraft:
 
     def _sync_deltas(self) -> None:
         for table in self._session.tables.values():
-            table.generation.sync()
+            table._generation.sync()
 
     def give_up(self) -> None:
         """Remove the payload: there will be no version that names it."""

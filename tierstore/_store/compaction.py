@@ -71,13 +71,13 @@ class _Fold:
         self._store = store
         self._upto = upto
         # Who holds this holds the store and its lock: no second writer may come beside it.
-        self._merges = {name: table.disk.merge(upto) for name, table in store.tables.items()}
+        self._merges = {name: table._disk.merge(upto) for name, table in store.tables.items()}
         self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
         for name, merge in self._merges.items():
             yield from merge.steps()
-            generation = self._store.tables[name].generation
+            generation = self._store.tables[name]._generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
 
@@ -85,7 +85,7 @@ class _Fold:
         store = self._store
         infos = {}
         for name, table in store.tables.items():
-            info = table.generation.info
+            info = table._generation.info
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
             digest = self._digests.get(name, info.digest)
             infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
@@ -98,7 +98,7 @@ class _Fold:
 
     def drop(self) -> None:
         for name, digest in self._digests.items():
-            self._store.tables[name].generation.unbind(digest)
+            self._store.tables[name]._generation.unbind(digest)
 
 
 class _Compacting:
@@ -107,7 +107,7 @@ class _Compacting:
     def __init__(self, store: Opened, groups: Mapping[str, list[list[Delta]]]) -> None:
         self._store = store
         self._compactions = {
-            name: [store.tables[name].generation.compact(group) for group in found]
+            name: [store.tables[name]._generation.compact(group) for group in found]
             for name, found in groups.items()
         }
 
@@ -120,7 +120,7 @@ class _Compacting:
         store = self._store
         infos = dict(store.manifest.tables)
         for name, compactions in self._compactions.items():
-            infos[name] = _compacted(store.tables[name].generation, compactions)
+            infos[name] = _compacted(store.tables[name]._generation, compactions)
         try:
             store.publish(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
@@ -262,7 +262,7 @@ class Folder:
         self._work = work
 
     def _tiers(self) -> list[DiskTier]:
-        return [table.disk for table in self._store.tables.values()]
+        return [table._disk for table in self._store.tables.values()]
 
     def _oldest(self) -> int:
         """Return the oldest version that is kept or read, up to which deltas can be folded."""
@@ -299,7 +299,7 @@ class Folder:
         """
         groups: dict[str, list[list[Delta]]] = {}
         for name, table in self._store.tables.items():
-            found = _between(table.disk, after, upto)
+            found = _between(table._disk, after, upto)
             rows = sum(delta.info.rows for delta in found)
             if rows > _TIMES_ROWS * table.rows:
                 parts = [found]

@@ -119,7 +119,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
         return
     directory = where.open(write=True)
     if directory.names():
-        raise ExistsError(f"{where} holds something; choose another name")
+        raise ExistsError(f"{where} holds something; choose another name", filename=str(where))
     try:
         yield directory
     except BaseException:
@@ -143,7 +143,7 @@ def _copy_table(
         spec = dataclasses.replace(spec, backend=BACKENDS[spec.backend].on_objects)
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
-        info = generations.create(target, spec, 1, table.records(bad), progress)
+        info = generations.create(target, spec, 1, table._records(bad), progress)
         if skipped is not None and bad:
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tierstore.errors import UnclosedStoreWarning
+
 __all__ = ["watch"]
 
 
@@ -47,7 +49,7 @@ def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], ob
 def _abandoned(path: str, locks: Sequence[Lock]) -> None:
     for lock in locks:
         lock.close()
-    warnings.warn(f"{path} was not closed", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{path} was not closed", UnclosedStoreWarning, stacklevel=2)
 
 
 def _close_all() -> None:

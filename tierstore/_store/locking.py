@@ -305,7 +305,8 @@ def _locked(directory: _io.Directory) -> LockedError:
     except FileNotFoundError:
         holder = "another process"
     return LockedError(
-        f"{directory.path} is open for writing by {holder}; wait for it, or open for reading"
+        f"{directory.path} is open for writing by {holder}; wait for it, or open for reading",
+        filename=directory.path,
     )
 
 

@@ -30,12 +30,12 @@ def mend_rows(
     the `kept` manifests, no newer, still names, with the checksum that the damaged image has. What
     is written goes into the next commit. Returns the rows that a commit will make whole.
     """
-    table.tiers.settle()
+    table._tiers.settle()
     rows = np.array(bad, np.int64)
-    live = table.disk.live
+    live = table._disk.live
     done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
-    if table.host is not None:
-        done = np.union1d(done, table.host.mark_changed(np.setdiff1d(rows, done)))
+    if table._host is not None:
+        done = np.union1d(done, table._host.mark_changed(np.setdiff1d(rows, done)))
     rest = np.setdiff1d(rows, done)
     if rest.size:
         done = np.union1d(done, _from_disk(directory, table, rest, manifest, kept))
@@ -56,5 +56,5 @@ def _from_disk(
     finally:
         images.close()
     which = np.flatnonzero(found.state == WHOLE)
-    table.disk.write(rows[which], found.records[which])
+    table._disk.write(rows[which], found.records[which])
     return rows[which]

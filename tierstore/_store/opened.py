@@ -203,8 +203,8 @@ class Opened(abc.ABC):
 
     def _open_table(self, name: str, info: TableInfo, opened: _Opening) -> None:
         table = self.tables.get(name)
-        if table is not None and table.can_follow(info):
-            opened.deltas[name] = table.generation.open_deltas(info)
+        if table is not None and table._can_follow(info):
+            opened.deltas[name] = table._generation.open_deltas(info)
         else:
             opened.new[name] = self._open_tiers(name, info)
 
@@ -268,8 +268,8 @@ class Opened(abc.ABC):
         """Let the tables use what was opened, in place of what they used."""
         for name, (generation, tiers) in opened.items():
             if name in self.tables:
-                self.tables[name].close()
-                self.tables[name].attach(generation, tiers)
+                self.tables[name]._close()
+                self.tables[name]._attach(generation, tiers)
             else:
                 self.tables[name] = self.new_table(name, generation, tiers)
             self.damaged.pop(name, None)
@@ -422,8 +422,8 @@ class Opened(abc.ABC):
         try:
             for name, table in self.tables.items():
                 info = manifest.tables[name]
-                if info.generation == table.generation.info.generation:
-                    table.generation.committed(info, manifest.seq + 1)
+                if info.generation == table._generation.info.generation:
+                    table._generation.committed(info, manifest.seq + 1)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {manifest.version} is committed, but it could not be opened ({error}); "
@@ -437,7 +437,7 @@ class Opened(abc.ABC):
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        return sum(table.tiers.uncommitted().size for table in self.tables.values())
+        return sum(table._tiers.uncommitted().size for table in self.tables.values())
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
@@ -450,7 +450,7 @@ class Opened(abc.ABC):
     def reopen(self, name: str, info: TableInfo) -> None:
         """Open a table's new generation in place of the old one, whose memory goes first."""
         if name in self.tables:
-            self.tables[name].close()
+            self.tables[name]._close()
         try:
             self._attach({name: self._open_tiers(name, info)})
         except (TierStoreError, OSError, MemoryError) as error:
@@ -493,9 +493,9 @@ class Opened(abc.ABC):
     def _follow(self, opened: _Opening) -> None:
         """Let the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():  # a writer went back
-            self.tables.pop(name).close()
+            self.tables.pop(name)._close()
         for name, deltas in opened.deltas.items():
-            self.tables[name].follow(self.manifest.tables[name], deltas, self.manifest.floor)
+            self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opened.new)
         self.damaged = opened.damaged
 
@@ -503,7 +503,7 @@ class Opened(abc.ABC):
         """Give back memory, files and locks, whatever the state; no file is removed."""
         self.guard.close()
         for table in self.tables.values():
-            table.close()
+            table._close()
         for value in self._held.values():
             value.close()
         for lock in self.locks:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
 from tierstore._disk.base import Progress
@@ -13,26 +13,29 @@ from tierstore._store.creating import check_tables, create_store, discard_store
 from tierstore._store.locking import require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
-from tierstore._table.placement import check_fit, find_device
+from tierstore._table.placement import check_fit, check_names, find_device
 from tierstore._tiers.gpu.device import Device
-from tierstore.budget import Budget
+from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
 from tierstore.spec import TableSpec
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["create", "open"]
 
 
 def create(
-    path: str | Path,
+    path: str | os.PathLike[str],
     tables: Mapping[str, TableSpec],
     *,
     progress: Progress | None = None,
-    budget: Budget | None = None,
+    budget: Budget | Size | None = None,
     policy: Policies | None = None,
     keep: int | None = None,
     allow_untested: bool = False,
-    device: str | Device = "cpu",
+    device: str | torch.device | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
@@ -53,12 +56,13 @@ def create(
         options = Options(
             path=where,
             mode="r+",
-            budget=Budget() if budget is None else budget,
+            budget=Budget.of(budget),
             policy=policy,
             keep=keep,
             allow_untested=allow_untested,
             device=find_device(device),
         )
+        check_names(tables, options.budget, policy)
         check_fit(tables, options.budget, policy, options.device)
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
@@ -73,17 +77,17 @@ def create(
 
 def open(
     path: Any,
-    mode: str = "r",
+    mode: Literal["r", "r+"] = "r",
     *,
-    budget: Budget | None = None,
+    budget: Budget | Size | None = None,
     policy: Policies | None = None,
     version: int | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
     allow_network: bool = False,
-    device: str | Device = "cpu",
-    check_ids: str = "async",
+    device: str | torch.device | Device = "cpu",
+    check_ids: Literal["async", "sync"] = "async",
 ) -> Store:
     """Open a store.
 
@@ -91,7 +95,8 @@ def open(
         path: the store's directory; or for reading, where `Store.save` put a copy: a URL such as
             "s3://bucket/emb.tier", for fsspec, or a zarr store.
         mode: "r" for one of many readers of one version, "r+" for the one writer.
-        budget: memory for the tiers; see Budget for the defaults.
+        budget: memory for the tiers; see Budget for the defaults. A size such as "8GiB" is that
+            of the host tier.
         policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
             of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
         version: a kept version to read, or with "r+" and `discard_newer` to go on from.
@@ -100,8 +105,8 @@ def open(
         allow_untested: write on a file system on which it was not tested whether locks and syncs
             hold, such as one of another machine; see docs/durability.md.
         allow_network: an older name of `allow_untested`.
-        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one: where the nearest tier
-            is, and torch rows come to.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one, or a torch.device:
+            where the nearest tier is, and torch rows come to.
         check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
             next call that waits; "sync" raises at once.
 
@@ -111,7 +116,7 @@ def open(
         options = Options(
             path=_io.locate(path),
             mode=mode,
-            budget=Budget() if budget is None else budget,
+            budget=Budget.of(budget),
             policy=policy,
             version=version,
             discard_newer=discard_newer,
@@ -120,4 +125,10 @@ def open(
             device=find_device(device),
             check_ids=check_ids,
         )
-        return Store(options)
+        store = Store(options)
+        try:
+            check_names(store.tables, options.budget, policy)
+        except BaseException:
+            store.close()
+            raise
+        return store

@@ -53,6 +53,12 @@ class Options:
             raise InvalidInputError(
                 "to write on from an older version, newer ones must go: give discard_newer=True"
             )
+        if not self.writable and self.keep is not None:
+            raise InvalidInputError("only a writer keeps versions: give keep with mode 'r+'")
+        if self.discard_newer and (self.version is None or not self.writable):
+            raise InvalidInputError(
+                "discard_newer drops the versions after one: give version, and mode 'r+'"
+            )
         if self.check_ids not in ("async", "sync"):
             raise InvalidInputError(f"check_ids is 'async' or 'sync', not {self.check_ids!r}")
         if self.writable and not isinstance(self.path, Path):

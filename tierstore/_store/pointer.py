@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tierstore._disk.manifest import Identity, Manifest
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, OtherVersionWarning
 
 __all__ = ["check_pointer", "make_pointer"]
 
@@ -48,5 +48,6 @@ def check_pointer(
         warnings.warn(
             f"this state was saved with {another} of {path}, which is at version {version}: "
             "the rows are others than then; open the store with version=... to go back",
+            OtherVersionWarning,
             stacklevel=4,
         )

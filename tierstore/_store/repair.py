@@ -181,7 +181,7 @@ class _Repair:
         manifest = self._manifest
         report = RepairReport(manifest.version, to, left_out=list(self._found.damage))
         if where.exists() or where.is_symlink():
-            raise ExistsError(f"{where} exists; choose another name")
+            raise ExistsError(f"{where} exists; choose another name", filename=str(where))
         with contextlib.ExitStack() as undo:
             with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
                 with _io.publish(to) as list_file, _RowList(list_file) as rows:

@@ -21,7 +21,13 @@ from tierstore._store.options import Options
 from tierstore._store.pointer import check_pointer, make_pointer
 from tierstore._table.table import Table
 from tierstore._table.tiers import Tiers
-from tierstore.errors import ClosedError, CommitFailedError, TierStoreError
+from tierstore.errors import (
+    ClosedError,
+    CommitFailedError,
+    TierStoreError,
+    UncommittedRowsWarning,
+    UpkeepWarning,
+)
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
@@ -54,7 +60,7 @@ class Session(Opened):
                 f"more than {_MANY_UNCONFIRMED} versions of {self.directory.path} wait to be "
                 "confirmed: all of them stay on the disk, and nothing can be folded; call "
                 "store.confirm(version) when the model of that version is saved",
-                RuntimeWarning,
+                UpkeepWarning,
                 stacklevel=5,
             )
 
@@ -72,7 +78,7 @@ class Session(Opened):
             warnings.warn(
                 f"version {self.manifest.version} is committed; removing or folding what came "
                 f"before is put off: {error}",
-                RuntimeWarning,
+                UpkeepWarning,
                 stacklevel=5,
             )
 
@@ -168,6 +174,7 @@ class Session(Opened):
             warnings.warn(
                 f"{self.directory.path} was closed with {lost} uncommitted rows, which were "
                 "dropped; call commit() to keep them",
+                UncommittedRowsWarning,
                 stacklevel=4,
             )
 
@@ -185,7 +192,7 @@ class Session(Opened):
                 return 0
             lost = self.uncommitted_rows()
             for table in self.tables.values():
-                table.discard()
+                table._discard()
             with self._put_off():
                 self.folder.fold_if_quick()
             return lost

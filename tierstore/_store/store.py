@@ -217,7 +217,7 @@ class Store:
             with use.interruptible():
                 self._session.prefetcher.settle()
             for table in self._session.tables.values():
-                table.discard()
+                table._discard()
 
     def fold(self) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
@@ -369,7 +369,7 @@ class Store:
         return verify_store(
             session.directory,
             Survey(self.uuid, history, history.versions(), history.damaged()),
-            opened={name: table.generation for name, table in session.tables.items()},
+            opened={name: table._generation for name, table in session.tables.items()},
             manifest=session.manifest,
             payload=session.payload,
             sample=sample,
@@ -417,7 +417,7 @@ class Store:
     def info(self) -> StoreInfo:
         """Return what the store is made of, and the memory its tiers were given."""
         with self._guard.use():
-            tables = tuple(table.information() for table in self._session.tables.values())
+            tables = tuple(table._information() for table in self._session.tables.values())
         return StoreInfo(
             store=str(self.path),
             format=self._session.manifest.format,

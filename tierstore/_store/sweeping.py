@@ -25,7 +25,7 @@ from tierstore._disk.manifest import (
     Manifest,
     manifest_name,
 )
-from tierstore.errors import FormatError
+from tierstore.errors import FormatError, UpkeepWarning
 from tierstore.spec import TABLE_NAME
 
 __all__ = ["remove_generation", "remove_leftovers", "remove_paths"]
@@ -83,7 +83,7 @@ def remove_leftovers(
         warnings.warn(
             f"{directory.path} {what}, which does not go with {manifest_name(newest.seq)}, the "
             "newest manifest: nothing was removed; run 'tierstore verify'",
-            RuntimeWarning,
+            UpkeepWarning,
             stacklevel=2,
         )
         return
@@ -121,7 +121,7 @@ def _generation(table: _io.Directory, path: str, name: str) -> Iterator[str]:
         with table.directory(name) as directory:
             names = directory.names()
     except FormatError as error:
-        warnings.warn(f"{error}: it is left alone", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{error}: it is left alone", UpkeepWarning, stacklevel=2)
         return
     yield path
     for entry in names:

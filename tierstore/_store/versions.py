@@ -65,7 +65,8 @@ class History:
             if not numbers:
                 raise NotAStoreError(
                     f"{self._directory.path} has no manifest: it is not a store, or was never "
-                    "completed; remove it and create it again"
+                    "completed; remove it and create it again",
+                    filename=self._directory.path,
                 )
             try:
                 if self._known is None or self._known.seq != numbers[-1]:
@@ -158,9 +159,11 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
     try:
         return _io.Directory.open(path)
     except FileNotFoundError:
-        raise NotAStoreError(f"{path} does not exist; tierstore.create makes a store") from None
+        raise NotAStoreError(
+            f"{path} does not exist; tierstore.create makes a store", filename=path
+        ) from None
     except NotADirectoryError:
-        raise NotAStoreError(f"{path} is a file; a store is a directory") from None
+        raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None
     except OSError as error:
         raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
 
@@ -171,5 +174,6 @@ def read_identity(directory: _io.Directory) -> Identity:
         return Identity.decode(directory.read_file(STORE, 1 << 16), directory.join(STORE))
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one"
+            f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one",
+            filename=directory.path,
         ) from None

@@ -447,11 +447,12 @@ class DeviceAccess(DeviceArrays):
             )
         return Ids(cupy.ascontiguousarray(ids.ravel(), cupy.int64), ids.shape, "cupy")
 
-    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
             self.gpu.epoch.check_open()
-            out = self.empty(ids.kind, ids.rows.shape[0], hi - lo)
+            there = into is not None and not isinstance(into, np.ndarray)
+            out = into if there else self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
             for part, first in self.gpu.parts(ids.rows):
                 self.gpu.read(part, out, lo, hi, first=first, admit=admit, stream=stream)

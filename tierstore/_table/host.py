@@ -133,8 +133,11 @@ class Access(Protocol):
     def using(self, *, write: bool = False) -> Use:
         """Enter the store as a read of this side does."""
 
-    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
-        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, fresh and contiguous."""
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
+        """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`, contiguous.
+
+        They are fresh, or `into`, bytes of that shape, where it can be filled without a copy.
+        """
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
@@ -196,15 +199,18 @@ class HostAccess:
         """Enter the store beside the calls of other threads."""
         return self.guard.call(write=write)
 
-    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool) -> Any:
+    def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
-        out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        if into is None:
+            out = np.empty((ids.rows.size, hi - lo), np.uint8)
+        else:
+            out = into if isinstance(into, np.ndarray) else into.numpy()
         if ids.rows.size:
             with self.guard.call():
                 if self.tiers.epoch.ended:
                     self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
-        return out
+        return out if into is None else into
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from tierstore._table.tiers import LowestTier, Tiers
 from tierstore._tiers import capacity
@@ -16,19 +18,33 @@ from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import available_bytes
 from tierstore.budget import Budget
-from tierstore.errors import CapacityError, DeviceError, InvalidInputError, InvalidTypeError
+from tierstore.errors import (
+    CapacityError,
+    DeviceError,
+    InvalidInputError,
+    InvalidTypeError,
+    UnknownNameError,
+)
 from tierstore.policy import Policies, PolicySpec, choose
 from tierstore.spec import TableSpec
 
-__all__ = ["check_fit", "find_device", "place"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["check_fit", "check_names", "find_device", "place"]
 
 
-def find_device(name: str | Device) -> Device | None:
+def find_device(name: str | torch.device | Device) -> Device | None:
     """Return the device of a name, or None for the CPU: "cpu", "cuda", "cuda:1" or "auto".
+
+    A torch.device stands for its name.
 
     Raises DeviceError, or MissingExtraError, if a GPU is asked for and cannot be had. CuPy is
     imported for nothing but a GPU.
     """
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(name, torch_module.device):
+        name = str(name)
     if not isinstance(name, str):
         if not hasattr(name, "torch_name"):
             raise InvalidTypeError(f"a device is a name such as 'cuda:0', not {name!r}")
@@ -45,6 +61,18 @@ def find_device(name: str | Device) -> Device | None:
     if match is None:
         raise InvalidInputError(f"not a device: {name!r}; cpu, cuda, cuda:1 or auto")
     return CudaDevice(int(match.group(1) or 0))
+
+
+def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) -> None:
+    """Check that a budget and a policy name only tables that exist; raises UnknownNameError."""
+    known = set(tables)
+    named = {"budget": budget._tables, "policy": set(policy) if isinstance(policy, Mapping) else ()}
+    for what, names in named.items():
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(
+                    f"the {what} names a table {name!r}; there are: {', '.join(known) or 'none'}"
+                )
 
 
 def check_fit(
@@ -145,12 +173,10 @@ def _slots(
     default: int,
     slots_for: Callable[[int, int, int], int],
 ) -> int:
-    slots = budget.slots(tier, table)
+    slots = budget._slots(tier, table)
     if slots is not None:
-        if slots < 0:
-            raise InvalidInputError(f"{tier}_rows cannot be negative: {slots}")
         return slots
-    nbytes = budget.nbytes(tier, table, share)
+    nbytes = budget._nbytes(tier, table, share)
     return slots_for(rows, record_bytes, default if nbytes is None else nbytes)
 
 

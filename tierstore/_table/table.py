@@ -1,10 +1,10 @@
-"""A table: rows by id. Ids are checked and fields become byte ranges here, and nowhere else."""
+"""A table: the rows of a store by id."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +23,33 @@ from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.owner import Owner
 from tierstore._table.tiers import Tiers
 from tierstore._table.trace import Recording
+from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._table.warming import rows_to_warm
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["Table"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["IntegerArrayLike", "Table"]
+
+IntegerArrayLike: TypeAlias = (
+    npt.NDArray[np.integer[Any]]
+    | np.integer[Any]
+    | int
+    | range
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[npt.NDArray[np.integer[Any]]]
+)
+"""Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
 
 
 class Table:
-    """Rows of a store, read and written by id; where a row lies at the moment never shows.
+    """Rows of a store, read and written by id, wherever a row is at the moment.
 
     NumPy ids (or lists) give and take NumPy rows, torch ids torch rows, CuPy ids CuPy rows. Ids are
     integers of any width and shape; floats and booleans are a TypeError, ids outside the table an
@@ -46,14 +61,14 @@ class Table:
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
-        self.attach(generation, tiers)
+        self._attach(generation, tiers)
 
-    def attach(self, generation: Generation, tiers: Tiers) -> None:
+    def _attach(self, generation: Generation, tiers: Tiers) -> None:
         """Use these tiers from now on: the table grew, or has other fields."""
-        self.generation = generation
-        self.tiers = tiers
-        self.disk = generation.tier
-        self.host = tiers.host
+        self._generation = generation
+        self._tiers = tiers
+        self._disk = generation.tier
+        self._host = tiers.host
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
         self._access = self._make_access()
@@ -62,16 +77,16 @@ class Table:
         """Values that belong to the whole table; committed and rolled back with its rows."""
 
     def _make_access(self) -> Access:
-        guard, gpu = self._owner.guard, self.tiers.gpu
+        guard, gpu = self._owner.guard, self._tiers.gpu
         if gpu is None:
-            return HostAccess(self.tiers, self._layout, guard)
+            return HostAccess(self._tiers, self._layout, guard)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:
         """What the table is made of."""
-        return self.generation.info.spec
+        return self._generation.info.spec
 
     @property
     def rows(self) -> int:
@@ -89,44 +104,142 @@ class Table:
         return self._layout.fields[0][1].dim
 
     @property
-    def dtype(self) -> str:
-        """Element type of the first field."""
-        return self._layout.fields[0][1].dtype
+    def dtype(self) -> np.dtype[Any]:
+        """Type in which NumPy reads the first field; float32 for bfloat16, see `fields`."""
+        return read_dtype(self._layout.fields[0][1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the first field, `(rows, dim)`."""
+        return self.rows, self.dim
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the first field, which is 2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records, with every field and without compression."""
+        return self.spec.nbytes
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.rows
 
+    __iter__ = None
+    """Iterating would read row by row; `scan` yields blocks of rows."""
+
+    __contains__ = None
+    """Whether an id is in the table is `0 <= id < table.rows`."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Copy all rows of the first field into an array `(rows, dim)`; see `scan`."""
+        if copy is False:
+            raise InvalidInputError(
+                f"the rows of table {self.name!r} cannot become an array without a copy"
+            )
+        out = np.empty(self.shape, self.dtype if dtype is None else dtype)
+        begin = 0
+        for block in self.scan():
+            out[begin : begin + len(block)] = block
+            begin += len(block)
+        return out
+
     def __repr__(self) -> str:
-        """Name the table and its shape."""
         fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
 
     def _named(self, name: str | None) -> str:
-        """Return a field's name, the first field's for None; raises UnknownNameError."""
+        """Check a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
             return self._layout.fields[0][0]
         if name not in self._spans:
+            if not isinstance(name, str):
+                raise InvalidTypeError(f"a field is a name or a list of names, not {name!r}")
             self._layout.field(name)
         return name
 
+    @overload
     def read(
         self,
-        ids: object,
+        ids: IntegerArrayLike,
         field: str | None = None,
-        fields: Sequence[str] | None = None,
         *,
-        transient: bool = False,
-        tensors: bool = False,
+        cache: bool = True,
+        as_tensor: Literal[False] = False,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[np.floating[Any]]: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: Literal[False] = False,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> dict[str, npt.NDArray[np.floating[Any]]]: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: str | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: Literal[True],
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def read(
+        self,
+        ids: IntegerArrayLike,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: Literal[True],
+        out: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def read(
+        self,
+        ids: Tensor,
+        field: str | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def read(
+        self,
+        ids: Tensor,
+        field: list[str] | tuple[str, ...],
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]: ...
+    def read(
+        self,
+        ids: Any,
+        field: str | list[str] | tuple[str, ...] | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Any = None,
     ) -> Any:
-        """Return the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
+        """Read the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
 
         Args:
             ids: row ids of any shape; duplicates are fine.
-            field: the field to read; the first if None.
-            fields: several fields, returned as a dict from name to array.
-            transient: the rows are not to be kept in memory for this: for rows that are read once.
-            tensors: torch tensors for NumPy ids too, where the table is: nothing waits for a GPU.
+            field: the field to read, the first if None; or a list of fields, for a dict from name
+                to array.
+            cache: False reads rows without keeping them in memory: for rows that are read once.
+            as_tensor: return torch tensors on the table's device for NumPy ids too, which spares
+                the wait for a GPU.
+            out: the array or tensor to read into and return, of the shape, dtype and device of the
+                result, contiguous; for a list of fields a dict of them. After an error its contents
+                are undefined.
 
         bfloat16 fields come as float32 where ids are NumPy, as bfloat16 otherwise. Raises
         RowIndexError, InvalidTypeError, UnknownNameError, and CorruptRowError rather than return
@@ -134,34 +247,83 @@ class Table:
         and the next call that waits raises.
         """
         try:
-            if field is not None and fields is not None:
-                raise InvalidInputError("give field= or fields=, not both")
-            if fields is None:
-                access = self._access  # before its fields, which `attach` sets before it
-                item, lo, hi = self._spans[self._named(field)]
-                batch = self._batch(ids, record=not transient)
-                batch = batch.for_tensors() if tensors else batch
-                data = access.read(batch, lo, hi, admit=not transient)
-                return access.to_array(data, item, batch)
-            access = self._access
-            spans = {name: self._spans[self._named(name)] for name in fields}
-            batch = self._batch(ids, record=bool(spans) and not transient)
-            if not spans:
-                return {}
-            batch = batch.for_tensors() if tensors else batch
-            lo = min(begin for _, begin, _ in spans.values())
-            hi = max(end for _, _, end in spans.values())
-            data = access.read(batch, lo, hi, admit=not transient)
-            return {
-                name: access.to_array(data[:, begin - lo : end - lo], item, batch)
-                for name, (item, begin, end) in spans.items()
-            }
+            if isinstance(field, list | tuple):
+                return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
+            access = self._access  # before its fields, which `_attach` sets before it
+            item, lo, hi = self._spans[self._named(field)]
+            batch = self._batch(ids, record=cache)
+            batch = batch.for_tensors() if as_tensor else batch
+            if out is not None:
+                return self._read_into(out, batch, self._named(field), cache=cache)
+            data = access.read(batch, lo, hi, admit=cache)
+            return access.to_array(data, item, batch)
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def __getitem__(self, ids: object) -> Any:
-        """Return `read(ids)`."""
-        return self.read(ids)
+    def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
+        """Read a field into `out`: straight to its memory where that holds what is stored."""
+        access, (item, lo, hi) = self._access, self._spans[name]
+        check_out(out, item, batch, self.device, name)
+        into = writable_bytes(out, item)
+        data = access.read(batch, lo, hi, admit=cache, into=into)
+        if into is None or data is not into:
+            out[...] = access.to_array(data, item, batch)
+        return out
+
+    def _read_fields(
+        self, ids: object, names: Sequence[str], out: Any, *, cache: bool, as_tensor: bool
+    ) -> dict[str, Any]:
+        """Read several fields in one pass over the bytes that span them."""
+        access = self._access
+        spans = {name: self._spans[self._named(name)] for name in names}
+        batch = self._batch(ids, record=bool(spans) and cache)
+        batch = batch.for_tensors() if as_tensor else batch
+        found = {}
+        if spans:
+            lo = min(begin for _, begin, _ in spans.values())
+            hi = max(end for _, _, end in spans.values())
+            data = access.read(batch, lo, hi, admit=cache)
+            found = {
+                name: access.to_array(data[:, begin - lo : end - lo], item, batch)
+                for name, (item, begin, end) in spans.items()
+            }
+        return found if out is None else self._filled(out, found, batch)
+
+    def _filled(self, out: Any, found: Mapping[str, Any], batch: Ids) -> dict[str, Any]:
+        """Copy fields into the arrays of `out`, which holds one for each and nothing else."""
+        if not isinstance(out, Mapping):
+            raise InvalidTypeError("out is a dict from field to array where `field` is a list")
+        if set(out) != set(found):
+            raise InvalidInputError(
+                f"out holds {', '.join(map(repr, out)) or 'no field'}, but the fields read are "
+                f"{', '.join(map(repr, found)) or 'none'}"
+            )
+        for name in found:
+            check_out(out[name], self._layout.field(name), batch, self.device, name)
+        for name, rows in found.items():
+            out[name][...] = rows
+        return {name: out[name] for name in found}
+
+    @overload
+    def __getitem__(self, ids: IntegerArrayLike | slice) -> npt.NDArray[np.floating[Any]]: ...
+    @overload
+    def __getitem__(self, ids: Tensor) -> Tensor: ...
+    def __getitem__(self, ids: Any) -> Any:
+        """Read the first field of some rows, `table[3]`, `table[[3, 5]]`, `table[3:10]`.
+
+        As `read(ids)`. A slice is that of Python, so negative bounds count from the end, and its
+        rows are not kept in memory; negative ids are errors. `table[3, 5]` would be one element in
+        NumPy and is refused.
+        """
+        if isinstance(ids, slice):
+            return self.read(self._sliced(ids), cache=False)
+        return self.read(_not_a_tuple(ids))
+
+    def _sliced(self, rows: slice) -> npt.NDArray[np.int64]:
+        try:
+            return np.arange(*rows.indices(self.rows), dtype=np.int64)
+        except (TypeError, ValueError) as error:
+            raise InvalidTypeError(f"not a slice of rows: {rows!r} ({error})") from None
 
     def write(self, ids: object, rows: Any, field: str | None = None) -> None:
         """Write rows over those of `ids`; where an id repeats, its last row stays.
@@ -192,9 +354,9 @@ class Table:
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    def __setitem__(self, ids: object, rows: Any) -> None:
-        """Do `write(ids, rows)`."""
-        self.write(ids, rows)
+    def __setitem__(self, ids: IntegerArrayLike | Tensor | slice, rows: Any) -> None:
+        """Write the first field of some rows, or a dict of fields; see `write`, `__getitem__`."""
+        self.write(self._sliced(ids) if isinstance(ids, slice) else _not_a_tuple(ids), rows)
 
     def lease(self, ids: object) -> Lease:
         """Pin the distinct rows of a batch for a step; use it as a context manager.
@@ -213,11 +375,11 @@ class Table:
             self._recording.add(on_host(batch.rows))
         return batch
 
-    def record(self, path: str | Path) -> Recording:
+    def record(self, path: str | os.PathLike[str]) -> Recording:
         """Record the ids of every batch to a new file, until the recording is closed.
 
         For `tierstore simulate` and `plan`. A batch is what one call of `read`, `write` or `lease`
-        is given; reads with `transient=True` are left out. On a GPU this waits for the ids of each
+        is given; reads with `cache=False` are left out. On a GPU this waits for the ids of each
         batch. Raises ExistsError, and InvalidInputError while another recording is open.
 
         >>> with table.record("run.trace"):
@@ -243,9 +405,9 @@ class Table:
 
         With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
         """
-        if self.host is None:
+        if self._host is None:
             return 0
-        rows, keys = rows_to_warm(self.host, ids, counts)
+        rows, keys = rows_to_warm(self._host, ids, counts)
         with self._owner.guard.use() as use:
 
             def report(done: int, total: int) -> None:
@@ -254,10 +416,10 @@ class Table:
                         progress(done, total)
 
             if keys is not None:
-                self.host.map.prime(keys)
-            return self.host.warm(rows, report)
+                self._host.map.prime(keys)
+            return self._host.warm(rows, report)
 
-    def prefetch(self, ids: object, window: int = 16) -> None:
+    def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
 
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
@@ -268,30 +430,54 @@ class Table:
 
     def scan(
         self,
+        field: str | None = None,
+        *,
         start: int = 0,
         stop: int | None = None,
-        field: str | None = None,
         block_rows: int | None = None,
-        *,
+        raw: bool = False,
         damaged: list[int] | None = None,
     ) -> Iterator[npt.NDArray[Any]]:
-        """Yield rows `start:stop` in order, in blocks `(n, dim)` of the stored type.
+        """Yield rows `start:stop` of a field in order, in blocks `(n, dim)` of what `read` gives.
 
-        bfloat16 comes as uint16 bits. Uncommitted rows are seen; the caches keep what they hold.
-        Rows that are damaged raise CorruptRowError, or are zeros and added to a list `damaged`.
+        Args:
+            field: the field; the first if None.
+            start: the first row.
+            stop: the row after the last; the last row is in if None.
+            block_rows: rows of a block; None chooses.
+            raw: yield values as they are stored: bfloat16 as its bits, uint16.
+            damaged: a list to which damaged rows are added; they are zeros in the blocks. Without
+                it they raise CorruptRowError.
+
+        Uncommitted rows are seen; the caches keep what they hold. Arguments are checked at once.
         """
         name = self._named(field)
-        stop = self.rows if stop is None else stop
+        start, stop = _whole(start, "start"), _whole(self.rows if stop is None else stop, "stop")
         if not 0 <= start <= stop <= self.rows:
             raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
-        lo, hi = self._layout.span(name)
-        step = block_rows or max(1, _SCAN_BYTES // self._layout.record_bytes)
-        for begin in range(start, stop, step):
-            yield self._block(begin, min(begin + step, stop), lo, hi, damaged).view(
-                self._layout.field(name).storage
+        if block_rows is None:
+            block_rows = max(1, _SCAN_BYTES // self._layout.record_bytes)
+        elif _whole(block_rows, "block_rows") < 1:
+            raise InvalidInputError(f"a block has at least one row, not {block_rows}")
+        if damaged is not None and not isinstance(damaged, list):
+            raise InvalidTypeError(f"damaged is a list to add rows to, not {damaged!r}")
+        return self._scan(name, range(start, stop, block_rows), stop, damaged, raw=raw)
+
+    def _scan(
+        self, name: str, starts: range, stop: int, damaged: list[int] | None, *, raw: bool
+    ) -> Iterator[npt.NDArray[Any]]:
+        (lo, hi), item = self._layout.span(name), self._layout.field(name)
+        for begin in starts:
+            end = min(begin + starts.step, stop)
+            data = self._block(begin, end, lo, hi, damaged)
+            rows = np.arange(begin, end, dtype=np.int64)
+            yield (
+                data.view(item.storage)
+                if raw
+                else from_bytes(data, item, Ids(rows, rows.shape, "numpy"))
             )
 
-    def records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
+    def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
         step, width = max(1, _SCAN_BYTES // self._layout.record_bytes), self._layout.record_bytes
         for begin in range(0, self.rows, step):
@@ -303,9 +489,9 @@ class Table:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._access.using():
-            self.tiers.settle()
+            self._tiers.settle()
             if damaged is None:
-                self.tiers.below.read(rows, out, lo, hi, admit=False)
+                self._tiers.below.read(rows, out, lo, hi, admit=False)
             else:
                 damaged += self._read_sound(rows, out, lo, hi)
         return out
@@ -315,7 +501,7 @@ class Table:
     ) -> list[int]:
         """Read the rows that are whole, zero the others in `out` and return them."""
         try:
-            self.tiers.below.read(rows, out, lo, hi, admit=False)
+            self._tiers.below.read(rows, out, lo, hi, admit=False)
         except CorruptStoreError:
             if rows.size == 1:
                 out[:] = 0
@@ -331,14 +517,14 @@ class Table:
     def keys(self) -> Keys | None:
         """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
         if self._keys is None:
-            self._keys = self.generation.keys()
+            self._keys = self._generation.keys()
         return self._keys
 
     def set_keys(self, keys: Sequence[Any]) -> None:
         """Give every row an external key, an int or a text, all distinct; a commit of its own."""
         self._owner.set_keys(self.name, keys)
 
-    def forget_keys(self) -> None:
+    def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
         self._keys = None
 
@@ -369,13 +555,13 @@ class Table:
     @property
     def device(self) -> str:
         """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
-        return "cpu" if self.tiers.gpu is None else self.tiers.gpu.device.torch_name
+        return "cpu" if self._tiers.gpu is None else self._tiers.gpu.device.torch_name
 
-    def pointer(self) -> dict[str, Any]:
+    def _pointer(self) -> dict[str, Any]:
         """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
         return {**self._owner.pointer(), "table": self.name}
 
-    def check_pointer(self, state: Mapping[str, Any]) -> None:
+    def _check_pointer(self, state: Mapping[str, Any]) -> None:
         """Check a pointer against this table's store, which must be the one it is to, or a copy.
 
         Warns if the store is at another version. Raises InvalidInputError.
@@ -392,55 +578,70 @@ class Table:
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         with self._access.using():
-            return self.tiers.stats()
+            return self._tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
         with self._access.using():
-            return self.tiers.occupancy()
+            return self._tiers.occupancy()
 
-    def information(self) -> TableInformation:
+    def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
-        deltas = self.disk.deltas
+        deltas = self._disk.deltas
         return TableInformation(
             name=self.name,
             rows=self.rows,
             dim=self.dim,
-            dtype=self.dtype,
+            dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,
             record_bytes=self._layout.record_bytes,
-            disk_bytes=self.generation.disk_bytes,
+            disk_bytes=self._generation.disk_bytes,
             delta_rows=sum(delta.info.rows for delta in deltas),
             delta_bytes=sum(delta.info.size for delta in deltas),
-            base=self.generation.base_path,
-            index_bytes=self.disk.index_bytes,
-            tiers=self.tiers.information(),
+            base=self._generation.base_path,
+            index_bytes=self._disk.index_bytes,
+            tiers=self._tiers.information(),
         )
 
-    def can_follow(self, info: TableInfo) -> bool:
+    def _can_follow(self, info: TableInfo) -> bool:
         """Whether a reader's table need not be opened anew for what a later manifest says of it.
 
         A GPU tier always is.
         """
-        return self.tiers.gpu is None and self.generation.is_of(info)
+        return self._tiers.gpu is None and self._generation.is_of(info)
 
-    def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
+    def _follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
         """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
-        self.tiers.forget(self.generation.follow(info, deltas, folded))
+        self._tiers.forget(self._generation.follow(info, deltas, folded))
         self.scalars = dict(info.scalars)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Drop what was not committed; for the store, within its guard."""
         self._owner.prefetcher.settle()
-        self.tiers.discard()
-        self.scalars = dict(self.generation.info.scalars)
+        self._tiers.discard()
+        self.scalars = dict(self._generation.info.scalars)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
         self._owner.prefetcher.settle()
-        self.tiers.close()
-        self.generation.close()
+        self._tiers.close()
+        self._generation.close()
+
+
+def _whole(number: object, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise InvalidTypeError(f"{what} is a whole number, not {number!r}")
+    return int(number)
+
+
+def _not_a_tuple(ids: object) -> Any:
+    if isinstance(ids, tuple):
+        raise InvalidTypeError(
+            f"table[{', '.join(map(repr, ids))}] is no choice of rows; give a list: "
+            f"table[{list(ids)!r}]"
+        )
+    return ids

@@ -45,9 +45,9 @@ class Recording:
         batches, ids: how many were recorded.
     """
 
-    def __init__(self, path: str | Path, rows: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], rows: int) -> None:
         """Create the file, which must not exist, for a table of `rows`. Raises ExistsError."""
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.batches = 0
         self.ids = 0
         self._rows = rows
@@ -58,7 +58,7 @@ class Recording:
         try:
             self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         except FileExistsError:
-            raise ExistsError(f"{path} exists; choose another name") from None
+            raise ExistsError(f"{path} exists; choose another name", filename=path) from None
         except OSError as error:
             raise StoreIOError(f"cannot create {path}: {error.strerror}") from error
         try:
@@ -126,13 +126,13 @@ class Recording:
         self.close()
 
 
-def is_trace(path: str | Path) -> bool:
+def is_trace(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as a recorded trace does."""
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def trace_rows(path: str | Path) -> int:
+def trace_rows(path: str | os.PathLike[str]) -> int:
     """Return the rows of the table a trace was recorded from. Raises FormatError."""
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
@@ -141,7 +141,7 @@ def trace_rows(path: str | Path) -> int:
     return int(_HEAD.unpack(head)[1])
 
 
-def read_trace(path: str | Path) -> Iterator[npt.NDArray[np.int64]]:
+def read_trace(path: str | os.PathLike[str]) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the ids of each batch of a recorded trace, int64 `(n,)`; a torn last batch is left out.
 
     Raises FormatError for another kind of file, and for ids that its table does not have.

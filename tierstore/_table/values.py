@@ -12,7 +12,48 @@ from tierstore._table.address import Ids, is_cupy, is_torch
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.spec import Field
 
-__all__ = ["from_bytes", "to_bytes"]
+__all__ = ["check_out", "from_bytes", "read_dtype", "to_bytes", "writable_bytes"]
+
+
+def read_dtype(item: Field) -> np.dtype[Any]:
+    """Return the type in which NumPy reads a field."""
+    return item.element.numpy
+
+
+def check_out(out: Any, item: Field, ids: Ids, device: str, name: str) -> None:
+    """Check that a read of a field can be written to `out`; raises as `to_bytes` does."""
+    if ids.kind == "torch":
+        if not is_torch(out):
+            raise InvalidTypeError(f"{name} is read as a tensor; out is a {type(out).__name__}")
+        dtype, wanted = str(out.dtype).removeprefix("torch."), item.dtype
+        fits = out.is_contiguous() and not out.requires_grad and str(out.device) == device
+    elif ids.kind == "numpy":
+        if not isinstance(out, np.ndarray):
+            raise InvalidTypeError(f"{name} is read as an array; out is a {type(out).__name__}")
+        dtype, wanted = out.dtype.str, read_dtype(item).str
+        fits = out.flags.c_contiguous and out.flags.writeable
+    else:
+        raise InvalidInputError("out= takes NumPy or torch rows; CuPy ids give a fresh array")
+    expected = (*ids.shape, item.dim)
+    if dtype != wanted or tuple(out.shape) != expected:
+        raise InvalidInputError(
+            f"{name} for these ids is {wanted} {expected}, out is {dtype} {tuple(out.shape)}"
+        )
+    if not fits:
+        raise InvalidInputError(
+            f"out for {name} must be contiguous, writable, without requires_grad and on {device}"
+        )
+
+
+def writable_bytes(out: Any, item: Field) -> Any:
+    """Return a checked `out` as bytes `(n, nbytes)` of its own memory, None if they differ."""
+    if not isinstance(out, np.ndarray):
+        import torch
+
+        return out.view(-1, item.dim).view(torch.uint8) if out.numel() else None
+    if read_dtype(item) != item.storage or not out.size:
+        return None
+    return out.reshape(-1, item.dim).view(np.uint8)
 
 
 def from_bytes(data: npt.NDArray[np.uint8], item: Field, ids: Ids) -> Any:

@@ -3,5 +3,15 @@
 from __future__ import annotations
 
 from tierstore.machine.report import Cuda, Machine, Storage, cuda_advice, examine, examine_storage
+from tierstore.machine.speeds import Speeds, known_speeds
 
-__all__ = ["Cuda", "Machine", "Storage", "cuda_advice", "examine", "examine_storage"]
+__all__ = [
+    "Cuda",
+    "Machine",
+    "Speeds",
+    "Storage",
+    "cuda_advice",
+    "examine",
+    "examine_storage",
+    "known_speeds",
+]

@@ -27,7 +27,7 @@ from tierstore.errors import InvalidInputError, StoreIOError
 from tierstore.initializers import uniform
 from tierstore.spec import TableSpec
 
-__all__ = ["DEPTH", "Speeds", "Standing", "available", "known", "measure", "read", "stand"]
+__all__ = ["DEPTH", "Speeds", "Standing", "available", "known_speeds", "measure", "read", "stand"]
 
 
 DEPTH = 256
@@ -178,7 +178,7 @@ def measure(
     return found
 
 
-def known(directory: str | Path = ".") -> Speeds | None:
+def known_speeds(directory: str | Path = ".") -> Speeds | None:
     """Return what was measured last on the disk under `directory`, or None."""
     entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(directory), {})
     with contextlib.suppress(TypeError, ValueError):

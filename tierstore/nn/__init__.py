@@ -9,6 +9,7 @@ each, to the optimizer of `tierstore.optim`, whose step writes the rows. Nothing
 
 from __future__ import annotations
 
+from tierstore import _torch  # noqa: F401  (first: it says what to install)
 from tierstore.nn.bag import TieredEmbeddingBag
 from tierstore.nn.embedding import TieredEmbedding
 

@@ -124,9 +124,9 @@ class Batch:
         """
         ids = ids if ids.ndim == 1 else ids.reshape(-1)
         self._abandoned = abandoned
-        self.size = len(ids)
-        self.lease = table.lease(ids)
-        self.counted = None if padding_idx is None else ids != padding_idx
+        self.size: int = len(ids)
+        self.lease: Lease = table.lease(ids)
+        self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
     def __del__(self) -> None:
@@ -224,16 +224,16 @@ def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) ->
 class Module(Protocol):
     """What the operators ask of a module."""
 
-    def lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
 
-    def rows_of(self, batch: Batch) -> Tensor:
+    def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
 
-    def read_rows(self, ids: Tensor) -> Tensor:
+    def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
 
-    def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
 
 
@@ -244,8 +244,8 @@ class Lookup(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
         with interrupts_deferred():  # once for all that follows
-            ctx.batch, ctx.module = module.lease_rows(ids), module
-            rows = module.rows_of(ctx.batch).to(anchor)
+            ctx.batch, ctx.module = module._lease_rows(ids), module
+            rows = module._rows_of(ctx.batch).to(anchor)
         ctx.save_for_backward(anchor)
         return rows.reshape(*ids.shape, anchor.shape[1])
 
@@ -254,7 +254,7 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Give the module the gradient of the rows; the anchor's own is empty."""
         (anchor,) = ctx.saved_tensors
-        ctx.module.take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
+        ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
         return torch.empty_like(anchor), None, None
 
 
@@ -291,8 +291,8 @@ def lookup(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
     Rows come as the anchor is: of its type, on its device, with its `dim`.
     """
     found = _modules[module]
-    batch = found.lease_rows(ids)
-    rows = found.rows_of(batch).to(anchor)
+    batch = found._lease_rows(ids)
+    rows = found._rows_of(batch).to(anchor)
     return rows.reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
 
 
@@ -302,14 +302,14 @@ def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Te
     batch = _batches.get(int(ticket))
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")
-    _modules[module].take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
+    _modules[module]._take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
     return torch.empty_like(anchor)
 
 
 @torch.library.custom_op("tierstore::read", mutates_args=())
 def read(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
     """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _modules[module].read_rows(ids).to(anchor)
+    return _modules[module]._read_rows(ids).to(anchor)
 
 
 @lookup.register_fake

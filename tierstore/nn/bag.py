@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         field: str | None = None,
         padding_idx: int | None = None,
         *,
-        mode: str = "mean",
+        mode: Literal["sum", "mean", "max"] = "mean",
         include_last_offset: bool = False,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -72,7 +74,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
         ids = input.reshape(-1)
-        places = torch.arange(ids.shape[0], device=self.anchor.device)
+        places = torch.arange(ids.shape[0], device=self._anchor.device)
         padding = None
         if self.padding_idx is not None:
             ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])

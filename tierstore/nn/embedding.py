@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+import weakref
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd
 from tierstore.nn.autograd import Abandoned, Batch, Gradient
 
@@ -42,7 +46,10 @@ class TieredEmbedding(torch.nn.Module):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> None:
-        """Put a layer over a table; nothing is read or written.
+        """Put a layer over a table; nothing is written.
+
+        Warns once of a table whose first field is still all zeros, as far as a look at some rows
+        tells: a model of products of such rows never trains.
 
         Args:
             table: a table of an open store; several layers may share it.
@@ -66,24 +73,25 @@ class TieredEmbedding(torch.nn.Module):
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
         self.table = table
-        self.field = next(iter(table.fields)) if field is None else field
+        self.field: str = next(iter(table.fields)) if field is None else field
         item = table.spec.layout.field(self.field)
         if not item.element.trainable:
             raise InvalidTypeError(
                 f"field {self.field!r} of table {table.name!r} is {item.dtype}, and torch trains "
                 "floats alone; read it with table.read"
             )
-        self.padding_idx = _from_start(padding_idx, table.rows)
-        self.embedding_dim = item.dim
+        self.padding_idx: int | None = _from_start(padding_idx, table.rows)
+        self.embedding_dim: int = item.dim
         self._dtype = item.element.torch_dtype()
-        self.anchor = torch.nn.Parameter(
+        self._anchor: torch.nn.Parameter = torch.nn.Parameter(
             torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         )
         """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
-        self.gradients: list[Gradient] | None = None
+        self._gradients: list[Gradient] | None = None
         """Where gradients go; an optimizer puts its own list here."""
         self._abandoned = Abandoned()
         self._number = autograd.register(self)
+        _warn_of_zeros(table, self.field)
 
     @property
     def num_embeddings(self) -> int:
@@ -95,41 +103,41 @@ class TieredEmbedding(torch.nn.Module):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        trained = torch.is_grad_enabled() and self.anchor.requires_grad
+        trained = torch.is_grad_enabled() and self._anchor.requires_grad
         if not torch.compiler.is_compiling():
             if trained:
-                return autograd.Lookup.apply(self.anchor, ids, self)
-            rows: Tensor = self.read_rows(ids).to(self.anchor)
+                return autograd.Lookup.apply(self._anchor, ids, self)
+            rows: Tensor = self._read_rows(ids).to(self._anchor)
         elif trained:
-            rows = autograd.lookup(ids, self.anchor, self._number)[0]
+            rows = autograd.lookup(ids, self._anchor, self._number)[0]
         else:
-            rows = autograd.read(ids, self.anchor, self._number)
+            rows = autograd.read(ids, self._anchor, self._number)
         return rows
 
-    def prefetch(self, ids: Any, window: int = 16) -> None:
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        self.table.prefetch(ids, window)
+        self.table.prefetch(ids, window=window)
 
     # -- what the operators call
 
-    def lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
         self._abandoned.release()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
-    def rows_of(self, batch: Batch) -> Tensor:
+    def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
         return batch.rows(self.field)
 
-    def read_rows(self, ids: Tensor) -> Tensor:
+    def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
         rows: Tensor = self.table.read(ids, self.field)
         return rows
 
-    def take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if self.gradients is None:
+        if self._gradients is None:
             raise InvalidInputError(
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
@@ -137,7 +145,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
-            self.gradients.append(batch.gradient(own))
+            self._gradients.append(batch.gradient(own))
 
     # -- as a module
 
@@ -160,28 +168,50 @@ class TieredEmbedding(torch.nn.Module):
         copy = self.__class__.__new__(self.__class__)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)
-        copy._parameters = {"anchor": torch.nn.Parameter(self.anchor.detach().clone())}
-        copy.anchor.requires_grad_(self.anchor.requires_grad)
-        copy.gradients = None
+        copy._parameters = {"_anchor": torch.nn.Parameter(self._anchor.detach().clone())}
+        copy._anchor.requires_grad_(self._anchor.requires_grad)
+        copy._gradients = None
         copy._abandoned = Abandoned()
         copy._number = autograd.register(copy)
         return copy
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""
-        return {**self.table.pointer(), "field": self.field}
+        return {**self.table._pointer(), "field": self.field}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a pointer is to this layer's table; see `Table.check_pointer`."""
-        self.table.check_pointer(state)
+        """Check that a pointer is to this layer's table; raises InvalidInputError."""
+        self.table._check_pointer(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}anchor"]
+        del destination[f"{prefix}_anchor"]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        given = {**state_dict, f"{prefix}anchor": self.anchor.detach()}
+        given = {**state_dict, f"{prefix}_anchor": self._anchor.detach()}
         super()._load_from_state_dict(given, prefix, *rest)
+
+
+_looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _warn_of_zeros(table: Table, field: str) -> None:
+    """Warn of a table that was never filled; biases, of one element, start from zeros."""
+    if table in _looked_at or table.dim == 1 or field != next(iter(table.fields)):
+        return
+    _looked_at.add(table)
+    ids = np.arange(0, table.rows, max(1, table.rows // 64))
+    with contextlib.suppress(TierStoreError):  # what is damaged is no zeros, and a later error
+        for part in (ids[:1], ids[1:]):
+            if table.read(part, field, cache=False).any():
+                return
+        warnings.warn(
+            f"the rows of table {table.name!r} are zeros, as they were made: products of such rows "
+            "have no gradient; give TableSpec an init such as tierstore.normal(std=0.1), or write "
+            "the rows",
+            ZeroRowsWarning,
+            stacklevel=3,
+        )
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

@@ -8,6 +8,7 @@ and writes them back; all other rows stay as they are. Results do not depend on 
 
 from __future__ import annotations
 
+from tierstore import _torch  # noqa: F401  (first: it says what to install)
 from tierstore.optim.optimizer import TieredOptimizer
 from tierstore.optim.row_wise import RowWiseAdagrad
 

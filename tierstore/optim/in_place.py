@@ -24,7 +24,7 @@ from tierstore.optim.row_wise import RowWiseAdagrad
 from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
 
-__all__ = ["InSlot"]
+__all__ = ["InPlace"]
 
 Group = Mapping[str, Any]
 """The options of an optimizer."""
@@ -50,7 +50,7 @@ class _Rule:
     numbers: Callable[[Group, float], tuple[float, ...]]
 
 
-class InSlot:
+class InPlace:
     """The kernel for a field of a table, for as long as the options of the optimizer allow it."""
 
     def __init__(self, optimizer_class: type, table: Table, field: str, state: StoredState) -> None:

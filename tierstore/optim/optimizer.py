@@ -16,7 +16,7 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import TieredEmbedding
 from tierstore.nn.autograd import Abandoned, Gradient, merged
-from tierstore.optim.in_place import InSlot
+from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.state import State, StoredState
 
@@ -30,19 +30,19 @@ class TrainedField:
         table: the table.
         field: the name of the field.
         state: where the optimizer's state for it lies.
-        in_slot: takes steps without copying rows, where it can; None where that is not wanted.
+        in_place: takes steps without copying rows, where it can; None where that is not wanted.
         gradients: what backward passes left since the last `gather`, in their order.
         compact: the rows that got a gradient, between a backward pass and a step.
     """
 
     def __init__(
-        self, table: Table, field: str, state: StoredState, in_slot: InSlot | None
+        self, table: Table, field: str, state: StoredState, in_place: InPlace | None
     ) -> None:
         """Start without a gradient."""
         self.table = table
         self.field = field
         self.state = state
-        self.in_slot = in_slot
+        self.in_place = in_place
         self.gradients: list[Gradient] = []
         self.compact: Compact | None = None
         self._abandoned = Abandoned()
@@ -115,11 +115,11 @@ class Compact:
         return self.gradient is None or self._gradient.batch.usable
 
     def step(self, options: Mapping[str, Any]) -> bool:
-        """Take a step of the optimizer in the slots, if that can be done; see `InSlot.step`."""
-        gradient, in_slot = self.gradient, self._of.in_slot
-        if gradient is None or in_slot is None:
+        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
+        gradient, in_place = self.gradient, self._of.in_place
+        if gradient is None or in_place is None:
             return False
-        return in_slot.step(gradient.batch.lease, gradient.values, gradient.trained, options)
+        return in_place.step(gradient.batch.lease, gradient.values, gradient.trained, options)
 
     def load(self) -> State:
         """Let the parameter be what its rows are now; return the optimizer's state for them."""
@@ -168,7 +168,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
         *,
         progress: Callable[[int, int], None] | None = None,
-        in_slot: bool = True,
+        in_place: bool = True,
         stochastic_rounding: bool = False,
         **options: Any,
     ) -> None:
@@ -180,7 +180,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             embeddings: layers, or dicts `{"params": [layers], "lr": …}` with options of their own.
                 Layers over the same field of the same table are trained as one.
             progress: called with rows done and in all while fields are added.
-            in_slot: on a GPU, update rows where they lie, with a kernel of tierstore, where there
+            in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
                 bfloat16 and float16, unless options ask for `foreach=False` or `capturable`. The
                 results are those of torch's `foreach=True`; False has torch compute them.
@@ -197,7 +197,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._class = optimizer_class
         self._options = options
         self._progress = progress
-        self._in_slot = in_slot
+        self._in_place = in_place
         self._at_random = stochastic_rounding
         self._fields: list[list[TrainedField]] = []
         self._inner = optimizer_class([_stand_in(groups[0])], **options)
@@ -231,7 +231,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 )
             if key not in fields:
                 fields[key] = self._prepared(layer, options)
-            layer.gradients = fields[key].gradients
+            layer._gradients = fields[key].gradients
         return list(fields.values())
 
     def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
@@ -250,8 +250,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         missing = state.missing_fields()
         if missing:
             table.add_fields(missing, progress=self._progress)
-        in_slot = InSlot(self._class, table, layer.field, state) if self._in_slot else None
-        return TrainedField(table, layer.field, state, in_slot)
+        in_place = InPlace(self._class, table, layer.field, state) if self._in_place else None
+        return TrainedField(table, layer.field, state, in_place)
 
     def _every(self) -> Iterator[TrainedField]:
         return itertools.chain.from_iterable(self._fields)
@@ -397,4 +397,4 @@ def _grouped(
 
 def _stand_in(group: Mapping[str, Any]) -> torch.nn.Parameter:
     """Return a parameter for an optimizer that cannot be made without one."""
-    return torch.nn.Parameter(group["params"][0].anchor.detach().new_zeros(1, 1))
+    return torch.nn.Parameter(group["params"][0]._anchor.detach().new_zeros(1, 1))

@@ -42,7 +42,7 @@ class StoredState:
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._count = f"{self._prefix}step"
-        self.fields = {key: self._prefix + key for key in plan.rows}
+        self.fields: dict[str, str] = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None

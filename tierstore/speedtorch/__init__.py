@@ -15,6 +15,7 @@ to write in new code, is in docs/from-speedtorch.md.
 
 from __future__ import annotations
 
+from tierstore import _torch  # noqa: F401  (first: it says what to install)
 from tierstore.speedtorch.families import (
     COM,
     COMMM,

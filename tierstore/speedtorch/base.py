@@ -339,7 +339,7 @@ class Held(ABC):
         step = max(1, _BLOCK_BYTES // table.fields[field].nbytes)
         for start in range(0, table.rows, step):
             ids = np.arange(start, min(start + step, table.rows))
-            yield table.read(ids, field, transient=True)
+            yield table.read(ids, field, cache=False)
 
     def _streamed(self, field: str) -> Streamed:
         item = self.table.fields[field]

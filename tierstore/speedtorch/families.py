@@ -72,7 +72,7 @@ class ModelFactory(_Common, ModelRows):
         device: the GPU; by default that of the module, or torch's current one.
     """
 
-    CUPYcorpus = legacy("getCupyVar", "table.write")
+    CUPYcorpus: Any = legacy("getCupyVar", "table.write")
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class OptimizerFactory(_Common, OptimizerRows):
         CPUPinn, budget, device: as for `ModelFactory`.
     """
 
-    CUPYcorpi = legacy("getCupyVar", "table.write")
+    CUPYcorpi: Any = legacy("getCupyVar", "table.write")
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class DataGadget(_Common, ArrayRows):
     """
 
     _first_calls = "gadgetInit()"
-    CUPYcorpus = legacy("getCupyVar", "insertData")
+    CUPYcorpus: Any = legacy("getCupyVar", "insertData")
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class COM(_Common, CountRows):
         CPUPinn, budget, device: as for `ModelFactory`.
     """
 
-    CUPYCom = legacy("getCupyVar", "addCounts")
+    CUPYCom: Any = legacy("getCupyVar", "addCounts")
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _CommonMM(Held):
     """What the classes of this family share: the store, and what to do with it."""
 
     CPUPinn: bool
-    CUPYmemmap = legacy("getCupyVar", "table.write")
+    CUPYmemmap: Any = legacy("getCupyVar", "table.write")
 
     @property
     def diskname(self) -> str:
@@ -425,7 +425,7 @@ class _PytorchCommon(Held):
     reads that, and keeps a cache of it.
     """
 
-    pytorchGPUVar = legacy("getTorchVar", "table.write")
+    pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
 
 
 def _where(
@@ -508,7 +508,7 @@ class _CPUPytorchCommon(Held):
     """What the classes of this family share: tables in host memory, with a cache on the GPU."""
 
     _pinned = True
-    pytorchCPUVar = legacy("getTorchVar", "table.write")
+    pytorchCPUVar: Any = legacy("getTorchVar", "table.write")
 
 
 class CPUPytorchModelFactory(_CPUPytorchCommon, TorchModel):
@@ -527,7 +527,7 @@ class _GPUPytorchCommon(Held):
     """What the classes of this family share: the whole table is on the GPU."""
 
     _pinned = False
-    pytorchGPUVar = legacy("getTorchVar", "table.write")
+    pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
 
 
 class GPUPytorchModelFactory(_GPUPytorchCommon, TorchModel):

@@ -14,7 +14,7 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._dtypes import check_dtype
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError
+from tierstore.errors import DuplicateRowsWarning, InvalidInputError
 from tierstore.nn.autograd import sum_by_row
 from tierstore.spec import Field
 from tierstore.speedtorch.base import (
@@ -90,6 +90,7 @@ def warn_of_copies(ids: Tensor, policy: str) -> None:
     warnings.warn(
         f"{share:.1%} of the {ids.numel()} rows of this batch are copies of others: "
         f"{message}; {advice}",
+        DuplicateRowsWarning,
         stacklevel=4,
     )
 
@@ -118,8 +119,9 @@ class ModelRows(Held):
         self.model_variable = model_variable
         self.total_classes = total_classes
         self.embed_dimension = embed_dimension
-        self.datatype = self.dtype = dtype
-        self.duplicates = check_policy(duplicates)
+        self.dtype: Any = dtype
+        self.datatype: Any = dtype
+        self.duplicates: str = check_policy(duplicates)
         self._field = Field(embed_dimension, check_dtype(dtype))
         self._hook: Any = None
         self._told = False
@@ -142,7 +144,7 @@ class ModelRows(Held):
 
     def normalDistributionInit(self, mean: float, stdDev: float) -> None:
         """Draw all rows from a normal distribution; torch.manual_seed decides which."""
-        self._fill(initializers.normal(float(mean), float(stdDev), seed=_seed()))
+        self._fill(initializers.normal(mean=float(mean), std=float(stdDev), seed=_seed()))
 
     def customInit(self, initFunction: Callable[..., Any], *args: Any) -> None:
         """Let `initFunction(tensor, *args)`, as of torch.nn.init, fill a tensor of all rows.
@@ -177,7 +179,7 @@ class ModelRows(Held):
         Ids are arrays, tensors or lists of any shape. Raises RowIndexError, InvalidTypeError.
         """
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-        rows = self.table.read(ids, tensors=True)
+        rows = self.table.read(ids, as_tensor=True)
         self._release()
         parameter = self.model_variable.weight
         _put(parameter, rows.to(home_of(parameter, self._where)))

@@ -62,10 +62,11 @@ class OptimizerRows(Held):
         self.embed_dimension = embed_dimension
         self.model = model
         self.variable_name = variable_name
-        self.datatype = self.dtype = dtype
+        self.dtype: Any = dtype
+        self.datatype: Any = dtype
         self._dtype = check_dtype(dtype)
         self._plan = self._probed()
-        self.optVarList = list(self._plan.rows)
+        self.optVarList: list[str] = list(self._plan.rows)
 
     def _probed(self) -> StatePlan:
         """Return what the optimizer keeps, found by running one of its kind on a few rows."""
@@ -110,7 +111,7 @@ class OptimizerRows(Held):
         found = {}
         if self.optVarList:  # on their way while the rest is done
             ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
-            found = self.table.read(ids, fields=self.optVarList, tensors=True)
+            found = self.table.read(ids, self.optVarList, as_tensor=True)
         state = self._state
         if not found:
             return

@@ -60,10 +60,10 @@ def forbid(opt: TieredOptimizer) -> None:
     opt._inner.step = fail  # type: ignore[assignment, method-assign]
 
 
-def is_in_slot(opt: TieredOptimizer, emb: TieredEmbedding) -> bool:
+def is_in_place(opt: TieredOptimizer, emb: TieredEmbedding) -> bool:
     """Take a step, and tell who took it."""
     forbid(opt)
-    emb(torch.arange(3, device=emb.anchor.device)).sum().backward()
+    emb(torch.arange(3, device=emb._anchor.device)).sum().backward()
     try:
         opt.step()
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def check(place: Place, tables: list[Any], optimizer: Any, **options: Any) -> No
     flag = {} if optimizer is RowWiseAdagrad else {"foreach": True}
     opts = [
         TieredOptimizer(optimizer, [layers[0]], **options),
-        TieredOptimizer(optimizer, [layers[1]], in_slot=False, **flag, **options),
+        TieredOptimizer(optimizer, [layers[1]], in_place=False, **flag, **options),
     ]
     forbid(opts[0])
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_fields_at_odd_places(place: Place) -> None:
         emb = TieredEmbedding(table, "weight")
         opt = TieredOptimizer(torch.optim.Adagrad, [emb], lr=0.1)
         assert "weight_sum" in table.fields
-        assert is_in_slot(opt, emb)
+        assert is_in_place(opt, emb)
 
 
 def test_a_field_that_is_not_the_first(place: Place) -> None:
@@ -175,7 +175,7 @@ def test_a_field_that_is_not_the_first(place: Place) -> None:
     before = rows_of(table, "a"), rows_of(table, "b")
     emb = TieredEmbedding(table, "b")
     opt = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1)
-    assert is_in_slot(opt, emb)
+    assert is_in_place(opt, emb)
     assert torch.equal(rows_of(table, "a"), before[0])
     assert bool((rows_of(table, "b")[:3] != before[1][:3]).all())
     assert torch.equal(rows_of(table, "b")[3:], before[1][3:])
@@ -190,7 +190,7 @@ class Own(torch.optim.Adam):
     ("optimizer", "options"),
     [
         (ADAM, {"foreach": False}),
-        (ADAM, {"in_slot": False}),
+        (ADAM, {"in_place": False}),
         (Own, {}),
         (strangers.Lion, {}),
         (torch.optim.Adamax, {}),
@@ -198,18 +198,18 @@ class Own(torch.optim.Adam):
 )
 def test_what_is_left_to_torch(place: Place, weights: Tensor, optimizer: Any, options: Any) -> None:
     emb = TieredEmbedding(place.table(weights))
-    assert not is_in_slot(TieredOptimizer(optimizer, [emb], lr=0.1, **options), emb)
+    assert not is_in_place(TieredOptimizer(optimizer, [emb], lr=0.1, **options), emb)
 
 
 def test_float64_is_left_to_torch(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights.double()))
-    assert not is_in_slot(TieredOptimizer(ADAM, [emb], lr=0.1), emb)
+    assert not is_in_place(TieredOptimizer(ADAM, [emb], lr=0.1), emb)
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
 def test_what_is_not(place: Place, weights: Tensor, options: Any) -> None:
     emb = TieredEmbedding(place.table(weights))
-    assert is_in_slot(TieredOptimizer(ADAM, [emb], lr=0.1, **options), emb)
+    assert is_in_place(TieredOptimizer(ADAM, [emb], lr=0.1, **options), emb)
 
 
 def test_changed_options_hold_from_the_next_step(place: Place, weights: Tensor) -> None:

@@ -1,0 +1,72 @@
+"""Errors as the builtins they also are, and warnings by their classes."""
+
+import errno
+import gc
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore import errors
+
+SPEC = {"t": tierstore.TableSpec(20, 4, init=tierstore.normal(seed=1))}
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+OF_SYSTEM = [each for each in CLASSES if issubclass(each, OSError)]
+
+
+@pytest.mark.parametrize("kind", OF_SYSTEM)
+def test_errors_of_the_system_say_what_went_wrong(kind):
+    error = kind("what happened", filename="/some/where")
+    assert str(error) == error.strerror == "what happened"
+    assert error.filename == "/some/where"
+    assert error.errno
+    plain = OSError(error.errno, "")
+    builtins = [each for each in kind.__mro__ if each.__module__ == "builtins"]
+    assert isinstance(plain, builtins[0])  # the errno is one of the builtin's
+    error.errno = errno.EDQUOT
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.errno) == (kind, str(error), errno.EDQUOT)
+    assert (again.filename, again.strerror) == (error.filename, error.strerror)
+
+
+def test_a_damaged_row_keeps_its_numbers_where_it_is_pickled():
+    error = errors.CorruptRowError("two rows", rows=[3, 5], file="t/base")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.rows, again.file, again.errno) == ([3, 5], "t/base", errno.EIO)
+
+
+def test_errors_name_the_file(tmp_path):
+    path = tmp_path / "emb.tier"
+    with pytest.raises(FileNotFoundError) as found:
+        tierstore.open(path)
+    assert (found.value.errno, found.value.filename) == (errno.ENOENT, str(path))
+    with tierstore.create(path, SPEC):
+        with pytest.raises(FileExistsError) as found:
+            tierstore.create(path, SPEC)
+        assert (found.value.errno, found.value.filename) == (errno.EEXIST, str(path))
+        with pytest.raises(BlockingIOError) as found:
+            tierstore.open(path, "r+")
+        assert (found.value.errno, found.value.filename) == (errno.EAGAIN, str(path))
+    with tierstore.open(path) as store, pytest.raises(PermissionError) as found:
+        store["t"].write([1], np.ones((1, 4), np.float32))
+    assert (found.value.errno, found.value.filename) == (errno.EACCES, str(path))
+
+
+def test_warnings_can_be_told_apart(tmp_path):
+    store = tierstore.create(tmp_path / "emb.tier", SPEC)
+    store["t"].write([1, 2], np.ones((2, 4), np.float32))
+    with pytest.warns(errors.UncommittedRowsWarning, match="2 uncommitted rows"):
+        store.close()
+    opened = tierstore.open(tmp_path / "emb.tier")
+    assert opened.version == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del opened
+        gc.collect()
+    assert [each.category for each in caught] == [errors.UnclosedStoreWarning]
+    for each in CLASSES:
+        if issubclass(each, Warning):
+            assert issubclass(each, errors.TierStoreWarning)
+            assert issubclass(each, UserWarning)

@@ -1,0 +1,46 @@
+"""What type checkers say of reads with ids of NumPy; `make lint` runs mypy on this file."""
+
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import tierstore
+
+Rows = npt.NDArray[np.floating[Any]]
+
+
+def reads(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
+    table = store["item"]
+    assert_type(table, tierstore.Table)
+    assert_type(table.read(ids), Rows)
+    assert_type(table.read([1, 2], "weight"), Rows)
+    assert_type(table.read(range(5), cache=False), Rows)
+    assert_type(table.read(ids, ["weight", "sum"]), dict[str, Rows])
+    assert_type(table.read(ids, ("weight",)), dict[str, Rows])
+    assert_type(table.read(ids, out=np.empty((3, 4), np.float32)), Rows)
+    assert_type(table[3], Rows)
+    assert_type(table[[3, 5]], Rows)
+    assert_type(table[3:10], Rows)
+    assert_type(table.shape, tuple[int, int])
+    assert_type(table.dtype, np.dtype[Any])
+    for block in table.scan("weight", start=3):
+        assert_type(block, npt.NDArray[Any])
+
+
+def refused(store: tierstore.Store, ids: npt.NDArray[np.int64]) -> None:
+    table = store["item"]
+    table.read(ids, 5)  # type: ignore[call-overload]
+    table.read(ids, {"weight": 1})  # type: ignore[call-overload]
+    table.prefetch(ids, 16)  # type: ignore[call-arg]
+    table.scan("weight", 3)  # type: ignore[call-arg]
+    tierstore.open("emb.tier", "w")  # type: ignore[arg-type]
+    tierstore.open("emb.tier", check_ids="maybe")  # type: ignore[arg-type]
+    tierstore.export_table(table, "out.npy", damaged="drop")  # type: ignore[arg-type]
+
+
+def public(store: tierstore.Store) -> None:
+    assert_type(tierstore.import_table(store, "rows.npy"), tierstore.ImportResult)
+    assert_type(tierstore.export_table(store["item"], "rows.npy"), tierstore.ExportResult)
+    assert_type(tierstore.policy.lfu(), tierstore.policy.frequency.LFUSpec)
+    assert_type(tierstore.errors.StoreFullError("full"), tierstore.errors.StoreFullError)
