@@ -11,12 +11,19 @@ import errno
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tierstore._io.syscalls import Calls
 from tierstore.errors import CommitFailedError, StoreFullError, StoreIOError, TierStoreError
 
-__all__ = ["calls", "explained", "send_range", "sync_descriptor", "wait_for_range"]
+__all__ = [
+    "calls",
+    "explained",
+    "raise_explained",
+    "send_range",
+    "sync_descriptor",
+    "wait_for_range",
+]
 
 calls: Any = Calls()
 
@@ -31,21 +38,25 @@ _NEARLY_ALL = 0.9
 
 @contextlib.contextmanager
 def explained(action: str, path: str) -> Iterator[None]:
-    """Turn an OSError into the error a user can act on, keeping its errno.
-
-    Where something is only looked up, that it is missing is an answer: FileNotFoundError and
-    NotADirectoryError pass.
-    """
+    """Raise any OSError of the body as `raise_explained` does."""
     try:
         yield
-    except TierStoreError:
-        raise
     except OSError as error:
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS:
-            raise
-        failure = _explanation(action, path, error)
-        failure.errno = error.errno
-        raise failure from error
+        raise_explained(error, action, path)
+
+
+def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
+    """Raise, from an OSError, the error a user can act on, keeping its errno.
+
+    A lookup that finds nothing is an answer: FileNotFoundError and NotADirectoryError pass. So
+    does an error that was explained before.
+    """
+    is_answer = isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS
+    if is_answer or isinstance(error, TierStoreError):
+        raise error
+    failure = _explanation(action, path, error)
+    failure.errno = error.errno
+    raise failure from error
 
 
 def _explanation(action: str, path: str, error: OSError) -> OSError:
