@@ -18,11 +18,11 @@ from tests.durability.judge import Failure, Judge
 from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
-    "creating.create_store > publish > _give_name > Directory.sync",
+    "opening._create_store > publish > _give_name > Directory.sync",
     "binding.write_digest > Directory.write_file > File.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Directory.sync",
-    "live.LiveDelta.sync > File.sync",
+    "delta_writer.LiveDelta.sync > File.sync",
     "generation.Generation.bind > Directory.sync",
     "generation.Generation.sync > Directory.sync",
     "generation.create > Directory.sync",
@@ -31,22 +31,22 @@ NEEDED = [
     "records.RecordFiles.sync > File.sync",
     "zarr.create > Directory.sync",
     "zarr.create > Directory.write_file > File.sync",
-    "publishing.publish > Directory.sync",
-    "publishing.publish > File.sync",
+    "ledger.publish > Directory.sync",
+    "ledger.publish > File.sync",
     "ledger.Ledger.sweep > Directory.sync",
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
-    "reshaping.replace > Directory.sync",
-    "saving._new_directory > publish > _give_name > Directory.sync",
-    "opened.Opened._start > Directory.sync",
+    "alter._rewrite > Directory.sync",
+    "copy._new_directory > publish > _give_name > Directory.sync",
+    "state.State._start > Directory.sync",
 ]
 EITHER = [
-    "creating.create_store > publish > _sync_tree > Directory.sync",
-    "creating.create_store > publish > _sync_tree > File.sync",
+    "opening._create_store > publish > _sync_tree > Directory.sync",
+    "opening._create_store > publish > _sync_tree > File.sync",
     "files.Files.create > File.sync",
-    "publishing.write_skeleton > Directory.write_file > File.sync",
-    "saving._new_directory > publish > _sync_tree > Directory.sync",
-    "saving._new_directory > publish > _sync_tree > File.sync",
+    "ledger.write_skeleton > Directory.write_file > File.sync",
+    "copy._new_directory > publish > _sync_tree > Directory.sync",
+    "copy._new_directory > publish > _sync_tree > File.sync",
 ]
 """A new store is synced as it is written and, before it gets its name, as a whole."""
 
@@ -126,7 +126,7 @@ def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
 
 @pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
 def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
-    assert is_caught(f"^{re.escape(f'compacting.Compaction.steps > {site}')}$", beside_a_reader)
+    assert is_caught(f"^{re.escape(f'compact.Compaction.steps > {site}')}$", beside_a_reader)
 
 
 def test_a_new_store_is_synced_one_way_or_the_other() -> None:

@@ -39,7 +39,7 @@ def observe(store: tierstore.Store) -> State:
                     ).items()
                 },
             }
-            for name, table in store.tables.items()
+            for name, table in store.items()
         },
     }
 
@@ -224,7 +224,7 @@ class Twin:
         new["scalars"] = old["scalars"]
         if old["keys"] is not None and len(old["keys"]) == spec.rows:
             new["keys"] = old["keys"]  # as many rows: their keys stay
-        self._step_kept(lambda: self.store.replace_table(name, spec))
+        self._step_kept(lambda: self.store.replace_table(name, spec, reinitialize=True))
 
     def add_fields(self) -> None:
         """Add a field to a table."""
@@ -250,7 +250,7 @@ class Twin:
             new = np.zeros((more, values.shape[1]), np.float32)
             table["fields"][field] = (dtype, np.concatenate([values, new]))
         rows = len(values) + more
-        self._step_kept(lambda: self.store[name].grow(rows))
+        self._step_kept(lambda: self.store.grow(name, rows))
 
     def set_keys(self) -> None:
         """Give a table keys, ints or texts."""
@@ -260,7 +260,7 @@ class Twin:
         numbers = self._random.sample(range(10**6), rows)
         keys: list[Any] = numbers if self._random.random() < 0.5 else [f"k{n}é" for n in numbers]
         self._tables[name]["keys"] = keys
-        self._step_kept(lambda: self.store[name].set_keys(keys))
+        self._step_kept(lambda: self.store.set_keys(name, keys))
 
     def _step_kept(self, work: Callable[[], Any]) -> None:
         """Commit a change of the tables' shape, which leaves step and payload as they were."""

@@ -78,8 +78,8 @@ def uses(lease: Any) -> list[Callable[[], object]]:
 
 ENDS: dict[str, Callable[[tierstore.Store], object]] = {
     "rollback": lambda store: store.rollback(),
-    "rows": lambda store: store["t"].grow(ROWS + 5),
-    "fields": lambda store: store["t"].add_fields({"more": tierstore.Field(2)}),
+    "rows": lambda store: store.grow("t", ROWS + 5),
+    "fields": lambda store: store.add_fields("t", {"more": tierstore.Field(2)}),
     "close": lambda store: store.close(),
 }
 
@@ -173,7 +173,7 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
     store = make(tiers)
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
     )
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
@@ -195,7 +195,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
     store = make("host cache")
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
     )
     ids = np.arange(3, 9)
     table.prefetch(ids)
@@ -289,7 +289,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._session.guard, "use", interrupted)
+    monkeypatch.setattr(store._state.guard, "use", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     monkeypatch.undo()
@@ -319,7 +319,7 @@ def test_warming_waits_for_the_copies_of_prefetches(
         expected[40:50] = values(10)
         table.read(np.arange(45, 50))
         table.prefetch(np.arange(5))
-        store._session.prefetcher.wait()
+        store._state.prefetcher.wait()
         table.read(np.arange(45, 50))  # behind the plan of the prefetch, not behind its copies
         table.warm(np.arange(5, 35))
         wrong = (table.read(EVERY) != expected).any(axis=1).sum()

@@ -22,7 +22,7 @@ def contents(path: Path) -> dict[str, bytes]:
     """Return every field of every table, the scalars and the payload, as bytes."""
     with tierstore.open(path) as store:
         found = {"step": str(store.step).encode()}
-        for name, table in store.tables.items():
+        for name, table in store.items():
             found[f"{name}/scalars"] = repr(sorted(table.scalars.items())).encode()
             for field in table.fields:
                 found[f"{name}/{field}"] = table.read(np.arange(len(table)), field).tobytes()

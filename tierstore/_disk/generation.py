@@ -58,7 +58,9 @@ _PARTIAL_NAME = re.compile(r"c\.\d{1,13}\.0\.[0-9a-f]{8}\.partial")
 _ARRAY = "rows.zarr"
 _CHECKED_BYTES = 256 << 20
 """Row checksums that are compared when a table is opened, at most."""
-_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)
+_FILE_NAME = re.compile(
+    "|".join(form.pattern for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME, _BASE_NAME)), re.ASCII
+)
 
 
 def encode(values: npt.NDArray[Any], item: Field) -> npt.NDArray[Any]:
@@ -352,7 +354,7 @@ def remove_generation(table: _io.Directory, name: str) -> None:
     """Remove a generation with all its files."""
     with table.directory(name) as directory:
         for entry in directory.names():
-            if any(form.fullmatch(entry) for form in _NAMES):
+            if _FILE_NAME.fullmatch(entry):
                 directory.unlink(entry)
             elif entry == _ARRAY and directory.is_directory(entry):
                 _sweep_array(directory, _BASE_NAME)

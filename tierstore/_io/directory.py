@@ -49,7 +49,7 @@ class Directory(Descriptor):
     def directory(self, name: str) -> Directory:
         """Open a directory within this one; raises FormatError for anything else."""
         flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
             fd = system.calls.open(component(name), flags, dir_fd=self.fd)
         except OSError as error:
@@ -77,7 +77,7 @@ class Directory(Descriptor):
         Raises NotAStoreError where the directory itself has been removed.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
             fd = system.calls.open(component(name), flags, 0o666, dir_fd=self.fd)
         except OSError as error:
@@ -92,7 +92,7 @@ class Directory(Descriptor):
     def open_file(self, name: str, *, write: bool = False) -> File:
         """Open a regular file; raises FormatError for links, FIFOs, devices and directories."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
             fd = system.calls.open(component(name), flags, dir_fd=self.fd)
         except OSError as error:

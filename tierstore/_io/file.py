@@ -86,7 +86,9 @@ class Descriptor:
         trace: TracebackType | None,
     ) -> None:
         """Close it; an error of the body counts more than one of closing."""
-        self.close() if error is None else self.discard()
+        if error is not None:
+            self.unsynced = False
+        self.close()
 
 
 class File(Descriptor):

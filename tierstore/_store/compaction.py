@@ -34,7 +34,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DigestInfo, TableInfo
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
-from tierstore._store.opened import Opened
+from tierstore._store.state import State
 from tierstore._threads import Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
@@ -67,47 +67,47 @@ class Work(Protocol):
 class _Fold:
     """The deltas of versions up to one go into the bases."""
 
-    def __init__(self, store: Opened, upto: int) -> None:
-        self._store = store
+    def __init__(self, state: State, upto: int) -> None:
+        self._state = state
         self._upto = upto
         # Who holds this holds the store and its lock: no second writer may come beside it.
-        self._merges = {name: table.disk.merge(upto) for name, table in store.tables.items()}
+        self._merges = {name: table.disk.merge(upto) for name, table in state.tables.items()}
         self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
         for name, merge in self._merges.items():
             yield from merge.steps()
-            generation = self._store.tables[name].generation
+            generation = self._state.tables[name].generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
 
     def publish(self) -> None:
-        store = self._store
+        state = self._state
         infos = {}
-        for name, table in store.tables.items():
+        for name, table in state.tables.items():
             info = table.generation.info
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
             digest = self._digests.get(name, info.digest)
             infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
         try:
-            store.publish(tables=infos)
+            state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
             self.drop()  # after other errors there may be a manifest that names them
             raise
-        store.sweep(1 if self._upto == store.manifest.version else store.keep)
+        state.sweep(1 if self._upto == state.manifest.version else state.keep)
 
     def drop(self) -> None:
         for name, digest in self._digests.items():
-            self._store.tables[name].generation.unbind(digest)
+            self._state.tables[name].generation.unbind(digest)
 
 
 class _Compacting:
     """Groups of consecutive deltas become one each."""
 
-    def __init__(self, store: Opened, groups: Mapping[str, list[list[Delta]]]) -> None:
-        self._store = store
+    def __init__(self, state: State, groups: Mapping[str, list[list[Delta]]]) -> None:
+        self._state = state
         self._compactions = {
-            name: [store.tables[name].generation.compact(group) for group in found]
+            name: [state.tables[name].generation.compact(group) for group in found]
             for name, found in groups.items()
         }
 
@@ -117,16 +117,16 @@ class _Compacting:
                 yield from compaction.steps()
 
     def publish(self) -> None:
-        store = self._store
-        infos = dict(store.manifest.tables)
+        state = self._state
+        infos = dict(state.manifest.tables)
         for name, compactions in self._compactions.items():
-            infos[name] = _compacted(store.tables[name].generation, compactions)
+            infos[name] = _compacted(state.tables[name].generation, compactions)
         try:
-            store.publish(tables=infos)
+            state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
             self.drop()  # after other errors there may be a manifest that names them
             raise
-        store.sweep(store.keep)
+        state.sweep(state.keep)
 
     def drop(self) -> None:
         for compactions in self._compactions.values():
@@ -149,9 +149,11 @@ def _compacted(generation: Generation, compactions: list[Compaction]) -> TableIn
 class Folder:
     """Folds and compacts a store; its methods expect the guard, as its only writer."""
 
-    def __init__(self, store: Opened) -> None:
+    def __init__(self, state: State) -> None:
         """Do nothing yet."""
-        self._store = store
+        self._state = state
+        self.warned = False
+        """Whether this session has warned of versions that wait to be confirmed."""
         self._since = 0
         self._work: Work | None = None
         self._behind: Behind | None = None
@@ -162,9 +164,9 @@ class Folder:
         Where twice as much has gathered while it was under way, wait for that: deltas must not come
         faster than they go.
         """
-        if self._store.damaged:
+        if self._state.damaged:
             return
-        newest = self._store.manifest.version
+        newest = self._state.manifest.version
         if self._behind is not None:
             if not self._behind.done() and not self._much(self._since, newest, times=2):
                 return
@@ -173,24 +175,24 @@ class Folder:
             return
         oldest = self._oldest()
         if self._much(0, oldest) and self._begin(oldest):
-            self._start(_Fold(self._store, oldest))
+            self._start(_Fold(self._state, oldest))
             return
-        floor = self._store.manifest.floor
+        floor = self._state.manifest.floor
         after = floor if self._much(0, oldest) else max(floor, oldest)
         if groups := self._groups(after, newest):
-            self._start(_Compacting(self._store, groups))
+            self._start(_Compacting(self._state, groups))
 
     def fold(self, upto: int) -> bool:
         """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
 
         Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
         """
-        for error in self._store.damaged.values():
+        for error in self._state.damaged.values():
             raise error
         self.finish()
         if not self._begin(upto):
             return False
-        work = _Fold(self._store, upto)
+        work = _Fold(self._state, upto)
         try:
             for _ in work.steps():
                 pass
@@ -203,7 +205,7 @@ class Folder:
 
     def fold_if_quick(self) -> None:
         """Fold as far as can be, if there is something and it takes but a moment."""
-        if self._store.damaged:
+        if self._state.damaged:
             return
         oldest = self._oldest()
         sizes = [
@@ -238,7 +240,7 @@ class Folder:
         """
         if self._behind is None:
             return
-        if self._behind.done() or self._much(0, self._store.manifest.version, times=3):
+        if self._behind.done() or self._much(0, self._state.manifest.version, times=3):
             self.finish()
         else:
             self.stop()
@@ -253,7 +255,7 @@ class Folder:
 
     def _start(self, work: Work) -> None:
         """Have a thread take the steps of work."""
-        self._since = self._store.manifest.version
+        self._since = self._state.manifest.version
         try:
             self._behind = Behind(work.steps())
         except BaseException:
@@ -262,18 +264,18 @@ class Folder:
         self._work = work
 
     def _tiers(self) -> list[DiskTier]:
-        return [table.disk for table in self._store.tables.values()]
+        return [table.disk for table in self._state.tables.values()]
 
     def _oldest(self) -> int:
         """Return the oldest version that is kept or read, up to which deltas can be folded."""
-        kept = self._store.ledger.oldest
-        read = self._store.writer.oldest_reader(kept)
+        kept = self._state.ledger.oldest
+        read = self._state.writer.oldest_reader(kept)
         return kept if read is None else read
 
     @property
     def _most(self) -> int:
         """How many deltas a table may have before something is done about them."""
-        share = _MOST_MAPPINGS // max(1, len(self._store.tables))
+        share = _MOST_MAPPINGS // max(1, len(self._state.tables))
         return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
 
     def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
@@ -298,7 +300,7 @@ class Folder:
         All of a table's where they hold its rows several times over.
         """
         groups: dict[str, list[list[Delta]]] = {}
-        for name, table in self._store.tables.items():
+        for name, table in self._state.tables.items():
             found = _between(table.disk, after, upto)
             rows = sum(delta.info.rows for delta in found)
             if rows > _TIMES_ROWS * table.rows:
@@ -318,13 +320,13 @@ class Folder:
         A reader of an older version would see newer rows in the base; one of a later version sees
         none of them.
         """
-        store = self._store
-        newest = upto == store.manifest.version
-        with store.writer.without_readers_before(upto) as is_free:
+        state = self._state
+        newest = upto == state.manifest.version
+        with state.writer.without_readers_before(upto) as is_free:
             if not is_free:
                 return False
-            store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
-        store.sweep(1 if newest else store.keep)
+            state.change(floor=upto, confirmed=upto if newest else state.manifest.confirmed)
+        state.sweep(1 if newest else state.keep)
         return True
 
 

@@ -22,8 +22,8 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.publish import write_skeleton
 from tierstore._table.table import Table
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError

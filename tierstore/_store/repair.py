@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
-from tierstore._disk.images import LOST, OLDER, Found, Images
+from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
 from tierstore._disk.keys import Keys, open_keys, write_keys
 from tierstore._disk.manifest import (
     Identity,
@@ -30,16 +30,18 @@ from tierstore._disk.manifest import (
     manifest_name,
     unique_name,
 )
+from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.publish import write_skeleton
-from tierstore._store.survey import Survey, survey
-from tierstore._store.versions import open_directory
+from tierstore._store.state import State
+from tierstore._store.verify import VerifyReport
+from tierstore._store.versions import Survey, open_directory, survey
+from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import TableSpec
 
-__all__ = ["RepairReport", "TableRepair", "repair"]
+__all__ = ["RepairReport", "TableRepair", "mend_rows", "repair"]
 
 Fill = str | Initializer
 """What a damaged row becomes: "version", "zeros", "nan", or values by an initializer."""
@@ -441,3 +443,46 @@ class _RowList:
         """Write the last line and close the file."""
         with self._file:
             self._flush()
+
+
+def mend_rows(state: State, report: VerifyReport) -> None:
+    """Write damaged rows of a writer's tables again, and note in the report which a commit mends.
+
+    They are those whose newest image is whole elsewhere: in the host tier, which checked it as it
+    was read; or in a delta that only an older manifest still names, with the checksum that the
+    damaged image has. What is written goes into the next commit.
+    """
+    newest = state.manifest
+    kept = [
+        each
+        for each in state.history.manifests()
+        if each.seq < newest.seq and each.version <= newest.version
+    ]
+    for name, bad in report.bad_rows.items():
+        if bad and name in state.tables:
+            report.mended[name] = _mend(state, state.tables[name], bad, kept)
+
+
+def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
+    table.tiers.settle()
+    rows = np.array(bad, np.int64)
+    live = table.disk.live
+    done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
+    if table.host is not None:
+        done = np.union1d(done, table.host.mark_changed(np.setdiff1d(rows, done)))
+    rest = np.setdiff1d(rows, done)
+    if rest.size:
+        done = np.union1d(done, _mend_from_disk(state, table, rest, kept))
+    return list(map(int, done))
+
+
+def _mend_from_disk(state: State, table: Table, rows: Rows, kept: Sequence[Manifest]) -> Rows:
+    with state.directory.directory(table.name) as parent:
+        images = Images(parent, table.name, state.manifest, kept)
+    try:
+        found = images.find(rows)
+    finally:
+        images.close()
+    which = np.flatnonzero(found.state == WHOLE)
+    table.disk.write(rows[which], found.records[which])
+    return rows[which]
