@@ -206,7 +206,7 @@ class PendingCommit(Future[int]):
         if self._worker is None or self.done():
             return
         self._worker.join(timeout)
-        if not self._worker.alive and not self.done():
+        if self._worker.ended and not self.done():
             self.set_exception(InternalError(_ENDED))
 
     def start(
