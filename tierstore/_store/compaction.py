@@ -23,6 +23,7 @@ with later ones: what the base holds of their rows may be torn.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -41,6 +42,8 @@ from tierstore.errors import InternalError, InvalidInputError, StoreFullError, S
 
 __all__ = ["Behind", "Folder"]
 
+_LOG = logging.getLogger("tierstore")
+
 _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
@@ -53,6 +56,9 @@ _TIMES_ROWS = 4
 
 class Work(Protocol):
     """Something done to deltas in steps that need no lock, and published when they are taken."""
+
+    name: str
+    """What the log calls it."""
 
     def steps(self) -> Iterator[None]:
         """Do it, durably, some of it at each step."""
@@ -70,6 +76,7 @@ class _Fold:
     def __init__(self, state: State, upto: int) -> None:
         self._state = state
         self._upto = upto
+        self.name = f"fold of {state.directory.path} up to version {upto}"
         # Who holds this holds the store and its lock: no second writer may come beside it.
         self._merges = {name: table.disk.merge(upto) for name, table in state.tables.items()}
         self._digests: dict[str, DigestInfo] = {}
@@ -106,6 +113,7 @@ class _Compacting:
 
     def __init__(self, state: State, groups: Mapping[str, list[list[Delta]]]) -> None:
         self._state = state
+        self.name = f"compaction of deltas in {state.directory.path}"
         self._compactions = {
             name: [state.tables[name].generation.compact(group) for group in found]
             for name, found in groups.items()
@@ -225,12 +233,14 @@ class Folder:
             return
         try:
             behind.finish()
-        except BaseException:
+        except BaseException as error:
             behind.stop()
             work.drop()
+            _LOG.warning("%s failed: %s", work.name, error)
             raise
         work.publish()
         memory.give_back()
+        _LOG.info("%s is published", work.name)
 
     def leave(self) -> None:
         """End the work under way if its thread is done; else leave it to a later session.
@@ -252,6 +262,7 @@ class Folder:
         if work is not None and behind is not None:
             behind.stop()
             work.drop()
+            _LOG.info("%s is stopped; a later session does it", work.name)
 
     def _start(self, work: Work) -> None:
         """Have a thread take the steps of work."""
@@ -262,6 +273,7 @@ class Folder:
             work.drop()
             raise
         self._work = work
+        _LOG.info("%s begins in a thread", work.name)
 
     def _tiers(self) -> list[DiskTier]:
         return [table.disk for table in self._state.tables.values()]

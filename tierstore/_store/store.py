@@ -121,8 +121,8 @@ class Store(Mapping[str, Table]):
         return f"Store({str(self.path)!r}, version={self.version}, tables={list(self)}{closed})"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the tables of `info`."""
-        return f"<pre>{html.escape(repr(self) if self.closed else str(self.info()))}</pre>"
+        """Return what notebooks show: `info`."""
+        return html.escape(repr(self)) if self.closed else self.info()._repr_html_()
 
     # -- what it is
 
