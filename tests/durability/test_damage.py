@@ -619,7 +619,7 @@ def test_repair_beside_a_writer(two: Two, tmp_path: Path) -> None:
 
 def test_a_repair_that_fails_leaves_nothing(two: Two, tmp_path: Path) -> None:
     failing = mock.Mock(side_effect=StoreIOError("no"))
-    for place in ("tierstore._store.repair.write_skeleton", "tierstore._io.atomic._sync_tree"):
+    for place in ("tierstore._store.copy.write_skeleton", "tierstore._io.atomic._sync_tree"):
         with mock.patch(place, failing), pytest.raises(StoreIOError):
             tierstore.repair(two.path, tmp_path / "whole")
         assert [path.name for path in tmp_path.iterdir()] == ["s"]

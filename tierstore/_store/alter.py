@@ -21,6 +21,7 @@ from tierstore._disk.keys import remove_keys, write_keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._store.commit import clean_up, put_off
 from tierstore._store.compaction import Folder
+from tierstore._store.copy import Overall
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._table.table import Table
@@ -88,10 +89,10 @@ def _rewrite(
         state.check_fit({each.name: each.spec for each in tables})
     written: dict[str, TableInfo] = {}
     with state.unless_published(lambda: _remove(state, written)):
-        done, total = 0, sum(each.spec.rows for each in tables)
+        report = Overall(progress, sum(each.spec.rows for each in tables))
         for each in tables:
-            _write(state, each, written, progress, done, total)
-            done += each.spec.rows
+            _write(state, each, written, report)
+            report.passed(each.spec.rows)
         state.directory.sync()
         with state.unbroken():
             state.commit_tables({**kept, **written})
@@ -99,20 +100,8 @@ def _rewrite(
                 state.reopen(name)
 
 
-def _write(
-    state: State,
-    table: Rewrite,
-    written: dict[str, TableInfo],
-    progress: Progress | None,
-    before: int,
-    total: int,
-) -> None:
+def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress) -> None:
     """Write a new generation of a table, durably, and note it in `written`."""
-
-    def report(done: int, _: int) -> None:
-        if progress is not None:
-            progress(before + done, total)
-
     scalars = json_values(table.scalars)
     if not state.directory.exists(table.name):
         state.directory.make_directory(table.name).close()

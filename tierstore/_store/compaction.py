@@ -1,23 +1,23 @@
-"""Folding and compaction: deltas become part of the base, or fewer, behind all who use the store.
+"""Folds and compactions: deltas become part of the base, or fewer, while the store is in use.
 
 A fold has three parts.
 
-1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
-   cannot be opened from then on. That takes a moment in which no older one is read.
+1. It publishes a manifest whose `floor` is the version up to which deltas are merged: older versions
+   cannot be opened from then on. No older one may be open for reading at that moment.
 2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
-   needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
-   Commits go on meanwhile; their deltas stay.
+   needs neither the store nor a lock: readers and the writer find these rows in the deltas. Commits
+   continue; their deltas stay.
 3. The first commit that finds this done publishes a manifest without those deltas, and removes
    them.
 
-Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
-stopped or is cut off is simply done again, and no reader ever sees its traces.
+Every record a fold writes is a whole image that a delta still holds. A fold that fails, is stopped
+or is cut off is done again, and readers never see its traces.
 
-Deltas of versions that no fold can take, because an older one is kept or read, are compacted among
-themselves where many have gathered. That has the last two parts alone: it writes files that no
-manifest names before the one that names them in place of others. Those others stay for as long as
-an older manifest names them, and readers have them open. Deltas up to the floor are never compacted
-with later ones: what the base holds of their rows may be torn.
+Deltas that no fold can take, because an older version is kept or read, are compacted among
+themselves where many have gathered. A compaction has the last two parts alone: it writes files that
+no manifest names before the one that names them in place of others. Those others stay for as long
+as an older manifest names them, and readers have them open. Deltas up to the floor are never
+compacted with later ones: what the base holds of their rows may be torn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tierstore._threads import Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 
-__all__ = ["Behind", "Folder"]
+__all__ = ["BackgroundWork", "Folder"]
 
 _LOG = logging.getLogger("tierstore")
 
@@ -77,7 +77,7 @@ class _Fold:
         self._state = state
         self._upto = upto
         self.name = f"fold of {state.directory.path} up to version {upto}"
-        # Who holds this holds the store and its lock: no second writer may come beside it.
+        # This keeps the store and its lock alive: no second writer may come beside the thread.
         self._merges = {name: table.disk.merge(upto) for name, table in state.tables.items()}
         self._digests: dict[str, DigestInfo] = {}
 
@@ -164,7 +164,7 @@ class Folder:
         """Whether this session has warned of versions that wait to be confirmed."""
         self._since = 0
         self._work: Work | None = None
-        self._behind: Behind | None = None
+        self._behind: BackgroundWork | None = None
 
     def tend(self) -> None:
         """After a commit: end work whose thread is done, and begin some if much has gathered.
@@ -212,7 +212,7 @@ class Folder:
         return True
 
     def fold_if_quick(self) -> None:
-        """Fold as far as can be, if there is something and it takes but a moment."""
+        """Fold what can be folded, if that takes only a moment."""
         if self._state.damaged:
             return
         oldest = self._oldest()
@@ -245,7 +245,7 @@ class Folder:
     def leave(self) -> None:
         """End the work under way if its thread is done; else leave it to a later session.
 
-        Of a large table it may take hours. Where three times as much has gathered as lets it begin,
+        A fold of a large table may take hours. Where three times as much has gathered as lets it begin,
         wait for it: deltas must not come faster than they go, over short sessions either.
         """
         if self._behind is None:
@@ -268,7 +268,7 @@ class Folder:
         """Have a thread take the steps of work."""
         self._since = self._state.manifest.version
         try:
-            self._behind = Behind(work.steps())
+            self._behind = BackgroundWork(work.steps())
         except BaseException:
             work.drop()
             raise
@@ -347,8 +347,8 @@ def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
-class Behind:
-    """Work that a thread of its own does in steps, resting in between until it is waited for."""
+class BackgroundWork:
+    """Work that a thread does in steps, with pauses in between until it is waited for."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         """Begin with it; raises StoreIOError where no thread can be had."""
@@ -372,18 +372,18 @@ class Behind:
             self._steps = None
 
     def done(self) -> bool:
-        """Whether nothing of it goes on any more."""
+        """Whether the thread has ended."""
         return not self._worker.alive
 
     def finish(self) -> None:
-        """Wait until all is done, without more rests; raise what went wrong."""
+        """Wait until all is done, without more pauses; raise what went wrong."""
         self._hurry.set()
         self._worker.join()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Have it end after the step it is at, and wait for that."""
+        """End it after the present step, and wait for that."""
         self._over.set()
         self._hurry.set()
         self._worker.join()

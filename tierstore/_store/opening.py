@@ -14,6 +14,7 @@ from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
 from tierstore._disk.manifest import Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
+from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
@@ -132,20 +133,14 @@ def _create_store(
     path: str | Path, tables: Mapping[str, TableSpec], progress: Progress | None = None
 ) -> None:
     """Write a store with these tables beside `path` and give it that name when it is complete."""
-    total = sum(spec.rows for spec in tables.values())
+    report = Overall(progress, sum(spec.rows for spec in tables.values()))
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
-    before = 0
-
-    def report(done: int, _: int) -> None:
-        if progress is not None:
-            progress(before + done, total)
-
     with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
         for name, spec in tables.items():
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec, 1, progress=report)
-            before += spec.rows
+            report.passed(spec.rows)
         first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
         write_skeleton(directory, identity, first)
 
