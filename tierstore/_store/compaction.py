@@ -2,7 +2,7 @@
 
 A fold has three parts.
 
-1. It publishes a manifest whose `floor` is the version up to which deltas are merged: older versions
+1. It publishes a manifest whose `floor` is the version up to which deltas are merged: older ones
    cannot be opened from then on. No older one may be open for reading at that moment.
 2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
    needs neither the store nor a lock: readers and the writer find these rows in the deltas. Commits
@@ -245,8 +245,8 @@ class Folder:
     def leave(self) -> None:
         """End the work under way if its thread is done; else leave it to a later session.
 
-        A fold of a large table may take hours. Where three times as much has gathered as lets it begin,
-        wait for it: deltas must not come faster than they go, over short sessions either.
+        A fold of a large table may take hours. Where three times as much has gathered as lets it
+        begin, wait for it: deltas must not come faster than they go, over short sessions either.
         """
         if self._behind is None:
             return
