@@ -236,7 +236,7 @@ class Folder:
         except BaseException as error:
             behind.stop()
             work.drop()
-            _LOG.warning("%s failed: %s", work.name, error)
+            _LOG.warning("%s failed: %s", work.name, str(error))  # whose frames hold files
             raise
         work.publish()
         memory.give_back()

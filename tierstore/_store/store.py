@@ -619,20 +619,3 @@ class Store(Mapping[str, Table]):
             self._options, version=manifest.version, mark=manifest.mark, within=None, device=None
         )
         return Store, (options,)
-
-
-class _Tables(Mapping[str, Table]):
-    """The tables of a store some of which are damaged: those raise when they are taken."""
-
-    def __init__(self, names: Iterable[str], store: Store) -> None:
-        self._names = list(names)
-        self._store = store
-
-    def __getitem__(self, name: str) -> Table:
-        return self._store[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
