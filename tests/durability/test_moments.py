@@ -222,10 +222,10 @@ def test_nothing_that_is_stored_asks_for_the_time() -> None:
     """The clocks below the store are the patience of who waits for a fold, or for a thread."""
     root = Path(tierstore.__file__).parent
     asked = set()
-    for file in [*root.glob("*.py"), *root.glob("store/*.py"), *root.glob("disk/*.py")]:
+    for file in [*root.glob("*.py"), *root.glob("_store/*.py"), *root.glob("_disk/*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", "")]
                 if {"time", "datetime"} & set(names):
                     asked.add(file.name)
-    assert asked <= {"locking.py", "pacing.py", "threads.py", "speeds.py", "bench.py", "machine.py"}
+    assert asked <= {"locking.py", "readahead.py", "_threads.py"}

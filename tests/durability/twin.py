@@ -180,17 +180,20 @@ class Twin:
             name: self._random.randbytes(self._random.choice((0, 10, 2000)))
             for name in ["model", "reader"][: self._random.choice((0, 0, 1, 2))]
         }
-        self._step = self._random.choice((None, self._random.randrange(1000)))
+        step = self._random.choice((None, self._random.randrange(1000)))
         confirm = self._random.random() < 0.7
-        behind = self._step is not None and self._step % 2 == 0
+        behind = step is not None and step % 2 == 0
 
         def work() -> None:
             if behind:
-                self.store.commit_async(self._step, payload, confirm=confirm).result()
+                self.store.commit_async(step, payload or None, confirm=confirm).result()
             else:
-                self.store.commit(self._step, payload, confirm=confirm)
+                self.store.commit(step, payload or None, confirm=confirm)
 
-        self._commit(work, payload)
+        before = self.states[-1]
+        self._step = before["step"] if step is None else step
+        is_kept = not payload and self._step == before["step"]
+        self._commit(work, before["payload"] if is_kept else payload)
 
     def confirm(self) -> None:
         """Confirm the newest version."""

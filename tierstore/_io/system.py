@@ -176,11 +176,15 @@ def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
     does an error that was explained before.
     """
     is_answer = isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS
-    if is_answer or isinstance(error, TierStoreError):
-        raise error
-    failure = _explanation(action, path, error)
-    failure.errno = error.errno
-    raise failure from error
+    failure = error
+    try:
+        if is_answer or isinstance(error, TierStoreError):
+            raise error
+        failure = _explanation(action, path, error)
+        failure.errno = error.errno
+        raise failure from error
+    finally:
+        del error, failure  # else they and this frame keep each other, and the files in frames
 
 
 def _explanation(action: str, path: str, error: OSError) -> OSError:
