@@ -84,7 +84,7 @@ if not path.exists():
     sizes = {"entity": entities, "relation": relations}
     specs = {name: tierstore.TableSpec(rows, dim, init=init) for name, rows in sizes.items()}
     with tierstore.create(path, specs) as made:
-        made["entity"].set_keys(entity_keys.tolist())
+        made.set_keys("entity", entity_keys.tolist())
 
 
 def product(one, other):

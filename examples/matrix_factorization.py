@@ -75,8 +75,8 @@ if not path.exists():
     tables = {"user": len(user_keys), "item": len(item_keys)}
     specs = {name: tierstore.TableSpec(rows, dim, init=init) for name, rows in tables.items()}
     with tierstore.create(path, specs) as made:
-        made["user"].set_keys(user_keys.tolist())
-        made["item"].set_keys(item_keys.tolist())
+        made.set_keys("user", user_keys.tolist())
+        made.set_keys("item", item_keys.tolist())
 
 rows = {"user": int(len(user_keys) * host_share), "item": int(len(item_keys) * host_share)}
 budget = tierstore.Budget(host_rows=rows)

@@ -79,7 +79,7 @@ if not path.exists():
         "output": tierstore.TableSpec(len(words), dim),
     }
     with tierstore.create(path, tables) as made:
-        made["input"].set_keys(words)
+        made.set_keys("input", words)
 
 with tierstore.open(path) as store:
     words, rows = store["input"].keys[:], store["input"].rows

@@ -63,15 +63,15 @@ def gate(monkeypatch, store):
 
 def contents(path, version):
     with tierstore.open(path, version=version) as reader:
-        return {name: table.read(np.arange(ROWS)) for name, table in reader.tables.items()}
+        return {name: table.read(np.arange(ROWS)) for name, table in reader.items()}
 
 
 def test_every_version_is_what_was_written_before_its_commit(store):
     rng = np.random.default_rng(1)
-    truth = {name: table.read(np.arange(ROWS)) for name, table in store.tables.items()}
+    truth = {name: table.read(np.arange(ROWS)) for name, table in store.items()}
     expected, pending = {}, []
     for step in range(20):
-        for name, table in store.tables.items():
+        for name, table in store.items():
             rows = rng.permutation(ROWS)[: int(rng.integers(1, ROWS))]
             values = rng.standard_normal((rows.size, DIM), np.float32)
             table.write(rows, values)
@@ -245,7 +245,7 @@ def test_threads_that_write_and_commit_meanwhile_are_never_torn(store):
     stop, failures = threading.Event(), []
 
     def write_round(number):
-        for table in store.tables.values():
+        for table in store.values():
             table.write(np.arange(ROWS), np.full((ROWS, DIM), number, np.float32))
 
     def write():

@@ -87,9 +87,9 @@ def test_a_table_that_cannot_be_opened_is_not_made(add: str, tmp_path: Path) -> 
     with tierstore.create(tmp_path / "s", {"t": small}, budget=budget) as store:
         acts: dict[str, Callable[[], object]] = {
             "create_table": lambda: store.create_table("new", SPEC),
-            "grow": lambda: store["t"].grow(5000),
+            "grow": lambda: store.grow("t", 5000),
             "add_fields": lambda: store.add_fields("t", {"more": tierstore.Field(4000)}),
-            "replace_table": lambda: store.replace_table("t", SPEC),
+            "replace_table": lambda: store.replace_table("t", SPEC, reinitialize=True),
         }
         with pytest.raises(CapacityError, match="host budget of"):
             acts[add]()
@@ -118,7 +118,7 @@ def test_a_store_that_its_maker_cannot_open_is_removed(
     assert os.listdir(tmp_path) == []
     with monkeypatch.context() as patch:  # the protection taken away
         patch.setattr(opening, "Store", fail)
-        patch.setattr(opening, "discard_store", lambda *_: None)
+        patch.setattr(opening, "_discard_store", lambda *_: None)
         with pytest.raises(type(error)):
             tierstore.create(tmp_path / "s", {"t": SPEC})
     assert os.listdir(tmp_path) == ["s"]

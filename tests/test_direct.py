@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tierstore import _io
 from tierstore._io import direct, system
-from tierstore._io.syscalls import Calls as System
+from tierstore._io.system import Calls as System
 from tierstore.errors import StoreFullError, StoreIOError
 
 SIZE = 5 * mmap.PAGESIZE + 1000

@@ -124,7 +124,7 @@ def test_what_is_not_committed_is_exported_too(store, tmp_path):
     "keys", [random_words(ROWS), np.arange(ROWS)[::-1] * 3], ids=["str", "int"]
 )
 def test_the_keys_of_the_table_go_along(store, tmp_path, keys):
-    store["item"].set_keys(keys)
+    store.set_keys("item", keys)
     for suffix in (".npz", ".vec", ".parquet", ".safetensors", ".zarr", ".npy"):
         export_table(store["item"], tmp_path / f"out{suffix}")
         found = read_keys_of(tmp_path / f"out{suffix}")
@@ -135,7 +135,7 @@ def test_the_keys_of_the_table_go_along(store, tmp_path, keys):
 
 def test_keys_that_are_given(store, tmp_path):
     words = random_words(ROWS)
-    store["item"].set_keys(list(range(ROWS, 2 * ROWS)))
+    store.set_keys("item", list(range(ROWS, 2 * ROWS)))
     for name, rows, keys, expected in [
         ("all", None, words, words),
         ("cut", (10, 20), words, words[10:20]),

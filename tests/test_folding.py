@@ -102,7 +102,7 @@ def test_a_reader_puts_folds_off_while_it_is_older(trainer, steps):
         fold.finish()
         before, seen = reader.version, trainer.versions[reader.version]
         trainer.commit(5)
-        assert trainer.store._session.manifest.floor <= before
+        assert trainer.store._state.manifest.floor <= before
         assert np.array_equal(reader["t"].read(EVERY), seen)
         with pytest.raises(LockedError):
             trainer.store.fold()
@@ -141,14 +141,16 @@ def test_a_commit_waits_where_deltas_come_faster_than_they_go(trainer, steps):
 @pytest.mark.parametrize("change", ["grow", "set_keys", "add_fields", "replace", "fold"])
 def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
     fold = begun(trainer)
-    store, table = trainer.store, trainer.store["t"]
+    store = trainer.store
     fresh = trainer.rng.standard_normal((ROWS, DIM)).astype(np.float32)
     {
-        "grow": lambda: table.grow(ROWS + 1),
-        "set_keys": lambda: table.set_keys(list(range(ROWS))),
+        "grow": lambda: store.grow("t", ROWS + 1),
+        "set_keys": lambda: store.set_keys("t", list(range(ROWS))),
         "add_fields": lambda: store.add_fields("t", {"more": tierstore.Field(2)}),
         "replace": lambda: store.replace_table(
-            "t", tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(fresh))
+            "t",
+            tierstore.TableSpec(ROWS, DIM, init=tierstore.from_array(fresh)),
+            reinitialize=True,
         ),
         "fold": store.fold,
     }[change]()

@@ -78,7 +78,7 @@ class Trainer:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def floor(self):
-        return self.store._session.manifest.floor
+        return self.store._state.manifest.floor
 
     def newest_manifest(self):
         return max(self.path.glob("manifest-*")).read_text()
@@ -121,7 +121,7 @@ def test_a_refresh_costs_what_changed(root, kind, host_rows):
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
         for number in range(150):
             trainer.commit(tables=[number % 2])
-            named = {each.info.name for t in reader.tables.values() for each in t._disk.deltas}
+            named = {each.info.name for t in reader.values() for each in t._disk.deltas}
             with (
                 deltas_opened() as opened,
                 mock.patch.object(Base, "open", side_effect=AssertionError("opened again")),

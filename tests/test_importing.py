@@ -178,7 +178,7 @@ def test_keys_that_cannot_be(store, tmp_path, keys, why):
     write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
     with pytest.raises(InvalidInputError, match=why):
         import_table(store, tmp_path / "file.npy", keys=keys)
-    assert not store.tables
+    assert not list(store)
 
 
 def test_shapes_that_do_not_fit(store, two_fields, tmp_path):
@@ -207,7 +207,7 @@ def test_requests_that_do_not_fit(store, two_fields, tmp_path):
     store.create_table("second", TableSpec(3, 2))
     with pytest.raises(InvalidInputError, match="item, second"):
         import_table(store, path)
-    assert set(store.tables) == {"item", "second"}
+    assert set(store) == {"item", "second"}
 
 
 def test_uncommitted_rows_are_in_the_way(store, two_fields, tmp_path):
@@ -227,7 +227,7 @@ def test_a_file_that_breaks_off_changes_nothing(store, two_fields, tmp_path):
         with pytest.raises(FormatError, match="row 699"):
             import_table(store, tmp_path / "file.vec", table=table, keys=range(ROWS))
     assert store.version == version
-    assert set(store.tables) == {"item"}
+    assert set(store) == {"item"}
     assert all_rows(two_fields).tobytes() == before.tobytes()
     assert store.verify().ok
 
@@ -243,7 +243,7 @@ def test_a_reader_cannot_load(store, two_fields, tmp_path):
 
 @pytest.mark.parametrize("suffix", SINK_SUFFIXES)
 def test_there_and_back_again(store, two_fields, tmp_path, suffix):
-    two_fields.set_keys(random_words(ROWS))
+    two_fields.store.set_keys(two_fields.name, random_words(ROWS))
     path = tmp_path / f"out{suffix}"
     for field in ("weight", "exp_avg"):
         done = export_table(two_fields, path.with_stem(field), field=field)

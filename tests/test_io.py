@@ -11,7 +11,7 @@ import pytest
 
 from tierstore import _io
 from tierstore._io.filesystems import filesystem_of
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,

@@ -92,10 +92,9 @@ def test_progress_and_refusals() -> None:
         with pytest.raises(RowIndexError, match="9000"):
             scratch.table.read([0, ROWS])
         for refused in (
-            lambda: scratch.table.grow(2 * ROWS),
-            lambda: scratch.table.set_keys(range(ROWS)),
-            lambda: scratch.table.add_fields({"more": Field(1)}),
+            lambda: scratch.table.store,
             scratch.table._pointer,
+            lambda: scratch.table._check_pointer({}),
         ):
             with pytest.raises(InvalidInputError, match="in memory alone"):
                 refused()

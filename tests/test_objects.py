@@ -47,7 +47,7 @@ SPECS = {
 @pytest.fixture
 def store(tmp_path):
     with tierstore.create(tmp_path / "a.tier", SPECS) as store:
-        store["state"].set_keys([f"schlüssel {row}" for row in range(300)])
+        store.set_keys("state", [f"schlüssel {row}" for row in range(300)])
         rng = np.random.default_rng(6)
         for name in ("plain", "sparse"):
             ids = rng.choice(ROWS, 300, replace=False)
@@ -81,7 +81,7 @@ def saved(store):
 def same(left, right):
     """Compare all that two stores hold, bit for bit."""
     assert (left.version, left.step) == (right.version, right.step)
-    for name, table in left.tables.items():
+    for name, table in left.items():
         other = right[name]
         assert table.fields == other.fields and table.scalars == other.scalars
         both = zip(table._records(), other._records(), strict=True)
@@ -99,7 +99,7 @@ def test_what_is_saved_is_read_there_and_brought_back(store, place, tmp_path, ro
     with tierstore.open(place, budget=tierstore.Budget(host_rows=rows)) as reader:
         same(store, reader)
         assert reader.parent == (store.uuid, store.version)
-        for name, table in store.tables.items():
+        for name, table in store.items():
             for size in (0, 1, 700):
                 ids = rng.integers(0, table.rows, size)
                 for field in table.fields:

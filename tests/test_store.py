@@ -72,7 +72,7 @@ def reopened(path: Path, mode: str = "r", **options: Any) -> tierstore.Store:
 def test_a_new_store_holds_its_first_values(path, store):
     assert store.version == 1
     assert store.step is None
-    assert list(store.tables) == ["item", "user"]
+    assert list(store) == ["item", "user"]
     assert abs(store["item"].read(EVERY).std() - 1) < 0.2
     assert not store["user"].read([0, 1, 19], field="sum").any()
     assert store.path == path
@@ -489,7 +489,7 @@ def test_more_tables(path, store):
         store.create_table("word", tierstore.TableSpec(9, 2))
     store.close()
     with reopened(path) as again:
-        assert list(again.tables) == ["item", "user", "word"]
+        assert list(again) == ["item", "user", "word"]
 
 
 def test_more_fields(path, store):
@@ -522,12 +522,12 @@ def test_more_rows(path, store, table):
     grown.write([3], np.ones((1, grown.dim), np.float32))
     store.commit()
     before = grown.read(np.arange(grown.rows))
-    grown.grow(100, init=tierstore.constant(3))
+    store.grow(table, 100, init=tierstore.constant(3))
     assert grown.rows == 100
     assert np.array_equal(grown.read(np.arange(len(before))), before)
     assert (grown.read(np.arange(len(before), 100)) == 3).all()
     with pytest.raises(InvalidInputError, match="cannot shrink"):
-        grown.grow(99)
+        store.grow(table, 99)
     grown.write([99], np.zeros((1, grown.dim), np.float32))
     store.commit()
     store.close()
@@ -558,7 +558,7 @@ def test_blocks_that_do_not_fit_change_nothing(path, store):
 
 def test_keys_stay_with_their_rows(path, store, tmp_path):
     words = [f"word {row}" for row in range(ROWS)]
-    store["item"].set_keys(words)
+    store.set_keys("item", words)
     assert store["item"].keys[7] == "word 7"
     assert store["item"].lookup(["word 3", "word 0"]).tolist() == [3, 0]
     store.add_fields("item", {"sum": tierstore.Field(1)})
@@ -569,7 +569,7 @@ def test_keys_stay_with_their_rows(path, store, tmp_path):
         with reopened(place) as again:
             assert list(again["item"].keys) == words
     with pytest.raises(InvalidInputError, match="40 rows needs 40 keys"):
-        store["item"].set_keys(words[:-1])
+        store.set_keys("item", words[:-1])
 
 
 # Budgets and information

@@ -206,7 +206,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
 def test_a_prefetch_without_a_thread_is_dropped(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
-    prefetcher = store._session.prefetcher
+    prefetcher = store._state.prefetcher
     with monkeypatch.context() as patch:
         patch.setattr(_threads._thread, "start_new_thread", start)
         for _ in range(3):
@@ -276,7 +276,7 @@ def test_a_prefetch_keeps_the_ids_it_was_given(store: tierstore.Store) -> None:
     with store._guard.use():  # so that the request waits
         store["t"].prefetch(ids)
         ids[:] = np.arange(100, 110)
-    store._session.prefetcher.wait()
+    store._state.prefetcher.wait()
     before = store["t"].stats()["host"].hits
     store["t"].read(np.arange(10, 20))
     assert store["t"].stats()["host"].hits == before + 10
@@ -309,7 +309,7 @@ def test_closing_from_a_callback_of_what_would_commit(store: tierstore.Store) ->
     outcome = in_time(lambda: store.create_table("new", SPEC, progress=progress))
     assert isinstance(outcome, ClosedError)
     with tierstore.open(store.path, "r+") as again:
-        assert (again.version, list(again.tables)) == (1, ["t"])
+        assert (again.version, list(again)) == (1, ["t"])
         assert again.verify().ok
 
 

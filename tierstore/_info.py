@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tierstore._disk.manifest import Manifest
 
 __all__ = ["StoreInfo", "TableInformation", "TierInformation", "Version"]
+
+
+_KIB = 1024
+
+
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes with a unit: "512 B", "1.5 MiB"."""
+    size, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while size >= _KIB and unit != "TiB":
+        size, unit = size / _KIB, next(units)
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,18 @@ class TableInformation:
     index_bytes: int
     tiers: tuple[TierInformation, ...]
 
+    def cells(self) -> tuple[str, str, str, str, str, str, str]:
+        """Return the cells of its line in the text of `StoreInfo`."""
+        return (
+            self.name,
+            f"{self.rows:,}",
+            ", ".join(f"{field['name']} {field['dim']} {field['dtype']}" for field in self.fields),
+            self.backend,
+            size_text(self.disk_bytes),
+            size_text(self.delta_bytes),
+            ", ".join(f"{tier.tier} {size_text(tier.nbytes)}" for tier in self.tiers),
+        )
+
 
 @dataclass(frozen=True)
 class StoreInfo:
@@ -54,6 +79,23 @@ class StoreInfo:
     step: int | None
     folded: bool
     tables: tuple[TableInformation, ...]
+
+    def __str__(self) -> str:
+        """Return a table for people: a line for the store, one for each table."""
+        step = "" if self.step is None else f", step {self.step}"
+        state = "folded" if self.folded else "not folded"
+        lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
+        cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+        cells += [table.cells() for table in self.tables]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append(f"  {line}".rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""

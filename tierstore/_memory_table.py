@@ -1,7 +1,7 @@
 """A table without a store: the same tiers in memory alone, gone when it is closed.
 
-    with MemoryTable(TableSpec(rows=1_000_000, dim=64), device="auto") as scratch:
-        scratch.table.write([3, 5], rows)
+    with MemoryTable(TableSpec(rows=1_000_000, dim=64), device="auto") as memory:
+        memory.table.write([3, 5], rows)
 
 For rows that need not outlive the process: nothing is written to a disk, nothing can be committed.
 """
@@ -9,9 +9,8 @@ For rows that need not outlive the process: nothing is written to a disk, nothin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import Self, cast
 
 import numpy as np
 
@@ -25,10 +24,9 @@ from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.volatile import Origin
 from tierstore.budget import Budget
-from tierstore.errors import ClosedError, InvalidInputError
-from tierstore.initializers import Initializer
+from tierstore.errors import ClosedError
 from tierstore.policy import lru
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import TableSpec
 
 __all__ = ["MemoryTable"]
 
@@ -39,11 +37,12 @@ class MemoryTable:
     """A table in memory, and the owner it needs.
 
     Attributes:
-        table: the table, which does all that a store's does but change its shape.
-        guard, prefetcher, sync_checks: for the table.
+        table: the table, which has all that a table of a store has but the store.
+        guard, prefetcher, sync_checks, store: for the table.
     """
 
     sync_checks = False
+    store = None
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class MemoryTable:
             self.table._close()
 
     def __enter__(self) -> Self:
-        """Return the scratch itself."""
+        """Return the memory table itself."""
         return self
 
     def __exit__(
@@ -104,42 +103,6 @@ class MemoryTable:
     ) -> None:
         """Close it."""
         self.close()
-
-    # -- what a table asks of a store
-
-    def grow(
-        self,
-        name: str,
-        rows: int,
-        init: Initializer | None = None,
-        keys: Sequence[Any] | None = None,
-    ) -> None:
-        """Refuse: a table in memory keeps its shape."""
-        self._refuse(name, "grow")
-
-    def set_keys(self, table: str, keys: Sequence[Any]) -> None:
-        """Refuse: a table in memory has no keys."""
-        self._refuse(table, "have keys")
-
-    def add_fields(
-        self, name: str, fields: Mapping[str, Field], progress: Progress | None = None
-    ) -> None:
-        """Refuse: a table in memory keeps its shape."""
-        self._refuse(name, "get more fields")
-
-    def pointer(self) -> dict[str, Any]:
-        """Refuse: there is nothing to point to."""
-        self._refuse(self.table.name, "be found again")
-
-    def check_pointer(self, state: Mapping[str, Any]) -> None:
-        """Refuse: no pointer is to a table in memory."""
-        self._refuse(self.table.name, "be found again")
-
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise InvalidInputError(
-            f"table {name!r} lives in memory alone and cannot {what}; tierstore.create makes a "
-            "store, whose tables can"
-        )
 
 
 class _Ground:

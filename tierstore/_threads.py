@@ -72,6 +72,11 @@ class Worker:
         """Whether the thread is still there; never in a forked child."""
         return self._life() is not None and os.getpid() == self._pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the function has returned or raised, or the thread is gone."""
+        return self._over.is_set() or not self.alive
+
     def wait(self, event: threading.Event, timeout: float | None = None) -> bool:
         """Wait for an event that the thread sets, at most `timeout` seconds; return whether it is.
 

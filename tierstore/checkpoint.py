@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -29,8 +30,9 @@ class Stateful(Protocol):
 class Checkpoint:
     """Binds what a training run consists of to its store, so that a commit holds all of it.
 
-    A run that was killed goes on from its last commit as if nothing had happened: rows, state of
-    their optimizer, model, and the generators of torch and NumPy are those of that step.
+    A run that was killed continues from its last commit as if nothing had happened: rows, state of
+    their optimizer, model, and the generators of torch and NumPy are those of that step. A plain
+    `store.commit()` afterwards keeps step and state.
 
     >>> run = Checkpoint(store, model=model, dense=dense_optimizer, tiered=opt, schedule=schedule)
     >>> for step in range(run.resume(), steps):
@@ -39,7 +41,7 @@ class Checkpoint:
     ...         run.commit(step + 1)
     """
 
-    def __init__(self, store: Store, **parts: Stateful) -> None:
+    def __init__(self, store: Store, /, **parts: Stateful) -> None:
         """Bind parts, each under the name its state is committed by.
 
         A part is whatever has `state_dict` and `load_state_dict`; the names "random" and "extra"
@@ -58,8 +60,9 @@ class Checkpoint:
     def commit(self, step: int, **extra: Any) -> int:
         """Commit the store at a step, with the state of every part and values of your own.
 
-        `extra` are texts, numbers, arrays, tensors, lists and dicts of them: where a reader is, for
-        example. Returns the version; raises what `Store.commit` raises. Nothing is pickled.
+        `extra` are texts, numbers, arrays, tensors, lists and dicts of them: the position of a data
+        reader, for example. Returns the version; raises what `Store.commit` raises. Nothing is
+        pickled.
         """
         payload: dict[str, object] = {name: part.state_dict() for name, part in self._parts.items()}
         payload[_RANDOM] = _random_state()
@@ -71,11 +74,18 @@ class Checkpoint:
     def resume(self) -> int:
         """Give every part the state of the last commit; return its step, 0 where there is none.
 
-        Raises InvalidInputError if that commit lacks the state of a part.
+        Where that version was committed with a step and without a checkpoint, the parts stay as
+        they are, and a warning says so. Raises InvalidInputError if it lacks the state of a part.
         """
-        saved = self._store.payload
+        saved, step = self._store.payload, self._store.step
         if _RANDOM not in saved:
-            return self._store.step or 0
+            if step is not None and self._parts:
+                warnings.warn(
+                    f"version {self._store.version} of step {step} was not committed by a "
+                    f"checkpoint: {', '.join(self._parts)} stay as they are",
+                    stacklevel=2,
+                )
+            return step or 0
         missing = [name for name in self._parts if name not in saved]
         if missing:
             raise InvalidInputError(
@@ -86,7 +96,7 @@ class Checkpoint:
             part.load_state_dict(saved[name].state_dict())
         self.extra = saved[_EXTRA].state_dict()
         _set_random_state(saved[_RANDOM].state_dict())
-        return self._store.step or 0
+        return step or 0
 
 
 def _random_state() -> dict[str, Any]:

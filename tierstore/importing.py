@@ -105,7 +105,7 @@ def import_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     name = _table_name(store, table)
-    existing = store.tables.get(name)
+    existing = store.get(name)
     if field is None:
         field = "weight" if existing is None else next(iter(existing.fields))
     wanted = None if dtype is None else check_dtype(dtype)
@@ -144,9 +144,9 @@ def import_table(
 def _table_name(store: Store, name: str | None) -> str:
     if name is not None:
         return name
-    if len(store.tables) > 1:
-        raise InvalidInputError(f"which table? The store has {', '.join(store.tables)}: name one")
-    return next(iter(store.tables), DEFAULT_TABLE)
+    if len(store) > 1:
+        raise InvalidInputError(f"which table? The store has {', '.join(store)}: name one")
+    return next(iter(store), DEFAULT_TABLE)
 
 
 def _field_of(table: Table, field: str, dtype: str | None) -> Field:

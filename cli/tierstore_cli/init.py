@@ -162,7 +162,7 @@ def _make(
     if exists:
         mode: Literal["r", "r+"] = "r" if dry_run else "r+"
         with open_store(store, mode, allow_untested=allow_untested) as opened:
-            if table in opened.tables:
+            if table in opened:
                 raise ExistsError(f"{store} has a table {table!r}; choose another name (--table)")
             if not dry_run:
                 opened.create_table(table, spec, progress=progress)

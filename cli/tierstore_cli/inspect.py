@@ -57,7 +57,7 @@ def inspect(
         parts: list[str | Grid] = [summary.headline(store, data)]
 
         damaged = dict(opened.damaged) if table is None else {}
-        whole = [name for name in opened.tables if name not in opened.damaged]
+        whole = [name for name in opened if name not in opened.damaged]
         tables = [opened[name] for name in (whole if table is None else [table])]
         names = [each.name for each in tables]
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]

@@ -32,10 +32,10 @@ def choose_table(store: Store, name: str | None) -> Table:
     """Return the table of that name, or the only one where none was named."""
     if name is not None:
         return store[name]
-    if len(store.tables) != 1:
-        names = ", ".join(store.tables) or "none"
+    if len(store) != 1:
+        names = ", ".join(store) or "none"
         raise click.UsageError(f"which table? The store has {names}: choose with --table")
-    (table,) = store.tables.values()
+    (table,) = store.values()
     return table
 
 

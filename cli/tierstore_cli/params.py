@@ -157,7 +157,7 @@ def complete_table(
     path = ctx.params.get("store") or next(iter(ctx.args), "")  # unparsed while an option is open
     try:
         with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
-            return [CompletionItem(name) for name in store.tables if name.startswith(incomplete)]
+            return [CompletionItem(name) for name in store if name.startswith(incomplete)]
     except (TierStoreError, OSError):
         return []
 

@@ -82,7 +82,7 @@ def pair(tmp_path) -> Path:
     )
     random = np.random.default_rng(3)
     with tierstore.create(path, {"item": item, "user": user}) as store:
-        store["user"].set_keys([f"name_{n}" for n in range(20)])
+        store.set_keys("user", [f"name_{n}" for n in range(20)])
         rows = {
             "weight": random.normal(size=(5, 8)).astype("f4"),
             "exp_avg": random.normal(size=(5, 8)).astype("f4"),

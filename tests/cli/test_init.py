@@ -88,7 +88,7 @@ def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
     data = run_json("init", single, "--rows", 9, "--dim", 4, "--table", "user")
     assert not data["created"] and data["version"] == 2
     with tierstore.open(single) as store:
-        assert list(store.tables) == ["embeddings", "user"]
+        assert list(store) == ["embeddings", "user"]
     before = files(single)
     for dry in ([], ["--dry-run"]):
         result = run("init", single, "--rows", 9, "--dim", 4, "--table", "user", *dry, code=1)

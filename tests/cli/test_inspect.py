@@ -208,7 +208,7 @@ def test_the_printed_line_opens_the_table(run, tmp_path, backend, kind):
 @pytest.mark.fault(71)
 def test_names_from_files_are_escaped(run, pair):
     with tierstore.open(pair, "r+") as store:
-        store["user"].set_keys(["\x1b[31mred\n", *(f"{n}" for n in range(19))])
+        store.set_keys("user", ["\x1b[31mred\n", *(f"{n}" for n in range(19))])
     result = run("inspect", pair, "--table", "user", "--rows", "0:1")
     assert "\\x1b[31mred\\n" in result.stdout and "\x1b" not in result.stdout
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 
 __all__ = ["FAULTS", "Fault", "Faulty", "ThinDisk"]
 

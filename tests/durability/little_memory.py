@@ -76,7 +76,7 @@ def commit_async(store: tierstore.Store, path: Path) -> None:
 
 def prefetch(store: tierstore.Store, path: Path) -> None:
     store["t"].prefetch(IDS)
-    store._session.prefetcher.wait()
+    store._state.prefetcher.wait()
 
 
 def fold(store: tierstore.Store, path: Path) -> None:
@@ -127,9 +127,9 @@ WRITTEN = np.array([1, 3, 30, 50, 51, 52, 53, 54, 55, 56])
 def prepare(path: Path) -> None:
     """Make a store of two versions, the second in deltas."""
     with tierstore.create(path / "s", SPECS, budget=BUDGET) as store:
-        for table in store.tables.values():
+        for table in store.values():
             table.write([2, 33], np.ones((2, DIM), np.float32))
-        store._session.folder.fold_if_quick = lambda: None  # type: ignore[method-assign]
+        store._folder.fold_if_quick = lambda: None  # type: ignore[method-assign]
         store.commit(step=1)
 
 

@@ -21,7 +21,7 @@ from tests.durability.disk import (
     Sync,
     Write,
 )
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 
 __all__ = ["Recorder", "lay"]
 

@@ -66,8 +66,8 @@ def make_sample(path: Path, seed: int) -> None:
         "holes": tierstore.TableSpec(9, 4, sparse=True),
     }
     store = tierstore.create(path, specs, budget=_NONE, keep=3)
-    store["plain"].set_keys([f"word {row}" for row in range(6)])
-    store["pair"].set_keys(list(range(100, 105)))
+    store.set_keys("plain", [f"word {row}" for row in range(6)])
+    store.set_keys("pair", list(range(100, 105)))
     for step in range(2):
         for name in ("plain", "pair", "holes"):
             table = store[name]

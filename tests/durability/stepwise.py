@@ -11,7 +11,7 @@ __all__ = ["Stepwise", "folds_in_steps"]
 
 
 class Stepwise:
-    """Stands in for `folding.Behind`, without a thread."""
+    """Stands in for `compaction.BackgroundWork`, without a thread."""
 
     newest: Stepwise | None = None
 
@@ -66,7 +66,7 @@ def folds_in_steps(seed: int = 0, *, most_deltas: int = 1) -> Iterator[Conductor
     """Let folds begin when more than `most_deltas` have gathered, and take tiny steps when told."""
     Stepwise.newest = None
     with (
-        mock.patch("tierstore._store.compaction.Behind", Stepwise),
+        mock.patch("tierstore._store.compaction.BackgroundWork", Stepwise),
         mock.patch("tierstore._store.compaction._MOST_DELTAS", most_deltas),
         mock.patch("tierstore._disk.fold._STEP_BYTES", 256),
     ):

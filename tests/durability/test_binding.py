@@ -20,7 +20,7 @@ from tierstore._disk.backends.memmap import DATA_OFFSET
 from tierstore._disk.base import Base
 from tierstore._disk.generation import Generation
 from tierstore._store.compaction import Folder
-from tierstore._store.opened import Opened
+from tierstore._store.state import State
 from tierstore.budget import Budget
 from tierstore.errors import CorruptRowError, CorruptStoreError
 
@@ -323,9 +323,9 @@ def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
     with opened(path, "r+", keep=1) as store:
         rows = write(store, 2, np.arange(0, ROWS, 7))
         store.commit()
-        find, done = Opened._find, []
+        find, done = State._find, []
 
-        def find_and_fold(self: Opened, wanted: int | None) -> Any:
+        def find_and_fold(self: State, wanted: int | None) -> Any:
             found = find(self, wanted)
             if not done:
                 done.append(True)
@@ -333,7 +333,7 @@ def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
             return found
 
         with (
-            mock.patch.object(Opened, "_find", find_and_fold),
+            mock.patch.object(State, "_find", find_and_fold),
             opened(path, version=version) as reader,
         ):
             assert np.array_equal(rows_of(reader), rows)
@@ -399,8 +399,8 @@ def test_a_store_of_format_1_is_bound_at_its_next_fold(tmp_path: Path, name: str
         with opened(path, "r+") as store:
             assert not list(path.rglob("digest-*"))
             store.fold()
-            tables = len(store.tables)
+            tables = len(store)
             assert len(list(path.rglob("digest-*"))) == tables
         with opened(path) as store:
             assert store.verify().ok
-            assert all(info.digest for info in store._session.manifest.tables.values())
+            assert all(info.digest for info in store._state.manifest.tables.values())

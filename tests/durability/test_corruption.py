@@ -57,7 +57,7 @@ def is_noticed(store: Sample) -> bool:
 
 def _fails_to_read(reader: tierstore.Store, truth: State) -> bool:
     failed = False
-    for name, table in reader.tables.items():
+    for name, table in reader.items():
         wanted = truth["tables"][name]
         for field, data in wanted["fields"].items():
             try:

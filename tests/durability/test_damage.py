@@ -16,8 +16,8 @@ from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged, flipped
 from tests.oracle import values
 from tierstore._io.file import File
-from tierstore._store.opened import Opened
 from tierstore._store.repair import RepairReport
+from tierstore._store.state import State
 from tierstore.budget import Budget
 from tierstore.errors import (
     CorruptRowError,
@@ -105,7 +105,7 @@ def hurt_row(two: Two, row: int, table: str = "hurt") -> None:
 
 def everything(path: Path, version: int | None = None) -> dict[str, np.ndarray]:
     with tierstore.open(path, version=version, budget=_NONE) as store:
-        return {name: table.read(np.arange(table.rows)) for name, table in store.tables.items()}
+        return {name: table.read(np.arange(table.rows)) for name, table in store.items()}
 
 
 def listed(path: Path) -> dict[str, dict[int, str]]:
@@ -196,13 +196,13 @@ def test_a_damaged_table_does_not_close_the_others(two: Two) -> None:
         sound = store["sound"].read(np.arange(ROWS))
         assert sound.tobytes() == two.versions[two.newest]["sound"].tobytes()
         assert store.payload["model"].read() == b"m" * 50
-        assert list(store.damaged) == ["hurt"] and list(store.tables) == ["sound", "hurt"]
+        assert list(store.damaged) == ["hurt"] and list(store) == ["sound", "hurt"]
         with pytest.raises(CorruptStoreError) as caught:
             store["hurt"]
         for part in ("'hurt'", two.delta().name, "tierstore verify", "tierstore repair", "4"):
             assert part in str(caught.value)
         with pytest.raises(CorruptStoreError):
-            dict(store.tables)
+            dict(store)
         with pytest.raises(CorruptStoreError):
             store.save(two.path.with_name("copy"))
         assert not two.path.with_name("copy").exists()
@@ -258,14 +258,14 @@ def test_a_writer_keeps_what_a_damaged_table_may_need(two: Two) -> None:
 def test_without_that_care_older_versions_go(two: Two) -> None:
     """A negative control."""
     hurt_footer(two)
-    sweep = Opened.sweep
+    sweep = State.sweep
 
-    def careless(self: Opened, keep: int) -> None:
+    def careless(self: State, keep: int) -> None:
         damaged, self.damaged = self.damaged, {}
         sweep(self, keep)
         self.damaged = damaged
 
-    with mock.patch.object(Opened, "sweep", careless):
+    with mock.patch.object(State, "sweep", careless):
         write_on(two)
     with pytest.raises(VersionError):
         tierstore.open(two.path, version=two.newest - 1)
@@ -396,8 +396,8 @@ def test_without_mending_a_fold_leaves_the_damage(two: Two) -> None:
 def folded_with_a_delta_left(two: Two) -> int:
     """Fold behind an older version that is kept; return a row of its newest delta."""
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
-        store._session.folder.fold(two.newest - 1)
-        ids = store._session.history.versions()[two.newest - 1].tables["hurt"].deltas
+        store._folder.fold(two.newest - 1)
+        ids = store._state.history.versions()[two.newest - 1].tables["hurt"].deltas
         assert ids and not store["hurt"]._disk.deltas[:-1]
     before, after = two.versions[two.newest - 2]["hurt"], two.versions[two.newest - 1]["hurt"]
     newest = two.versions[two.newest]["hurt"]
@@ -527,7 +527,7 @@ def test_repair_takes_the_newest_image_that_is_whole(two: Two, tmp_path: Path) -
 
 def test_repair_looks_into_older_generations(two: Two, tmp_path: Path) -> None:
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
-        store["hurt"].grow(ROWS + 10, tierstore.normal(seed=4))
+        store.grow("hurt", ROWS + 10, tierstore.normal(seed=4))
         grown = store["hurt"].read(np.arange(ROWS + 10))
     base = max((two.path / "hurt").glob("g*")) / "rows.npy"
     for row in (3, ROWS + 2):
@@ -619,7 +619,7 @@ def test_repair_beside_a_writer(two: Two, tmp_path: Path) -> None:
 
 def test_a_repair_that_fails_leaves_nothing(two: Two, tmp_path: Path) -> None:
     failing = mock.Mock(side_effect=StoreIOError("no"))
-    for place in ("tierstore._store.repair.write_skeleton", "tierstore._io.atomic._sync_tree"):
+    for place in ("tierstore._store.copy.write_skeleton", "tierstore._io.atomic._sync_tree"):
         with mock.patch(place, failing), pytest.raises(StoreIOError):
             tierstore.repair(two.path, tmp_path / "whole")
         assert [path.name for path in tmp_path.iterdir()] == ["s"]
@@ -672,7 +672,7 @@ def repaired_right(store: Sample, dest: Path) -> str:
     state, told = store.versions[report.version], listed(report.listed)
     assert tierstore.verify(dest).ok
     with tierstore.open(dest, budget=_NONE) as copy:
-        for name, table in copy.tables.items():
+        for name, table in copy.items():
             wanted, said = state["tables"][name], told.get(name, {})
             wrong: set[int] = set()
             for field, data in wanted["fields"].items():

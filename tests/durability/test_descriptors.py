@@ -21,7 +21,7 @@ from tests.durability.test_crash import survive
 from tests.durability.test_mutants import is_caught
 from tierstore import _io
 from tierstore._io import held, system
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore.budget import Budget
 from tierstore.errors import CommitFailedError, ConcurrentWriterError, TierStoreError
 
@@ -148,13 +148,13 @@ def values(seed: int) -> np.ndarray:
 
 
 def write(store: tierstore.Store, seed: int) -> None:
-    for number, name in enumerate(store.tables):
+    for number, name in enumerate(store):
         store[name].write(np.arange(ROWS), values(seed + number))
 
 
 def check(path: Path, seed: int) -> None:
     with tierstore.open(path, budget=NONE) as store:
-        for number, name in enumerate(store.tables):
+        for number, name in enumerate(store):
             assert np.array_equal(store[name].read(np.arange(ROWS)), values(seed + number))
 
 

@@ -26,7 +26,7 @@ from tests.durability.small import EVERY, NONE, check, commit, make, script
 from tests.durability.test_power import mounted, run, unmount
 from tests.durability.writer import DIM, ROWS, changes, content
 from tierstore import _io
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore.errors import (
     CommitFailedError,
     DeviceError,
@@ -302,7 +302,7 @@ SAME = """
 import sys, numpy as np, tierstore
 spec = tierstore.TableSpec(50, 4, init=tierstore.normal(std=1, seed=3))
 with tierstore.create(sys.argv[1], {"t": spec, "u": spec}) as store:
-    store["t"].set_keys([f"word {row}" for row in range(50)])
+    store.set_keys("t", [f"word {row}" for row in range(50)])
     store["t"].write([1, 2], np.ones((2, 4), np.float32))
     store.commit(step=1, payload={"model": {"w": np.arange(3)}})
     try:

@@ -38,7 +38,7 @@ def rows(count: int, dim: int, seed: int) -> np.ndarray:
 
 
 def commit(store: tierstore.Store) -> None:
-    for seed, table in enumerate(store.tables.values()):
+    for seed, table in enumerate(store.values()):
         for name, item in table.fields.items():
             dtype = np.float32 if item.dtype == "bfloat16" else item.storage
             table.write([0, table.rows - 1, 0], rows(3, item.dim, seed).astype(dtype), name)
@@ -47,7 +47,7 @@ def commit(store: tierstore.Store) -> None:
 
 def rewrite(store: tierstore.Store) -> None:
     """Write rows that are in the live delta already."""
-    commit_later = next(iter(store.tables.values()))
+    commit_later = next(iter(store.values()))
     name, item = next(iter(commit_later.fields.items()))
     dtype = np.float32 if item.dtype == "bfloat16" else item.storage
     for seed in range(3):
@@ -70,27 +70,27 @@ def fold_behind(store: tierstore.Store) -> None:
 
 
 def create_table(store: tierstore.Store) -> None:
-    if "new" not in store.tables:
+    if "new" not in store:
         spec = tierstore.TableSpec(9, 5, init=tierstore.from_array(rows(9, 5, 3)), backend="zarr")
         store.create_table("new", spec)
 
 
 def add_fields(store: tierstore.Store) -> None:
-    table = next(iter(store.tables.values()))
+    table = next(iter(store.values()))
     if "more" not in table.fields:
         initializer = tierstore.from_array(rows(table.rows, 2, 4))
         store.add_fields(table.name, {"more": tierstore.Field(2, init=initializer)})
 
 
 def set_keys(store: tierstore.Store) -> None:
-    table = next(iter(store.tables.values()))
-    table.set_keys([f"key {row}" for row in range(table.rows)])
+    table = next(iter(store.values()))
+    table.store.set_keys(table.name, [f"key {row}" for row in range(table.rows)])
 
 
 def grow(store: tierstore.Store) -> None:
-    table = next(iter(store.tables.values()))
+    table = next(iter(store.values()))
     if table.rows < 60:
-        table.grow(60)
+        table.store.grow(table.name, 60)
 
 
 def confirm(store: tierstore.Store) -> None:

@@ -22,7 +22,7 @@ from tests.durability.small import script
 from tests.durability.test_environment import need_root, tmpfs
 from tests.durability.test_power import mounted, run, unmount
 from tierstore import _io
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore.budget import Budget
 from tierstore.errors import StoreIOError
 
@@ -182,9 +182,9 @@ specs = {
 none = tierstore.Budget(host=0)
 rng = np.random.default_rng(3)
 with tierstore.create(path, specs, budget=none) as store:
-    oracle = {name: table.read(np.arange(rows)) for name, table in store.tables.items()}
+    oracle = {name: table.read(np.arange(rows)) for name, table in store.items()}
     for _ in range(2):
-        for name, table in store.tables.items():
+        for name, table in store.items():
             chosen = rng.permutation(rows)[: rows // chunk * 2]
             oracle[name][chosen] = rng.standard_normal((chosen.size, 32)).astype(np.float32)
             table.write(chosen, oracle[name][chosen])
@@ -195,7 +195,7 @@ with tierstore.create(path, specs, budget=none) as store:
         assert reader.verify().ok
 for each in (path, path + ".copy"):
     with tierstore.open(each, budget=none) as store:
-        for name, table in store.tables.items():
+        for name, table in store.items():
             assert np.array_equal(table.read(np.arange(rows)), oracle[name])
 print("done")
 """

@@ -123,7 +123,7 @@ def test_an_import_takes_ten_thousand_inputs(target: str, tmp_path: Path) -> Non
 def opens_or_says_why(path: Path) -> None:
     try:
         with tierstore.open(path, budget=Budget(host=0)) as reader:
-            for table in reader.tables.values():
+            for table in reader.values():
                 table.read(np.arange(table.rows))
                 if table.keys is not None:
                     table.keys[:]

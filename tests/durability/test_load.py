@@ -49,13 +49,11 @@ class Load:
         self.root = root
         budget = Budget(host_rows={"plain": 4000, "chunks": 1000})
         self.store = tierstore.create(root / "s", SPECS, budget=budget, keep=3)
-        self.truth = {
-            name: table.read(np.arange(table.rows)) for name, table in self.store.tables.items()
-        }
+        self.truth = {name: table.read(np.arange(table.rows)) for name, table in self.store.items()}
 
     def step(self, number: int) -> None:
         """Train a batch of each table; every so often commit, read, save and check."""
-        for name, table in self.store.tables.items():
+        for name, table in self.store.items():
             ids = (ROWS[name] * self.rng.random(BATCH) ** 3).astype(np.int64)
             table.prefetch(ids)
             with table.lease(ids) as lease:

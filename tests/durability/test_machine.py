@@ -117,7 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = observe(self.twin.store)
         assert found["tables"] == self.twin.expected()["tables"]
         assert found["version"] == self.twin.states[-1]["version"]
-        for table in self.twin.store.tables.values():
+        for table in self.twin.store.values():
             ids = np.array([table.rows - 1, 0, 0])
             assert np.array_equal(table.read(ids)[1], table.read([0])[0], equal_nan=True)
 

@@ -18,7 +18,7 @@ from tests.durability.judge import Failure, Judge
 from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
-    "creating.create_store > publish > _give_name > Directory.sync",
+    "opening._create_store > publish > _give_name > Directory.sync",
     "binding.write_digest > Directory.write_file > File.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Held.sync > Directory.sync",
@@ -31,20 +31,20 @@ NEEDED = [
     "records.RecordFiles.sync > File.sync",
     "zarr.create > Directory.sync",
     "zarr.create > Directory.write_file > File.sync",
-    "publish.publish > Directory.sync",
-    "publish.publish > File.sync",
+    "ledger.publish > Directory.sync",
+    "ledger.publish > File.sync",
     "ledger.Ledger.sweep > Directory.sync",
     "payload._write > File.sync",
     "payload.write_payloads > Directory.sync",
-    "alter.replace > Directory.sync",
+    "alter._rewrite > Directory.sync",
     "copy._new_directory > publish > _give_name > Directory.sync",
-    "opened.Opened._start > Directory.sync",
+    "state.State._start > Directory.sync",
 ]
 EITHER = [
-    "creating.create_store > publish > _sync_tree > Directory.sync",
-    "creating.create_store > publish > _sync_tree > File.sync",
+    "opening._create_store > publish > _sync_tree > Directory.sync",
+    "opening._create_store > publish > _sync_tree > File.sync",
     "files.Files.create > File.sync",
-    "publish.write_skeleton > Directory.write_file > File.sync",
+    "ledger.write_skeleton > Directory.write_file > File.sync",
     "copy._new_directory > publish > _sync_tree > Directory.sync",
     "copy._new_directory > publish > _sync_tree > File.sync",
 ]

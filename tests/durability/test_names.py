@@ -88,7 +88,7 @@ def device(path: Path, _: Path) -> None:
 def use(store: Sample) -> None:
     """Read everything there is, as a reader and as a writer."""
     with tierstore.open(store.path, budget=Budget(host=0)) as reader:
-        for table in reader.tables.values():
+        for table in reader.values():
             table.read(np.arange(table.rows))
             if table.keys is not None:
                 table.keys[:]
@@ -201,7 +201,7 @@ def test_foreign_files_are_never_touched(store: Sample) -> None:
             writer["plain"].write([1], np.full((1, 3), random.random(), np.float32))
             writer.commit(payload={"model": b"x"})
         for name in ("plain", "packed", "pair"):
-            writer.replace_table(name, tierstore.TableSpec(4, 4))
+            writer.replace_table(name, tierstore.TableSpec(4, 4), reinitialize=True)
         writer.commit()
         writer.fold()
     assert {path: path.stat().st_mtime_ns for path in written} == written

@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     initializer = tierstore.from_array(values(1))
     spec = tierstore.TableSpec(40, 4, init=initializer, backend=backend, **packed)
     with tierstore.create(tmp_path / "s", {"t": spec}, keep=1, budget=NONE) as store:
-        store["t"].set_keys(WORDS)
+        store.set_keys("t", WORDS)
         store.commit(payload={"model": b"first", "tree": {"w": values(2)}})
     return tmp_path / "s"
 
@@ -37,9 +37,9 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def leave_behind(path: Path) -> None:
     """Commit until nothing of the version before is named any more."""
     with tierstore.open(path, "r+", keep=1, budget=NONE) as writer:
-        writer["t"].set_keys([f"other {row}" for row in range(40)])
+        writer.set_keys("t", [f"other {row}" for row in range(40)])
         initializer = tierstore.from_array(values(3))
-        writer.replace_table("t", tierstore.TableSpec(40, 4, init=initializer))
+        writer.replace_table("t", tierstore.TableSpec(40, 4, init=initializer), reinitialize=True)
         for step in range(3):
             writer["t"].write([step], values(step, 1))
             writer.commit(payload={"model": b"later", "tree": {"w": values(4)}})
@@ -79,7 +79,7 @@ def test_a_reader_follows_a_writer_that_goes_back(path: Path) -> None:
         with tierstore.open(path, "r+", version=before, discard_newer=True, budget=NONE):
             pass
         assert reader.refresh()
-        assert (reader.version, list(reader.tables)) == (before, ["t"])
+        assert (reader.version, list(reader)) == (before, ["t"])
 
 
 def test_a_reader_copies_its_version(path: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import tierstore
 from tierstore import _io
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore._store.locking import WriterLock
 from tierstore._store.versions import History
 from tierstore.budget import Budget
@@ -419,9 +419,9 @@ def test_a_change_that_is_not_published_leaves_nothing(
         monkeypatch.setattr(_io.system, "calls", Full())
         with pytest.raises(StoreFullError):
             if change_of == "spec":
-                store.replace_table("t", spec)
+                store.replace_table("t", spec, reinitialize=True)
             elif change_of == "keys":
-                store["t"].set_keys(list(range(ROWS)))
+                store.set_keys("t", list(range(ROWS)))
             else:
                 store.create_table("u", spec)
         monkeypatch.undo()

@@ -15,7 +15,7 @@ import pytest
 import tierstore
 from tests.durability.crash import small_deltas
 from tierstore import _io
-from tierstore._io.syscalls import Calls
+from tierstore._io.system import Calls
 from tierstore.budget import Budget
 from tierstore.errors import StoreFullError, StoreIOError
 

@@ -41,7 +41,7 @@ def observe(store: tierstore.Store) -> State:
                     ).items()
                 },
             }
-            for name, table in store.tables.items()
+            for name, table in store.items()
         },
     }
 
@@ -182,17 +182,20 @@ class Twin:
             name: self._random.randbytes(self._random.choice((0, 10, 2000)))
             for name in ["model", "reader"][: self._random.choice((0, 0, 1, 2))]
         }
-        self._step = self._random.choice((None, self._random.randrange(1000)))
+        step = self._random.choice((None, self._random.randrange(1000)))
         confirm = self._random.random() < 0.7
-        behind = self._step is not None and self._step % 2 == 0
+        behind = step is not None and step % 2 == 0
 
         def work() -> None:
             if behind:
-                self.store.commit_async(self._step, payload, confirm=confirm).result()
+                self.store.commit_async(step, payload or None, confirm=confirm).result()
             else:
-                self.store.commit(self._step, payload, confirm=confirm)
+                self.store.commit(step, payload or None, confirm=confirm)
 
-        self._commit(work, payload)
+        before = self.states[-1]
+        self._step = before["step"] if step is None else step
+        is_kept = not payload and self._step == before["step"]
+        self._commit(work, before["payload"] if is_kept else payload)
 
     def confirm(self) -> None:
         """Confirm the newest version."""
@@ -226,7 +229,7 @@ class Twin:
         new["scalars"] = old["scalars"]
         if old["keys"] is not None and len(old["keys"]) == spec.rows:
             new["keys"] = old["keys"]  # as many rows: their keys stay
-        self._step_kept(lambda: self.store.replace_table(name, spec))
+        self._step_kept(lambda: self.store.replace_table(name, spec, reinitialize=True))
 
     def add_fields(self) -> None:
         """Add a field to a table."""
@@ -252,7 +255,7 @@ class Twin:
             new = np.zeros((more, values.shape[1]), np.float32)
             table["fields"][field] = (dtype, np.concatenate([values, new]))
         rows = len(values) + more
-        self._step_kept(lambda: self.store[name].grow(rows))
+        self._step_kept(lambda: self.store.grow(name, rows))
 
     def set_keys(self) -> None:
         """Give a table keys, ints or texts."""
@@ -262,7 +265,7 @@ class Twin:
         numbers = self._random.sample(range(10**6), rows)
         keys: list[Any] = numbers if self._random.random() < 0.5 else [f"k{n}é" for n in numbers]
         self._tables[name]["keys"] = keys
-        self._step_kept(lambda: self.store[name].set_keys(keys))
+        self._step_kept(lambda: self.store.set_keys(name, keys))
 
     def _step_kept(self, work: Callable[[], Any]) -> None:
         """Commit a change of the tables' shape, which leaves step and payload as they were."""

@@ -25,7 +25,7 @@ def table(tmp_path):
         values = np.random.default_rng(2).standard_normal((700, 4)).astype(np.float32)
         store["t"].write(ids, values, field="half")
         store.commit()
-        store["t"].set_keys([f"word {row}" for row in range(700)])
+        store.set_keys("t", [f"word {row}" for row in range(700)])
         yield store["t"]
 
 

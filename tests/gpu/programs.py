@@ -149,7 +149,7 @@ class Program:
     def prefetch(self) -> None:
         before = self.recent
         self.table.prefetch(self.ids(), window=int(self.rng.integers(1, 6)))
-        self.store._session.prefetcher.wait()  # so that a program is the same each time
+        self.store._state.prefetcher.wait()  # so that a program is the same each time
         if self.rng.random() < 0.5:
             self.read(before[-2:])  # which waits for nothing if they are there
         if self.rng.random() < 0.3:
@@ -173,7 +173,7 @@ class Program:
 
     def grow(self) -> None:
         self.commit()
-        self.table.grow(len(self.table) + 3)
+        self.table.store.grow(self.table.name, len(self.table) + 3)
         for name, item in FIELDS.items():
             self.now[name] = np.concatenate([self.now[name], np.zeros((3, item.dim), np.float32)])
         self.committed = {name: rows.copy() for name, rows in self.now.items()}

@@ -81,8 +81,8 @@ def uses(lease: Any) -> list[Callable[[], object]]:
 
 ENDS: dict[str, Callable[[tierstore.Store], object]] = {
     "rollback": lambda store: store.rollback(),
-    "rows": lambda store: store["t"].grow(ROWS + 5),
-    "fields": lambda store: store["t"].add_fields({"more": tierstore.Field(2)}),
+    "rows": lambda store: store.grow("t", ROWS + 5),
+    "fields": lambda store: store.add_fields("t", {"more": tierstore.Field(2)}),
     "close": lambda store: store.close(),
 }
 
@@ -138,7 +138,7 @@ def test_a_lease_is_checked_within_the_guard_and_seldom_before(
     check, held = getattr(kind, name), []
 
     def checking(lease: Any) -> None:
-        held.append(store._session.guard.held)
+        held.append(store._state.guard.held)
         check(lease)
 
     with store["t"].lease([1, 2, 3]) as lease:
@@ -188,7 +188,7 @@ def test_a_call_that_waits_while_another_thread_ends_its_epoch_raises(
     released = table.lease([1, 2, 3])
     given = [call for call, _ in calls] + [released.release]
     threads = [threading.Thread(target=run, args=(call,)) for call in given]
-    with store._session.guard.use():
+    with store._state.guard.use():
         for thread in threads:
             waits.clear()
             thread.start()
@@ -251,7 +251,7 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
     store = make(tiers)
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
     )
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
@@ -273,7 +273,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
     store = make("host cache")
     table, requests = store["t"], []
     monkeypatch.setattr(
-        store._session.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
+        store._state.prefetcher, "submit", lambda look, fetch: requests.append(both(look, fetch))
     )
     ids = np.arange(3, 9)
     table.prefetch(ids)
@@ -367,7 +367,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._session.guard, "call", interrupted)
+    monkeypatch.setattr(store._state.guard, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     monkeypatch.undo()
@@ -397,7 +397,7 @@ def test_warming_waits_for_the_copies_of_prefetches(
         expected[40:50] = values(10)
         table.read(np.arange(45, 50))
         table.prefetch(np.arange(5))
-        store._session.prefetcher.wait()
+        store._state.prefetcher.wait()
         table.read(np.arange(45, 50))  # behind the plan of the prefetch, not behind its copies
         table.warm(np.arange(5, 35))
         wrong = (table.read(EVERY) != expected).any(axis=1).sum()

@@ -22,7 +22,7 @@ def contents(path: Path) -> dict[str, bytes]:
     """Return every field of every table, the scalars and the payload, as bytes."""
     with tierstore.open(path) as store:
         found = {"step": str(store.step).encode()}
-        for name, table in store.tables.items():
+        for name, table in store.items():
             found[f"{name}/scalars"] = repr(sorted(table.scalars.items())).encode()
             for field in table.fields:
                 found[f"{name}/{field}"] = table.read(np.arange(len(table)), field).tobytes()
@@ -90,4 +90,19 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="random"):
             tierstore.Checkpoint(store, random=torch.nn.Linear(1, 1))
         store.commit(step=4)
-        assert tierstore.Checkpoint(store, model=torch.nn.Linear(1, 1)).resume() == 4
+        with pytest.warns(UserWarning, match="model stay as they are"):
+            assert tierstore.Checkpoint(store, model=torch.nn.Linear(1, 1)).resume() == 4
+
+
+def test_a_plain_commit_keeps_step_and_state(tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "a.tier", {"a": tierstore.TableSpec(3, 2)}) as store:
+        model = torch.nn.Linear(3, 2)
+        run = tierstore.Checkpoint(store, model=model)
+        run.commit(5)
+        before = model.weight.detach().clone()
+        store["a"].write([1], np.full((1, 2), 3, np.float32))
+        for _ in range(4):  # more than are kept
+            store.commit()
+        model.weight.data.zero_()
+        assert run.resume() == 5
+        assert torch.equal(model.weight, before)

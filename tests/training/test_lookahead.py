@@ -76,7 +76,7 @@ def test_rows_stay_until_so_many_newer_batches(tmp_path: Path, window: int, kept
     table.prefetch([0, 1], window=window)
     for row in range(2, 12):
         table.prefetch([row], window=window)
-    place.opened[0]._session.prefetcher.wait()
+    place.opened[0]._state.prefetcher.wait()
     table.read(list(range(100, 160)))
     before = table.stats()["host"].hits
     table.read([0, 1])

@@ -15,8 +15,8 @@ from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 RESHAPES = {
-    "fields": lambda table: table.add_fields({"more": tierstore.Field(3)}),
-    "rows": lambda table: table.grow(ROWS + 5),
+    "fields": lambda table: table.store.add_fields(table.name, {"more": tierstore.Field(3)}),
+    "rows": lambda table: table.store.grow(table.name, ROWS + 5),
 }
 reshapes = pytest.mark.parametrize("reshape", RESHAPES.values(), ids=RESHAPES)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,14 +114,17 @@ class TableInfo:
     keys: KeysInfo | None = None
     digest: DigestInfo | None = None
 
-    def files(self) -> Iterator[str]:
-        """Yield the names of the files in the directory of the generation but those of the base."""
+    def paths(self, table: str) -> set[str]:
+        """Return the paths in the store of the generation and its files, but those of the base."""
+        generation = f"{table}/{self.generation}"
+        found = {generation}
         for delta in self.deltas:
-            yield delta.name
-        if self.keys is not None:
-            yield from self.keys.files
+            found.add(f"{generation}/{delta.name}")
+        for name in () if self.keys is None else self.keys.files:
+            found.add(f"{generation}/{name}")
         if self.digest is not None:
-            yield self.digest.name
+            found.add(f"{generation}/{self.digest.name}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,7 @@ class Manifest:
         """Return the paths in the store of all generations, and of all files but those of bases."""
         paths = {info.name for info in self.payload.values()}
         for name, table in self.tables.items():
-            generation = f"{name}/{table.generation}"
-            paths.add(generation)
-            paths.update(f"{generation}/{file}" for file in table.files())
+            paths |= table.paths(name)
         return paths
 
     def encode(self) -> bytes:

@@ -127,6 +127,8 @@ class Behind:
 
         Raises what writing raises; then it still waits.
         """
+        if self._is_empty():
+            return
         with self._changed:
             self._changed.wait_for(self._idle)
         self._write_waiting()  # what the thread could not
@@ -134,12 +136,18 @@ class Behind:
 
     def drop(self) -> None:
         """Forget what waits; one piece may be written yet, before this returns."""
+        if self._is_empty():
+            return
         with self._changed:
             while len(self._waiting) > 1:
                 self._waiting.pop()
             self._changed.wait_for(self._idle)
             self._waiting.clear()
             self._spare.clear()
+
+    def _is_empty(self) -> bool:
+        """Whether nothing waits, and no thread that only this one starts is at work."""
+        return self._thread is None and not self._waiting and not self._spare
 
     def _idle(self) -> bool:
         return self._thread is None

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from tierstore._io import system
-from tierstore._io.descriptor import Descriptor
-from tierstore._io.file import Buffer, File
+from tierstore._io.file import Buffer, Descriptor, File
 from tierstore._io.filesystems import filesystem_of
-from tierstore._io.system import explained, sync_descriptor
+from tierstore._io.system import explained, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
 __all__ = ["Directory", "component"]
@@ -58,16 +57,14 @@ class Directory(Descriptor):
     def directory(self, name: str) -> Directory:
         """Open a directory within this one; raises FormatError for anything else."""
         flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
-            with explained("open", path):
-                inner = Directory(system.calls.open(component(name), flags, dir_fd=self.fd), path)
-        except NotADirectoryError as error:
-            raise FormatError(f"{path} is not a directory") from error
-        except StoreIOError as error:
-            if error.errno == errno.ELOOP:
+            fd = system.calls.open(component(name), flags, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise FormatError(f"{path} is not a directory") from error
-            raise
+            raise_explained(error, "open", path)
+        inner = Directory(fd, path)
         root, names = self._origin or (self, ())
         inner._origin = root, (*names, name)
         return inner
@@ -109,31 +106,30 @@ class Directory(Descriptor):
         Raises NotAStoreError where the directory itself has been removed.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
-            with explained("create", path):
-                self.unsynced = True
-                return File(system.calls.open(component(name), flags, 0o666, dir_fd=self.fd), path)
-        except StoreIOError as error:
+            self.unsynced = True
+            fd = system.calls.open(component(name), flags, 0o666, dir_fd=self.fd)
+        except OSError as error:
             if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
                 raise NotAStoreError(
                     f"{self.path} was removed while the store was open, with what it held; "
                     "restore it from a copy and open it again",
                     filename=self.path,
                 ) from error
-            raise
+            raise_explained(error, "create", path)
+        return File(fd, path)
 
     def open_file(self, name: str, *, write: bool = False) -> File:
         """Open a regular file; raises FormatError for links, FIFOs, devices and directories."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | _OPEN
-        path = self.join(name)
+        path = f"{self.path}/{name}"
         try:
-            with explained("open", path):
-                fd = system.calls.open(component(name), flags, dir_fd=self.fd)
-        except StoreIOError as error:
+            fd = system.calls.open(component(name), flags, dir_fd=self.fd)
+        except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise FormatError(f"{path} is not a regular file") from error
-            raise
+            raise_explained(error, "open", path)
         file = File(fd, path)
         try:
             if not file.regular:
@@ -201,8 +197,7 @@ class Directory(Descriptor):
             entry = self.status(name)
         except FileNotFoundError:
             return False
-        with explained("examine", file.path):
-            return os.path.samestat(entry, system.calls.fstat(file.fd))
+        return os.path.samestat(entry, file.status())
 
     def is_directory(self, name: str) -> bool:
         """Whether the entry is a directory itself, not a link to one."""
@@ -217,10 +212,12 @@ class Directory(Descriptor):
 
     def status(self, name: str) -> os.stat_result:
         """Return the status of an entry itself, not of what a link points to."""
-        with explained("examine", self.join(name)):
+        try:
             status: os.stat_result = system.calls.stat(
                 component(name), dir_fd=self.fd, follow_symlinks=False
             )
+        except OSError as error:
+            raise_explained(error, "examine", self.join(name))
         return status
 
     def put_if_absent(self, temporary: str, name: str) -> bool:
@@ -230,20 +227,20 @@ class Directory(Descriptor):
         name atomically and never replaces one; where links are not to be had, and for directories,
         a rename that replaces nothing serves. Raises StoreIOError where neither is to be had.
         """
-        with explained("publish", self.join(name)):
-            self.unsynced = True
-            try:
-                system.calls.link(
-                    temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False
-                )
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
+        self.unsynced = True
+        try:
+            system.calls.link(
+                temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False
+            )
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise_explained(error, "publish", self.join(name))
+            with explained("publish", self.join(name)):
                 return self._rename_if_absent(temporary, name)
-            with contextlib.suppress(OSError):
-                system.calls.unlink(temporary, dir_fd=self.fd)
+        with contextlib.suppress(OSError):
+            system.calls.unlink(temporary, dir_fd=self.fd)
         return True
 
     def _rename_if_absent(self, old: str, new: str) -> bool:
@@ -275,8 +272,12 @@ class Directory(Descriptor):
 
     def unlink(self, name: str) -> None:
         """Remove a file; one that is gone already is no error."""
-        with explained("remove", self.join(name)), contextlib.suppress(FileNotFoundError):
+        try:
             system.calls.unlink(component(name), dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise_explained(error, "remove", self.join(name))
 
     def remove_directory(self, name: str) -> None:
         """Remove an empty directory; one that is not empty is left, and that is no error."""

@@ -1,4 +1,4 @@
-"""An open file: positioned, complete reads and writes, allocation, syncs and locks."""
+"""Open files: positioned, complete reads and writes, allocation, syncs and locks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import fcntl
 import os
 import stat
 import struct
-from typing import Any, cast
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._io import system
-from tierstore._io.descriptor import Descriptor
-from tierstore._io.system import explained, send_range, sync_descriptor, wait_for_range
+from tierstore._io.system import (
+    explained,
+    raise_explained,
+    send_range,
+    sync_descriptor,
+    wait_for_range,
+)
 from tierstore.errors import StoreIOError
 
-__all__ = ["Buffer", "File"]
+__all__ = ["Buffer", "Descriptor", "File"]
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
@@ -27,40 +34,113 @@ _FLOCK = struct.Struct("hhqqi4x")
 """`struct flock`: type, whence, start, length, pid, which is 0 where a description has the lock."""
 
 
+class Descriptor:
+    """An open file or directory, closed by the `with` statement that uses it.
+
+    Attributes:
+        fd: its number; -1 once it is closed.
+        path: what messages call it.
+        unsynced: whether something was written by it that no sync has made durable yet.
+    """
+
+    fd: int = -1  # of the class too, for one that could not be initialized
+    unsynced: bool = False
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Take over the descriptor `fd`; `path` is for messages."""
+        self.fd = fd
+        self.path = path
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Self]:
+        """Yield it: it is open already, which one that is held need not be."""
+        yield self
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The numbers of device and inode, which tell it from others while it is open."""
+        with explained("examine", self.path):
+            status = system.calls.fstat(self.fd)
+        return int(status.st_dev), int(status.st_ino)
+
+    def close(self) -> None:
+        """Close the descriptor; harmless when done twice.
+
+        The system closes it whatever it answers. Only where something was written and not synced is
+        a failure one: raises StoreIOError or StoreFullError.
+        """
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            return
+        try:
+            system.calls.close(fd)
+        except OSError as error:
+            if self.unsynced:
+                raise_explained(error, "write", self.path)
+
+    def discard(self) -> None:
+        """Close the descriptor, whatever becomes of what was written by it."""
+        self.unsynced = False
+        self.close()
+
+    def __del__(self) -> None:
+        """Close what an error left open."""
+        if self.fd >= 0:
+            self.discard()
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it; an error of the body counts more than one of closing."""
+        if error is not None:
+            self.unsynced = False
+        self.close()
+
+
 class File(Descriptor):
     """An open regular file of a store, read and written at positions."""
 
     mappable = True
 
+    def status(self) -> os.stat_result:
+        """Return what the system says of the file now."""
+        try:
+            status: os.stat_result = system.calls.fstat(self.fd)
+        except OSError as error:
+            raise_explained(error, "examine", self.path)
+        return status
+
     @property
     def size(self) -> int:
         """Bytes of the file now."""
-        with explained("examine", self.path):
-            return int(system.calls.fstat(self.fd).st_size)
+        return int(self.status().st_size)
 
     @property
     def written(self) -> int:
         """Bytes that the file takes on the disk; fewer than its size where it has holes."""
-        with explained("examine", self.path):
-            return 512 * int(system.calls.fstat(self.fd).st_blocks)
+        return 512 * int(self.status().st_blocks)
 
     @property
     def regular(self) -> bool:
         """Whether it is a file, and no pipe or device."""
-        with explained("examine", self.path):
-            return stat.S_ISREG(system.calls.fstat(self.fd).st_mode)
+        return stat.S_ISREG(self.status().st_mode)
 
     @property
     def nameless(self) -> bool:
         """Whether the file has no name any more: it was removed, or another took its place."""
-        with explained("examine", self.path):
-            return int(system.calls.fstat(self.fd).st_nlink) == 0
+        return int(self.status().st_nlink) == 0
 
     @property
     def inode(self) -> int:
         """Number that tells the file from others of its file system while it is open or mapped."""
-        with explained("examine", self.path):
-            return int(system.calls.fstat(self.fd).st_ino)
+        return int(self.status().st_ino)
 
     def reopened(self, flags: int) -> File:
         """Open the file once more, whatever its name is by now; raises OSError.
@@ -73,7 +153,7 @@ class File(Descriptor):
     def read(self, nbytes: int, offset: int = 0) -> bytes:
         """Return up to `nbytes` bytes from `offset`; fewer only at the end of the file."""
         parts = []
-        with explained("read", self.path):
+        try:
             while nbytes > 0:
                 part = system.calls.pread(self.fd, min(nbytes, _MAX_IO), offset)
                 if not part:
@@ -81,6 +161,8 @@ class File(Descriptor):
                 parts.append(part)
                 offset += len(part)
                 nbytes -= len(part)
+        except OSError as error:
+            raise_explained(error, "read", self.path)
         return b"".join(parts)
 
     def read_into(self, out: npt.NDArray[np.uint8], offset: int) -> None:
@@ -101,30 +183,34 @@ class File(Descriptor):
         """Write all of `data` at `offset`, however often the system writes less."""
         view = memoryview(cast(Any, data)).cast("B")
         self.unsynced = True
-        with explained("write", self.path):
+        try:
             while view.nbytes:
                 count = system.calls.pwrite(self.fd, view[:_MAX_IO], offset)
                 offset += count
                 view = view[count:]
+        except OSError as error:
+            raise_explained(error, "write", self.path)
 
     def allocate(self, offset: int, nbytes: int) -> None:
         """Reserve disk space for a range, so that running out of it is an error here."""
         if nbytes <= 0:
             return
         self.unsynced = True
-        with explained("allocate space for", self.path):
-            try:
-                system.calls.posix_fallocate(self.fd, offset, nbytes)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                    raise
+        try:
+            system.calls.posix_fallocate(self.fd, offset, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise_explained(error, "allocate space for", self.path)
+            with explained("allocate space for", self.path):
                 system.calls.ftruncate(self.fd, max(self.size, offset + nbytes))
 
     def truncate(self, nbytes: int) -> None:
         """Set the size of the file."""
         self.unsynced = True
-        with explained("set the size of", self.path):
+        try:
             system.calls.ftruncate(self.fd, nbytes)
+        except OSError as error:
+            raise_explained(error, "set the size of", self.path)
 
     def sync(self) -> None:
         """Make the file's bytes and size durable; raises CommitFailedError, which is final."""

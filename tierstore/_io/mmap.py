@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tierstore._io import system
 from tierstore._io.file import File
 from tierstore._io.filesystems import filesystem_of
-from tierstore._io.system import explained
+from tierstore._io.system import raise_explained
 from tierstore.errors import CorruptStoreError, StoreIOError
 
 __all__ = ["map_files"]
@@ -49,8 +49,10 @@ def map_files(
 
 
 def _reserved(nbytes: int, path: str) -> npt.NDArray[np.uint8]:
-    with explained("map", path):
+    try:
         return np.frombuffer(system.calls.reserve(nbytes), np.uint8)
+    except OSError as error:
+        raise_explained(error, "map", path)
 
 
 def _map_over(address: int, file: File, nbytes: int) -> None:
@@ -59,13 +61,12 @@ def _map_over(address: int, file: File, nbytes: int) -> None:
     Python's own mapping of a file keeps a descriptor of it; this keeps none, so that a store may
     have as many deltas as it likes.
     """
-    with explained("map", file.path):
-        try:
-            system.calls.map_file(address, nbytes, file.fd)
-        except OSError as error:
-            if error.errno not in (errno.ENODEV, errno.EOPNOTSUPP):
-                raise
-            raise StoreIOError(
-                f"the file system of {file.path} ({filesystem_of(file.fd) or 'unknown'}) cannot "
-                "map files; keep the store on another disk"
-            ) from error
+    try:
+        system.calls.map_file(address, nbytes, file.fd)
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.EOPNOTSUPP):
+            raise_explained(error, "map", file.path)
+        raise StoreIOError(
+            f"the file system of {file.path} ({filesystem_of(file.fd) or 'unknown'}) cannot "
+            "map files; keep the store on another disk"
+        ) from error

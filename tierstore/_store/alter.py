@@ -1,14 +1,14 @@
-"""Changing what a table is made of: another spec, more fields, more rows, other keys.
+"""Schema changes: tables are written again in another shape, and one commit makes them the tables.
 
-The records are streamed into a new generation beside the old one, which lives on while a kept
-version names it; one commit makes the new one the table. There must be no fold under way: it writes
-to the old one.
+The records are streamed into new generations beside the old ones, which stay while a kept version
+names them. No fold may be under way: it writes to the old ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,121 +17,293 @@ import numpy.typing as npt
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
 from tierstore._disk.keys import remove_keys, write_keys
-from tierstore._store.opened import Opened
+from tierstore._disk.manifest import TableInfo
+from tierstore._store.commit import clean_up, put_off
+from tierstore._store.compaction import Folder
+from tierstore._store.copy import Overall
+from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._table.table import Table
-from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError
+from tierstore._table.values import to_bytes
+from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
-__all__ = ["add_fields", "grow", "replace", "set_keys"]
+__all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
 
-Blocks = Iterator[npt.NDArray[np.uint8]]
+Records = npt.NDArray[np.uint8]
+Blocks = Iterator[Records]
 
 
-def replace(
-    store: Opened,
-    name: str,
-    spec: TableSpec,
-    blocks: Iterable[npt.NDArray[np.uint8]] | None,
+@dataclass(frozen=True)
+class Rewrite:
+    """A table as it is to be written; None for `blocks` leaves the records to the initializers."""
+
+    name: str
+    spec: TableSpec
+    blocks: Iterable[Records] | None = None
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    keys: Sequence[Any] | None = None
+
+
+def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
+    """Have the store to oneself, with no fold under way, for a commit of its own.
+
+    A context manager made of a generator would not do: an interrupt that came as it is left would
+    leave it unfinished.
+    """
+    with state.guard.use(write=True) as use, state.alone(change), use.interruptible():
+        with put_off(state):
+            folder.finish()
+        state.guard.check(write=True)
+        work()
+        clean_up(state, folder)
+
+
+def rewrite(
+    state: State,
+    folder: Folder,
+    tables: Callable[[], Sequence[Rewrite]],
     *,
-    scalars: Mapping[str, Any],
-    keys: Sequence[Any] | None = None,
+    drop: Collection[str] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Stream a new generation of a table, new or not, and commit it; the table object stays.
+    """Write tables, new or not, and commit them as one version, without those to `drop`.
 
-    External keys stay where none are given and the number of rows is the same.
+    `tables` is called when no other thread uses the store. Table objects stay valid.
     """
+
+    def work() -> None:
+        _rewrite(state, tables(), drop, progress)
+
+    alone_to("change a table", state, folder, work)
+
+
+def _rewrite(
+    state: State, tables: Sequence[Rewrite], drop: Collection[str], progress: Progress | None
+) -> None:
+    state.check_clean("change a table")
+    kept = {name: info for name, info in state.manifest.tables.items() if name not in drop}
+    if tables:
+        state.check_fit({each.name: each.spec for each in tables})
+    written: dict[str, TableInfo] = {}
+    with state.unless_published(lambda: _remove(state, written)):
+        report = Overall(progress, sum(each.spec.rows for each in tables))
+        for each in tables:
+            _write(state, each, written, report)
+            report.passed(each.spec.rows)
+        state.directory.sync()
+        with state.unbroken():
+            state.commit_tables({**kept, **written})
+            for name in written:
+                state.reopen(name)
+
+
+def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress) -> None:
+    """Write a new generation of a table, durably, and note it in `written`."""
+    scalars = json_values(table.scalars)
+    if not state.directory.exists(table.name):
+        state.directory.make_directory(table.name).close()
+    with state.directory.directory(table.name) as directory:
+        seq = state.ledger.seq + 1
+        info = generations.create(directory, table.spec, seq, table.blocks, report)
+        written[table.name] = info = dataclasses.replace(info, scalars=scalars)
+        if table.keys is not None:
+            with directory.directory(info.generation) as generation:
+                keys = write_keys(generation, table.keys, table.spec.rows)
+            written[table.name] = dataclasses.replace(info, keys=keys)
+
+
+def _remove(state: State, written: Mapping[str, TableInfo]) -> None:
+    for name, info in written.items():
+        with state.directory.directory(name) as directory:
+            generations.remove_generation(directory, info.generation)
+
+
+def replaced(
+    state: State,
+    name: str,
+    spec: TableSpec,
+    blocks: Iterable[Records] | None,
+    keys: Sequence[Any] | None,
+) -> Rewrite:
+    """Return a table, new or not, of these records; keys stay if the rows are as many."""
     if not isinstance(spec, TableSpec):
         raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
-    store.check_clean("change a table")
-    store.check_fit(name, spec)
-    if not store.directory.exists(name):
-        store.directory.make_directory(name).close()
-    old = store.tables.get(name)
-    if keys is None and old is not None and old.keys is not None and old.rows == spec.rows:
-        keys = old.keys[:]
-    scalars = json_values(scalars)
-    with store.directory.directory(name) as table:
-        created = generations.create(table, spec, store.ledger.seq + 1, blocks, progress)
-        with store.unless_published(
-            lambda: generations.remove_generation(table, created.generation)
-        ):
-            written = None
-            if keys is not None:
-                with table.directory(created.generation) as generation:
-                    written = write_keys(generation, keys, spec.rows)
-            info = dataclasses.replace(created, keys=written, scalars=scalars)
-            store.directory.sync()
-            with store.unbroken():
-                store.commit_tables({name: info})
-                store.reopen(name, info)
+    old, known = state.tables.get(name), state.manifest.tables.get(name)
+    if old is not None:
+        keys = _keys_of(old) if keys is None and old.rows == spec.rows else keys
+        return Rewrite(name, spec, blocks, old.scalars, keys)
+    return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
 
 
-def add_fields(
-    store: Opened, name: str, fields: Mapping[str, Field], progress: Progress | None = None
-) -> None:
-    """Add fields to every record of a table, with their first values."""
-    table = store.tables[name]
-    for field in fields:
-        if field in table.fields:
-            raise ExistsError(f"table {name!r} has a field {field!r}")
-    every = {**table.fields, **fields}
-    spec = dataclasses.replace(table.spec, fields=every, sparse=False, chunk_rows=None)
-    blocks = _widened(table, spec)
-    replace(store, name, spec, blocks, scalars=table.scalars, progress=progress)
+def renamed(table: Table, name: str) -> Rewrite:
+    """Return a table under another name: its files lie in a directory that bears the name."""
+    spec = dataclasses.replace(table.spec, sparse=False)
+    return Rewrite(name, spec, table._records(), table.scalars, _keys_of(table))
 
 
-def grow(
-    store: Opened,
-    name: str,
-    rows: int,
-    init: Initializer | None = None,
-    keys: Sequence[Any] | None = None,
-) -> None:
-    """Append rows to a table; new ones follow `init`, or are zero."""
-    table = store.tables[name]
+def altered(
+    table: Table,
+    *,
+    add: Mapping[str, Field] | None = None,
+    drop: Collection[str] = (),
+    dtype: Any = None,
+    backend: str | None = None,
+    compression: str | None = "keep",
+    chunk_rows: int | None = None,
+) -> Rewrite:
+    """Return a table with other fields, element types or another backend; values are converted."""
+    fields = _altered_fields(table, add or {}, drop, dtype)
+    backend = table.spec.backend if backend is None else backend
+    if compression == "keep":
+        compression = table.spec.compression if backend == table.spec.backend else None
+    spec = TableSpec(
+        table.rows,
+        fields=fields,
+        backend=backend,
+        compression=compression,
+        chunk_rows=chunk_rows,
+    )
+    return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
+
+
+def _altered_fields(
+    table: Table, add: Mapping[str, Field], drop: Collection[str], dtype: Any
+) -> dict[str, Field]:
+    old = table.fields
+    for name in add:
+        if name in old:
+            raise ExistsError(f"table {table.name!r} has a field {name!r}")
+    dtypes = (
+        dtype if isinstance(dtype, Mapping) else {} if dtype is None else {next(iter(old)): dtype}
+    )
+    drop = [drop] if isinstance(drop, str) else drop
+    for name in (*drop, *dtypes):
+        if name not in old:
+            raise UnknownNameError(
+                f"table {table.name!r} has no field {name!r}; it has {', '.join(old)}"
+            )
+    if not add and set(old) <= set(drop):
+        raise InvalidInputError(f"table {table.name!r} needs at least one field; drop the table")
+    kept = {
+        name: dataclasses.replace(item, dtype=dtypes.get(name, item.dtype))
+        for name, item in old.items()
+        if name not in drop
+    }
+    return {**kept, **add}
+
+
+def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
+    """Return a table with more rows; new ones follow `init`, or are zero."""
     if rows < table.rows:
         raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
-    if table.keys is not None and (keys is None or len(keys) != rows - table.rows):
+    spec = _with_rows(table, rows, init)
+
+    def blocks() -> Blocks:
+        yield from table._records()
+        yield from generations.initial_records(spec, table.rows)
+
+    every = _more_keys(table, rows - table.rows, keys)
+    return Rewrite(table.name, spec, blocks(), table.scalars, every)
+
+
+def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
+    """Return a table with these rows behind its own; fields that are not given are zero."""
+    given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
+    values = {name: _field_bytes(table, name, each) for name, each in given.items()}
+    counts = {name: len(each) for name, each in values.items()}
+    if len(set(counts.values())) != 1:
+        raise InvalidInputError(f"give every field as many rows: {counts or 'none are given'}")
+    count = next(iter(counts.values()))
+    spec = _with_rows(table, table.rows + count, None)
+    new = np.zeros((count, spec.layout.record_bytes), np.uint8)
+    for name, each in values.items():
+        lo, hi = spec.layout.span(name)
+        new[:, lo:hi] = each
+
+    def blocks() -> Blocks:
+        yield from table._records()
+        yield new
+
+    return Rewrite(table.name, spec, blocks(), table.scalars, _more_keys(table, count, keys))
+
+
+def _field_bytes(table: Table, name: str, values: Any) -> Records:
+    shape = getattr(values, "shape", None)
+    count = len(values) if shape is None else shape[0] if len(shape) else 0
+    return to_bytes(values, table.spec.layout.field(name), (count,), name)
+
+
+def _with_rows(table: Table, rows: int, init: Initializer | None) -> TableSpec:
+    fields = {name: dataclasses.replace(item, init=None) for name, item in table.fields.items()}
+    return dataclasses.replace(table.spec, rows=rows, fields=fields, init=init, chunk_rows=None)
+
+
+def _keys_of(table: Table) -> Sequence[Any] | None:
+    return None if table.keys is None else table.keys[:]
+
+
+def _more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence[Any] | None:
+    if table.keys is None:
+        return None
+    if keys is None or len(keys) != count:
         raise InvalidInputError(
-            f"the rows of table {name!r} have keys: give keys= for the {rows - table.rows} new ones"
+            f"the rows of table {table.name!r} have keys: give keys= for the {count} new ones"
         )
-    fields = {field: dataclasses.replace(item, init=None) for field, item in table.fields.items()}
-    spec = dataclasses.replace(table.spec, rows=rows, fields=fields, init=init, chunk_rows=None)
-    every = None if table.keys is None else [*table.keys[:].tolist(), *(keys or ())]
-    replace(store, name, spec, _lengthened(table, spec), scalars=table.scalars, keys=every)
+    return [*table.keys[:].tolist(), *keys]
 
 
-def set_keys(store: Opened, name: str, keys: Sequence[Any]) -> None:
-    """Give a table's rows external keys."""
-    store.check_clean("set keys")
-    table = store.tables[name]
+def set_keys(state: State, folder: Folder, table: Table, keys: Sequence[Any] | None) -> None:
+    """Give a table's rows external keys, or none; commit that."""
+    alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+
+
+def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
+    state.check_clean("set keys")
     generation = table._generation
     with generation.directory.use() as directory:
-        written = write_keys(directory, keys, table.rows)
-        with store.unless_published(lambda: remove_keys(directory, written)):
-            store.commit_tables({name: dataclasses.replace(generation.info, keys=written)})
+        written = None if keys is None else write_keys(directory, keys, table.rows)
+
+        def remove() -> None:
+            if written is not None:
+                remove_keys(directory, written)
+
+        with state.unless_published(remove):
+            info = dataclasses.replace(generation.info, keys=written)
+            state.commit_tables({**state.manifest.tables, table.name: info})
     table._forget_keys()
 
 
-def _widened(table: Table, spec: TableSpec) -> Blocks:
-    """Yield the records of a table with the fields that `spec` adds, in the new layout."""
-    new = generations.initial_records(spec)
-    fresh = np.empty((0, spec.layout.record_bytes), np.uint8)
+def _converted(table: Table, spec: TableSpec) -> Blocks:
+    """Yield the records of a table in the layout of `spec`; new fields by their initializers."""
+    old, new = table.spec.layout, spec.layout
+    initial = generations.initial_records(spec)
+    fresh = np.empty((0, new.record_bytes), np.uint8)
     for block in table._records():
         while len(fresh) < len(block):
-            fresh = np.concatenate([fresh, next(new)])
+            fresh = np.concatenate([fresh, next(initial)])
         records, fresh = fresh[: len(block)], fresh[len(block) :]
-        for name in table.fields:
-            lo, hi = table.spec.layout.span(name)
-            begin, end = spec.layout.span(name)
-            records[:, begin:end] = block[:, lo:hi]
+        for name, item in spec.fields.items():
+            if name not in table.fields:
+                continue
+            if item.dtype == table.fields[name].dtype:
+                (lo, hi), (begin, end) = old.span(name), new.span(name)
+                records[:, begin:end] = block[:, lo:hi]
+            else:
+                values = table.fields[name].element.decode(old.view(block, name))
+                new.view(records, name)[:] = _encoded(values, item, table.name, name)
         yield records
 
 
-def _lengthened(table: Table, spec: TableSpec) -> Blocks:
-    """Yield the records of a table, then the first records of the rows that `spec` adds."""
-    yield from table._records()
-    yield from generations.initial_records(spec, table.rows)
+def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:
+    """Return values as a field stores them; InvalidInputError where one becomes infinite."""
+    stored = item.element.encode(values)
+    lost = np.isfinite(values) & ~np.isfinite(item.element.decode(stored))
+    if lost.any():
+        raise InvalidInputError(
+            f"{int(lost.sum())} values of field {name!r} of table {table!r} do not fit in "
+            f"{item.dtype}, the largest is {np.abs(values[lost]).max():g}; scale them first, or "
+            "choose a wider type"
+        )
+    return stored

@@ -1,26 +1,36 @@
-"""Committing: the payload and every change go to their files, then a manifest makes them a version.
+"""A commit: the payload and every change go to their files, then a manifest makes them a version.
 
-The first part is the caller's, so that it sees what that thread wrote, on a GPU's streams too. The
-second mostly waits for the disk, and may be left to a thread of its own.
+`commit` lists the steps. The flush is the caller's, so that it covers what that thread wrote, on a
+GPU's streams too. The others mostly wait for the disk: `PendingCommit` leaves them to a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
 
-from tierstore._door import interrupts_deferred
+from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
+from tierstore._door import Use, interrupts_deferred
+from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
-from tierstore._store.session import Session
+from tierstore._store.state import State
 from tierstore._strictjson import json_values
 from tierstore._threads import Worker
-from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
+from tierstore.errors import (
+    CommitFailedError,
+    InternalError,
+    InvalidInputError,
+    TierStoreError,
+    UpkeepWarning,
+)
 
-__all__ = ["CommitDraft", "PendingCommit"]
+__all__ = ["CommitDraft", "PendingCommit", "clean_up", "commit", "put_off"]
 
+_MANY_UNCONFIRMED = 100
 _ENDED = (
     "the thread that was to commit ended before it could say how; memory may have run out: open "
     "the store again to see which version it has"
@@ -28,63 +38,139 @@ _ENDED = (
 
 
 class CommitDraft:
-    """A version that is being put together: what it will hold beside the deltas of its tables."""
+    """A version that is being put together.
+
+    Attributes:
+        scalars: the scalars of each table, as they were when its rows were flushed.
+        payload: the files of the payload: new ones, or those of the version before.
+    """
 
     def __init__(
-        self, session: Session, step: int | None, payload: Mapping[str, object], *, confirm: bool
+        self,
+        state: State,
+        step: int | None,
+        payload: Mapping[str, object] | None,
+        *,
+        confirm: bool,
     ) -> None:
-        """Write the payload to its files."""
-        self._session = session
-        self._step = step
-        self._confirm = confirm
-        self._scalars: dict[str, dict[str, Any]] = {}
-        self._payload = write_payloads(session.directory, session.ledger.seq + 1, payload)
+        """Write the payload to its files.
 
-    def hand_down(self) -> None:
-        """Hand every changed record to the delta of its table."""
-        try:
-            for name, table in self._session.tables.items():
-                self._scalars[name] = json_values(table.scalars)
-                table._tiers.flush()
-        except BaseException:
-            self.give_up()
-            raise
-
-    def publish(self) -> int:
-        """Make everything durable, as a version; return its number.
-
-        All files are completed before the first is waited for, and the disk works meanwhile.
+        A payload is the state of a step. Where neither is given, both are those of the version
+        before; a payload alone keeps the step; another step alone has no payload.
         """
-        session = self._session
-        version = session.ledger.last_version + 1
-        confirmed = version if self._confirm else session.manifest.confirmed
-        tables = dict(session.manifest.tables)  # those that are damaged stay as they are
-        try:
-            for name, table in session.tables.items():
-                delta = table._generation.seal(version)
-                info = dataclasses.replace(table._generation.info, scalars=self._scalars[name])
-                deltas = info.deltas if delta is None else (*info.deltas, delta)
-                tables[name] = dataclasses.replace(info, deltas=deltas)
-            session.publish_version(
-                self._sync_deltas,
-                step=self._step,
-                tables=tables,
-                payload=self._payload,
-                confirmed=confirmed,
-            )
-        except (StoreIOError, StoreFullError, InvalidInputError):
-            # After a CommitFailedError there may be a version, which names the payload.
-            self.give_up()
-            raise
-        return version
+        before = state.manifest
+        self.state = state
+        self.step = before.step if step is None else step
+        self.confirm = confirm
+        self.scalars: dict[str, dict[str, object]] = {}
+        self.payload: Mapping[str, PayloadInfo] = {}
+        self._written: Mapping[str, PayloadInfo] = {}
+        if payload:
+            seq = state.ledger.seq + 1
+            self.payload = self._written = write_payloads(state.directory, seq, payload)
+        elif payload is None and self.step == before.step:
+            self.payload = before.payload
 
-    def _sync_deltas(self) -> None:
-        for table in self._session.tables.values():
+    def drop(self) -> None:
+        """Remove the files of the payload: there will be no version that names them."""
+        remove_payloads(self.state.directory, self._written)
+
+
+def commit(
+    draft: CommitDraft, folder: Folder, use: Use, flush: Callable[[CommitDraft], None]
+) -> int:
+    """Make everything written so far one durable version, and return its number.
+
+    An error before the manifest is published leaves everything as it was: commit again. From then
+    on, until the tables have adopted the manifest, an error closes the store.
+    """
+    state = draft.state
+    with state.unless_published(draft.drop):
+        flush(draft)
+        tables = seal(draft)
+        with state.unbroken():
+            manifest = publish(draft, tables)
+            state.adopt(manifest)
+    with use.interruptible():
+        clean_up(state, folder)
+    return manifest.version
+
+
+def flush(draft: CommitDraft) -> None:
+    """Hand every changed record down to the delta of its table."""
+    for name, table in draft.state.tables.items():
+        draft.scalars[name] = json_values(table.scalars) if table.scalars else {}
+        table._tiers.flush()
+
+
+def seal(draft: CommitDraft) -> dict[str, TableInfo]:
+    """Complete the deltas; return all tables as the version will name them.
+
+    A table without changes stays as it is, and so does one that is damaged.
+    """
+    state = draft.state
+    version = state.ledger.last_version + 1
+    tables = dict(state.manifest.tables)
+    for name, table in state.tables.items():
+        info, scalars = tables[name], draft.scalars[name]
+        delta = table._generation.seal(version)
+        if delta is not None:
+            tables[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
+        elif scalars or info.scalars:
+            tables[name] = dataclasses.replace(info, scalars=scalars)
+    return tables
+
+
+def publish(draft: CommitDraft, tables: Mapping[str, TableInfo]) -> Manifest:
+    """Make the deltas durable and publish the manifest that names them.
+
+    All files are complete before the first is waited for, and the disk works meanwhile.
+    """
+    state = draft.state
+
+    def sync() -> None:
+        for table in state.tables.values():
             table._generation.sync()
 
-    def give_up(self) -> None:
-        """Remove the payload: there will be no version that names it."""
-        remove_payloads(self._session.directory, self._payload)
+    changes = state.next_version()
+    if not draft.confirm:
+        changes["confirmed"] = state.manifest.confirmed
+    return state.publish(sync, **changes, step=draft.step, tables=tables, payload=draft.payload)
+
+
+def clean_up(state: State, folder: Folder) -> None:
+    """Remove versions that are not kept, fold what has gathered, warn of many unconfirmed ones."""
+    with put_off(state):
+        state.sweep(state.keep)
+        folder.tend()
+    if not folder.warned and state.ledger.unconfirmed() > _MANY_UNCONFIRMED:
+        folder.warned = True
+        warnings.warn(
+            f"more than {_MANY_UNCONFIRMED} versions of {state.directory.path} wait to be "
+            "confirmed: all of them stay on the disk, and nothing can be folded; call "
+            "store.confirm(version) when the model of that version is saved",
+            UpkeepWarning,
+            stacklevel=4,
+        )
+
+
+@contextlib.contextmanager
+def put_off(state: State) -> Iterator[None]:
+    """Turn an error into a warning, and leave what the body does to the next commit.
+
+    For work that comes after a version is safe, so that it never looks like a failed commit.
+    """
+    try:
+        yield
+    except (TierStoreError, OSError, MemoryError) as error:
+        if isinstance(error, CommitFailedError):
+            state.guard.close(str(error))
+        warnings.warn(
+            f"version {state.manifest.version} is committed; removing or folding what came "
+            f"before is put off: {error}",
+            UpkeepWarning,
+            stacklevel=6,
+        )
 
 
 class PendingCommit(Future[int]):
@@ -93,16 +179,17 @@ class PendingCommit(Future[int]):
     What it raises is what `Store.commit` does. Other calls of the store wait until it is done.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, state: State, folder: Folder) -> None:
         """Prepare; nothing is held yet."""
         super().__init__()
         self.seen = True
-        """Whether the caller knows its outcome; what `start` raises is one."""
-        self._session = session
+        """Whether the caller knows the outcome; what `start` raises is one."""
+        self._opened = state
+        self._folder = folder
         self._worker: Worker | None = None
         self._held = threading.Event()
         self._ready = threading.Event()
-        self._begun = self._handed = False
+        self._begun = self._flushed = False
         self._error: BaseException | None = None
 
     def result(self, timeout: float | None = None) -> int:
@@ -125,34 +212,36 @@ class PendingCommit(Future[int]):
         if self._worker is None or self.done():
             return
         self._worker.join(timeout)
-        if not self._worker.alive and not self.done():
+        if self._worker.ended and not self.done():
             self.set_exception(InternalError(_ENDED))
 
-    def start(self, step: int | None, payload: Mapping[str, object], *, confirm: bool) -> None:
-        """Put everything into its files, and leave the rest to a thread, which has the store then.
+    def start(
+        self, step: int | None, payload: Mapping[str, object] | None, *, confirm: bool
+    ) -> None:
+        """Flush everything to its files; a thread, which holds the store, does the other steps.
 
-        An interrupt waits while rows are put there; before that, it gives the commit up.
+        An interrupt waits while rows are flushed; one that comes before that cancels the commit.
         """
-        session = self._session
-        if session.guard.held:
+        state = self._opened
+        if state.guard.held:
             raise InvalidInputError(
                 "commit_async cannot be called from within another call of the store, such as "
                 "a progress callback; call it when that is done"
             )
-        # To turn values into bytes may run code of the caller's, which may read rows: the thread
+        # Turning values into bytes may run code of the caller's, which may read rows: the thread
         # must not have the store yet.
-        with session.guard.use(write=True) as use, session.alone("commit"), use.interruptible():
-            draft = CommitDraft(session, step, payload, confirm=confirm)
+        with state.guard.use(write=True) as use, state.alone("commit"), use.interruptible():
+            draft = CommitDraft(state, step, payload, confirm=confirm)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft)
         finally:
             self._ready.set()  # again: an interrupt may have come right before it was done
-        if not self._handed:
+        if not self._flushed:
             self.result()
 
     def _hand_over(self, draft: CommitDraft) -> None:
-        """Start the thread, and hand rows down when it has the store."""
+        """Start the thread, and flush when it has the store."""
         try:
             self._worker = Worker(lambda: self._work(draft), "commit")
             if not self._worker.wait(self._held):
@@ -160,34 +249,35 @@ class PendingCommit(Future[int]):
             with interrupts_deferred():
                 if not self.done():
                     self._begun = True
-                    draft.hand_down()
-                    self._handed, self.seen = True, False
+                    flush(draft)
+                    self._flushed, self.seen = True, False
         except BaseException as error:
             self._error = error
             if self._worker is None or not self._worker.alive:
-                draft.give_up()
-            if self._handed or not self._begun:
+                draft.drop()
+            if self._flushed or not self._begun:
                 raise
         finally:
             self._ready.set()
 
     def _work(self, draft: CommitDraft) -> None:
-        """Have the store from before rows are handed down until they are a version."""
+        """Hold the store from before rows are flushed until they are a version."""
         try:
-            with self._session.guard.use(write=True) as use, self._session.alone("commit"):
+            with self._opened.guard.use(write=True) as use, self._opened.alone("commit"):
                 self._held.set()
-                self._ready.wait()
-                if not self._begun:
-                    with use.interruptible():
-                        draft.give_up()
-                        raise self._error or InternalError(_ENDED)
-                if not self._handed:
-                    raise self._error or InternalError(_ENDED)
-                version = draft.publish()
-                with use.interruptible():
-                    self._session.tidy()
+                version = commit(draft, self._folder, use, lambda _: self._await_flush(use))
         except BaseException as error:
             self.set_exception(error)
         else:
             self.set_result(version)
         self._held.set()
+
+    def _await_flush(self, use: Use) -> None:
+        """Wait until the caller has flushed; raise what prevented that."""
+        self._ready.wait()
+        error = self._error or InternalError(_ENDED)
+        if not self._begun:
+            with use.interruptible():
+                raise error
+        if not self._flushed:
+            raise error

@@ -1,28 +1,29 @@
-"""Folding and compaction: deltas become part of the base, or fewer, behind all who use the store.
+"""Folds and compactions: deltas become part of the base, or fewer, while the store is in use.
 
 A fold has three parts.
 
-1. It begins with a manifest whose `floor` is the version up to which deltas are merged: older ones
-   cannot be opened from then on. That takes a moment in which no older one is read.
+1. It publishes a manifest whose `floor` is the version up to which deltas are merged: older ones
+   cannot be opened from then on. No older one may be open for reading at that moment.
 2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
-   needs neither the store nor a lock: readers, and the writer too, find these rows in the deltas.
-   Commits go on meanwhile; their deltas stay.
+   needs neither the store nor a lock: readers and the writer find these rows in the deltas. Commits
+   continue; their deltas stay.
 3. The first commit that finds this done publishes a manifest without those deltas, and removes
    them.
 
-Every record a fold writes is a whole image that a delta still holds, so a fold that fails, is
-stopped or is cut off is simply done again, and no reader ever sees its traces.
+Every record a fold writes is a whole image that a delta still holds. A fold that fails, is stopped
+or is cut off is done again, and readers never see its traces.
 
-Deltas of versions that no fold can take, because an older one is kept or read, are compacted among
-themselves where many have gathered. That has the last two parts alone: it writes files that no
-manifest names before the one that names them in place of others. Those others stay for as long as
-an older manifest names them, and readers have them open. Deltas up to the floor are never compacted
-with later ones: what the base holds of their rows may be torn.
+Deltas that no fold can take, because an older version is kept or read, are compacted among
+themselves where many have gathered. A compaction has the last two parts alone: it writes files that
+no manifest names before the one that names them in place of others. Those others stay for as long
+as an older manifest names them, and readers have them open. Deltas up to the floor are never
+compacted with later ones: what the base holds of their rows may be torn.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -34,12 +35,14 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DigestInfo, TableInfo
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
-from tierstore._store.opened import Opened
+from tierstore._store.state import State
 from tierstore._threads import Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 
-__all__ = ["Behind", "Folder"]
+__all__ = ["BackgroundWork", "Folder"]
+
+_LOG = logging.getLogger("tierstore")
 
 _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
@@ -54,6 +57,9 @@ _TIMES_ROWS = 4
 class Work(Protocol):
     """Something done to deltas in steps that need no lock, and published when they are taken."""
 
+    name: str
+    """What the log calls it."""
+
     def steps(self) -> Iterator[None]:
         """Do it, durably, some of it at each step."""
 
@@ -67,47 +73,49 @@ class Work(Protocol):
 class _Fold:
     """The deltas of versions up to one go into the bases."""
 
-    def __init__(self, store: Opened, upto: int) -> None:
-        self._store = store
+    def __init__(self, state: State, upto: int) -> None:
+        self._state = state
         self._upto = upto
-        # Who holds this holds the store and its lock: no second writer may come beside it.
-        self._merges = {name: table._disk.merge(upto) for name, table in store.tables.items()}
+        self.name = f"fold of {state.directory.path} up to version {upto}"
+        # This keeps the store and its lock alive: no second writer may come beside the thread.
+        self._merges = {name: table._disk.merge(upto) for name, table in state.tables.items()}
         self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
         for name, merge in self._merges.items():
             yield from merge.steps()
-            generation = self._store.tables[name]._generation
+            generation = self._state.tables[name]._generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
 
     def publish(self) -> None:
-        store = self._store
+        state = self._state
         infos = {}
-        for name, table in store.tables.items():
+        for name, table in state.tables.items():
             info = table._generation.info
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
             digest = self._digests.get(name, info.digest)
             infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
         try:
-            store.publish(tables=infos)
+            state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
             self.drop()  # after other errors there may be a manifest that names them
             raise
-        store.sweep(1 if self._upto == store.manifest.version else store.keep)
+        state.sweep(1 if self._upto == state.manifest.version else state.keep)
 
     def drop(self) -> None:
         for name, digest in self._digests.items():
-            self._store.tables[name]._generation.unbind(digest)
+            self._state.tables[name]._generation.unbind(digest)
 
 
 class _Compacting:
     """Groups of consecutive deltas become one each."""
 
-    def __init__(self, store: Opened, groups: Mapping[str, list[list[Delta]]]) -> None:
-        self._store = store
+    def __init__(self, state: State, groups: Mapping[str, list[list[Delta]]]) -> None:
+        self._state = state
+        self.name = f"compaction of deltas in {state.directory.path}"
         self._compactions = {
-            name: [store.tables[name]._generation.compact(group) for group in found]
+            name: [state.tables[name]._generation.compact(group) for group in found]
             for name, found in groups.items()
         }
 
@@ -117,16 +125,16 @@ class _Compacting:
                 yield from compaction.steps()
 
     def publish(self) -> None:
-        store = self._store
-        infos = dict(store.manifest.tables)
+        state = self._state
+        infos = dict(state.manifest.tables)
         for name, compactions in self._compactions.items():
-            infos[name] = _compacted(store.tables[name]._generation, compactions)
+            infos[name] = _compacted(state.tables[name]._generation, compactions)
         try:
-            store.publish(tables=infos)
+            state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
             self.drop()  # after other errors there may be a manifest that names them
             raise
-        store.sweep(store.keep)
+        state.sweep(state.keep)
 
     def drop(self) -> None:
         for compactions in self._compactions.values():
@@ -149,12 +157,14 @@ def _compacted(generation: Generation, compactions: list[Compaction]) -> TableIn
 class Folder:
     """Folds and compacts a store; its methods expect the guard, as its only writer."""
 
-    def __init__(self, store: Opened) -> None:
+    def __init__(self, state: State) -> None:
         """Do nothing yet."""
-        self._store = store
+        self._state = state
+        self.warned = False
+        """Whether this session has warned of versions that wait to be confirmed."""
         self._since = 0
         self._work: Work | None = None
-        self._behind: Behind | None = None
+        self._behind: BackgroundWork | None = None
 
     def tend(self) -> None:
         """After a commit: end work whose thread is done, and begin some if much has gathered.
@@ -162,9 +172,9 @@ class Folder:
         Where twice as much has gathered while it was under way, wait for that: deltas must not come
         faster than they go.
         """
-        if self._store.damaged:
+        if self._state.damaged:
             return
-        newest = self._store.manifest.version
+        newest = self._state.manifest.version
         if self._behind is not None:
             if not self._behind.done() and not self._much(self._since, newest, times=2):
                 return
@@ -173,24 +183,24 @@ class Folder:
             return
         oldest = self._oldest()
         if self._much(0, oldest) and self._begin(oldest):
-            self._start(_Fold(self._store, oldest))
+            self._start(_Fold(self._state, oldest))
             return
-        floor = self._store.manifest.floor
+        floor = self._state.manifest.floor
         after = floor if self._much(0, oldest) else max(floor, oldest)
         if groups := self._groups(after, newest):
-            self._start(_Compacting(self._store, groups))
+            self._start(_Compacting(self._state, groups))
 
     def fold(self, upto: int) -> bool:
         """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
 
         Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
         """
-        for error in self._store.damaged.values():
+        for error in self._state.damaged.values():
             raise error
         self.finish()
         if not self._begin(upto):
             return False
-        work = _Fold(self._store, upto)
+        work = _Fold(self._state, upto)
         try:
             for _ in work.steps():
                 pass
@@ -202,8 +212,8 @@ class Folder:
         return True
 
     def fold_if_quick(self) -> None:
-        """Fold as far as can be, if there is something and it takes but a moment."""
-        if self._store.damaged:
+        """Fold what can be folded, if that takes only a moment."""
+        if self._state.damaged:
             return
         oldest = self._oldest()
         sizes = [
@@ -223,22 +233,24 @@ class Folder:
             return
         try:
             behind.finish()
-        except BaseException:
+        except BaseException as error:
             behind.stop()
             work.drop()
+            _LOG.warning("%s failed: %s", work.name, str(error))  # whose frames hold files
             raise
         work.publish()
         memory.give_back()
+        _LOG.info("%s is published", work.name)
 
     def leave(self) -> None:
         """End the work under way if its thread is done; else leave it to a later session.
 
-        Of a large table it may take hours. Where three times as much has gathered as lets it begin,
-        wait for it: deltas must not come faster than they go, over short sessions either.
+        A fold of a large table may take hours. Where three times as much has gathered as lets it
+        begin, wait for it: deltas must not come faster than they go, over short sessions either.
         """
         if self._behind is None:
             return
-        if self._behind.done() or self._much(0, self._store.manifest.version, times=3):
+        if self._behind.done() or self._much(0, self._state.manifest.version, times=3):
             self.finish()
         else:
             self.stop()
@@ -250,30 +262,32 @@ class Folder:
         if work is not None and behind is not None:
             behind.stop()
             work.drop()
+            _LOG.info("%s is stopped; a later session does it", work.name)
 
     def _start(self, work: Work) -> None:
         """Have a thread take the steps of work."""
-        self._since = self._store.manifest.version
+        self._since = self._state.manifest.version
         try:
-            self._behind = Behind(work.steps())
+            self._behind = BackgroundWork(work.steps())
         except BaseException:
             work.drop()
             raise
         self._work = work
+        _LOG.info("%s begins in a thread", work.name)
 
     def _tiers(self) -> list[DiskTier]:
-        return [table._disk for table in self._store.tables.values()]
+        return [table._disk for table in self._state.tables.values()]
 
     def _oldest(self) -> int:
         """Return the oldest version that is kept or read, up to which deltas can be folded."""
-        kept = self._store.ledger.oldest
-        read = self._store.writer.oldest_reader(kept)
+        kept = self._state.ledger.oldest
+        read = self._state.writer.oldest_reader(kept)
         return kept if read is None else read
 
     @property
     def _most(self) -> int:
         """How many deltas a table may have before something is done about them."""
-        share = _MOST_MAPPINGS // max(1, len(self._store.tables))
+        share = _MOST_MAPPINGS // max(1, len(self._state.tables))
         return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
 
     def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
@@ -298,7 +312,7 @@ class Folder:
         All of a table's where they hold its rows several times over.
         """
         groups: dict[str, list[list[Delta]]] = {}
-        for name, table in self._store.tables.items():
+        for name, table in self._state.tables.items():
             found = _between(table._disk, after, upto)
             rows = sum(delta.info.rows for delta in found)
             if rows > _TIMES_ROWS * table.rows:
@@ -318,13 +332,13 @@ class Folder:
         A reader of an older version would see newer rows in the base; one of a later version sees
         none of them.
         """
-        store = self._store
-        newest = upto == store.manifest.version
-        with store.writer.without_readers_before(upto) as is_free:
+        state = self._state
+        newest = upto == state.manifest.version
+        with state.writer.without_readers_before(upto) as is_free:
             if not is_free:
                 return False
-            store.publish(floor=upto, confirmed=upto if newest else store.manifest.confirmed)
-        store.sweep(1 if newest else store.keep)
+            state.change(floor=upto, confirmed=upto if newest else state.manifest.confirmed)
+        state.sweep(1 if newest else state.keep)
         return True
 
 
@@ -333,8 +347,8 @@ def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
-class Behind:
-    """Work that a thread of its own does in steps, resting in between until it is waited for."""
+class BackgroundWork:
+    """Work that a thread does in steps, with pauses in between until it is waited for."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         """Begin with it; raises StoreIOError where no thread can be had."""
@@ -358,18 +372,18 @@ class Behind:
             self._steps = None
 
     def done(self) -> bool:
-        """Whether nothing of it goes on any more."""
+        """Whether the thread has ended."""
         return not self._worker.alive
 
     def finish(self) -> None:
-        """Wait until all is done, without more rests; raise what went wrong."""
+        """Wait until all is done, without more pauses; raise what went wrong."""
         self._hurry.set()
         self._worker.join()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Have it end after the step it is at, and wait for that."""
+        """End it after the present step, and wait for that."""
         self._over.set()
         self._hurry.set()
         self._worker.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.publish import write_skeleton
 from tierstore._table.table import Table
 from tierstore._tiers import memory
 from tierstore.errors import CorruptStoreError, ExistsError
 from tierstore.spec import BACKENDS
 
-__all__ = ["Skipped", "save_store"]
+__all__ = ["Overall", "Skipped", "save_store", "write_copy"]
 
 
 @dataclass
@@ -67,21 +67,13 @@ def save_store(
     Every record and payload is checked as it is read, so damage is never copied: it raises, or
     where there is `skipped`, is noted there and left out. Returns that.
     """
-    parent = Parent(manifest.uuid, manifest.version, manifest.previous)
-    identity = Identity(uuid.uuid4().hex, parent)
-    total = sum(table.rows for table in tables.values())
-    done = 0
-
-    def report(count: int) -> None:
-        if progress is not None:
-            progress(done + count, total)
-
+    report = Overall(progress, sum(table.rows for table in tables.values()))
     with _new_directory(where) as directory:
         infos: dict[str, TableInfo] = {}
         for name, table in tables.items():
             on_disk = isinstance(where, Path)
             infos[name] = _copy_table(directory, table, report, skipped, on_disk=on_disk)
-            done += table.rows
+            report.passed(table.rows)
         files: dict[str, PayloadInfo] = {}
         for name, value in payload.items():
             try:
@@ -90,20 +82,52 @@ def save_store(
                 if skipped is None:
                     raise
                 skipped.payload.append(name)
-        copied = Manifest(
-            uuid=identity.uuid,
-            seq=1,
-            version=manifest.version,
-            tables=infos,
-            step=manifest.step,
-            confirmed=manifest.version,
-            payload=files,
-            previous=manifest.previous,
-            mark=manifest.mark,
-        )
-        write_skeleton(directory, identity, copied)
+        write_copy(directory, manifest, infos, files)
     memory.give_back()
     return skipped or Skipped()
+
+
+class Overall:
+    """Turns the progress of one table after another into that of all."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        """Report to `progress` the rows done of a `total`."""
+        self._progress = progress
+        self._total = total
+        self._before = 0
+
+    def __call__(self, done: int, _: int) -> None:
+        """Report rows of the table that is being written."""
+        if self._progress is not None:
+            self._progress(self._before + done, self._total)
+
+    def passed(self, rows: int) -> None:
+        """Note that a table is done."""
+        self._before += rows
+
+
+def write_copy(
+    directory: _io.Directory,
+    manifest: Manifest,
+    tables: Mapping[str, TableInfo],
+    payload: Mapping[str, PayloadInfo],
+) -> None:
+    """Make a directory with complete tables and payload a store of one version, a copy."""
+    identity = Identity(
+        uuid.uuid4().hex, Parent(manifest.uuid, manifest.version, manifest.previous)
+    )
+    copied = Manifest(
+        uuid=identity.uuid,
+        seq=1,
+        version=manifest.version,
+        tables=dict(tables),
+        step=manifest.step,
+        confirmed=manifest.version,
+        payload=dict(payload),
+        previous=manifest.previous,
+        mark=manifest.mark,
+    )
+    write_skeleton(directory, identity, copied)
 
 
 @contextlib.contextmanager
@@ -130,20 +154,17 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
 def _copy_table(
     directory: _io.Directory,
     table: Table,
-    report: Callable[[int], None],
+    report: Progress,
     skipped: Skipped | None,
     *,
     on_disk: bool,
 ) -> TableInfo:
-    def progress(done: int, _: int) -> None:
-        report(done)
-
     spec = table.spec
     if not on_disk:
         spec = dataclasses.replace(spec, backend=BACKENDS[spec.backend].on_objects)
     with directory.make_directory(table.name) as target:
         bad: list[int] | None = None if skipped is None else []
-        info = generations.create(target, spec, 1, table._records(bad), progress)
+        info = generations.create(target, spec, 1, table._records(bad), report)
         if skipped is not None and bad:
             skipped.rows[table.name] = bad
         with target.directory(info.generation) as generation:

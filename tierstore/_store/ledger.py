@@ -1,19 +1,153 @@
-"""The writer's ledger: the kept versions, and the files that each still needs."""
+"""The writer's ledger: manifests are published, and removed with the files that only they name.
+
+A complete, synced manifest gets its name by a hard link, which never replaces a file, and the
+directory is synced: a crash before that moment leaves the version before, a crash after it the new
+one.
+
+A writer knows which files die with a manifest and removes just those. What a crash left is looked
+for once, when a writer opens the store, and only where the directory shows what the manifests name:
+a listing that does not is no proof that anything is dead.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
-from itertools import takewhile
+import contextlib
+import re
+import uuid
+import warnings
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from tierstore import _io
-from tierstore._disk.manifest import GENERATION_NAME, Manifest, manifest_name
-from tierstore._store.publish import publish
-from tierstore._store.sweeping import remove_generation, remove_leftovers, remove_paths
-from tierstore._store.versions import History
-from tierstore.errors import ConcurrentWriterError, FormatError
+from tierstore._disk import generation as generations
+from tierstore._disk.manifest import (
+    DELTA_NAME,
+    DIGEST_NAME,
+    GENERATION_NAME,
+    KEYS_NAME,
+    MANIFEST_NAME,
+    MAX_BYTES,
+    MAX_VERSION,
+    PAYLOAD_NAME,
+    TEMPORARY_NAME,
+    Identity,
+    Manifest,
+    manifest_name,
+)
+from tierstore._store.versions import LOCK, STORE, History
+from tierstore.errors import (
+    CommitFailedError,
+    ConcurrentWriterError,
+    FormatError,
+    InvalidInputError,
+    TierStoreError,
+    UpkeepWarning,
+)
+from tierstore.spec import TABLE_NAME
 
-__all__ = ["Ledger", "NeededFiles"]
+__all__ = ["Ledger", "NeededFiles", "publish", "write_skeleton"]
+
+_NUMBER = re.compile(r"\d{20}", re.ASCII)
+_MAX_DEPTH = 64
+"""How deep values in scalars may be nested: any program can parse that, wherever it is called."""
+
+
+def publish(
+    directory: _io.Directory, manifest: Manifest, settle: Callable[[], object] = lambda: None
+) -> None:
+    """Make a manifest the store as it is now.
+
+    `settle` makes those of its files durable that are not so yet. It is called when the disk has
+    the manifest too, so that all of it is on its way together, and before the manifest gets its
+    name.
+
+    Raises InvalidInputError for one that could not be read back, StoreFullError or StoreIOError if
+    nothing was published, ConcurrentWriterError if another writer was faster, and CommitFailedError
+    if it cannot be told.
+    """
+    name = manifest_name(manifest.seq)
+    temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
+    data = _encoded(manifest)
+    try:
+        with directory.create(temporary) as file:
+            file.write(data, 0)
+            file.start_writing(0, len(data))
+            settle()
+            file.sync()
+        published = directory.put_if_absent(temporary, name)
+    except TierStoreError:
+        with contextlib.suppress(OSError):
+            directory.unlink(temporary)
+        if not _is_published(directory, name, data):
+            raise
+        published = True
+    if not published and not _is_published(directory, name, data):
+        with contextlib.suppress(OSError):
+            directory.unlink(temporary)
+        raise ConcurrentWriterError(
+            f"another writer published {name} in between; this store was open for writing twice, "
+            "which the lock should prevent; open it again"
+        )
+    if directory.filesystem not in _io.TESTED:
+        with directory.open_file(name) as file:
+            file.sync()  # FUSE, for one, need not pass on the sync of a directory
+    directory.sync()
+
+
+def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
+    """Read back whether a publication whose answer was lost took place."""
+    try:
+        return directory.read_file(name, MAX_BYTES) == data
+    except FileNotFoundError:
+        return False
+    except TierStoreError as error:
+        raise CommitFailedError(
+            f"cannot tell whether {name} was published ({error}); open the store again"
+        ) from error
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest; InvalidInputError for what a reader would refuse."""
+    if manifest.version > MAX_VERSION:
+        raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
+    if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
+        raise InvalidInputError(f"step {manifest.step} does not fit in 64 bits")
+    for name, info in manifest.tables.items():
+        if _depth(info.scalars) > _MAX_DEPTH:
+            raise InvalidInputError(
+                f"the scalars of table {name!r} are nested more than {_MAX_DEPTH} deep; "
+                "nothing was committed"
+            )
+    data = manifest.encode()
+    if len(data) > MAX_BYTES:
+        raise InvalidInputError(
+            f"this version's manifest would have {len(data)} bytes, at most {MAX_BYTES} are read; "
+            "fold the store, or keep large values in the payload"
+        )
+    return data
+
+
+def _depth(value: Any) -> int:
+    """Return how deep a JSON value is nested, as far as one more than is allowed."""
+    depth, level = 0, [value]
+    while level and depth <= _MAX_DEPTH:
+        containers = [each for each in level if isinstance(each, dict | list)]
+        level = [
+            inner
+            for each in containers
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        depth += bool(containers)
+    return depth
+
+
+def write_skeleton(directory: _io.Directory, identity: Identity, manifest: Manifest) -> None:
+    """Write the files that make a directory with complete tables a store."""
+    directory.write_file(LOCK, b"")
+    directory.write_file(STORE, identity.encode())
+    publish(directory, manifest)
 
 
 class NeededFiles:
@@ -122,10 +256,10 @@ class Ledger:
 
     def unconfirmed(self) -> int:
         """Return how many versions wait to be confirmed, or for one after them to be."""
-        return sum(1 for _ in takewhile(lambda each: each > self.confirmed, reversed(self._kept)))
+        return len(self._kept) - bisect_right(list(self._kept), self.confirmed)
 
     def publish(self, manifest: Manifest, settle: Callable[[], object]) -> None:
-        """Publish a manifest; see `publishing.publish`."""
+        """Publish a manifest; see `publish`."""
         publish(self._directory, manifest, settle)
         self._enter(manifest)
 
@@ -175,17 +309,122 @@ class Ledger:
         self._remove_dead(is_read)
 
     def _remove_dead(self, is_read: Callable[[Iterable[int]], bool]) -> None:
-        generations = {p for p in self._dead if GENERATION_NAME.fullmatch(p.rpartition("/")[2])}
-        files = self._dead - generations
-        remove_paths(self._directory, files)
-        self._dead -= files
-        if generations and not is_read(self.versions):
-            for path in sorted(generations):
-                remove_generation(self._directory, path)
-            self._dead -= generations
+        going = {path for path in self._dead if _is_generation(path)}
+        if going and not is_read(self.versions):
+            for generation in sorted(going):
+                _remove_generation(self._directory, generation)
+                self._dead -= {path for path in self._dead if path.startswith(generation)}
+            going = set()
+        _remove_paths(self._directory, self._dead - going)
+        self._dead = going
 
     def sweep_leftovers(self, newest: Manifest, is_read: Callable[[Iterable[int]], bool]) -> None:
         """Remove what a writer that was killed left; only before anything is written."""
         if not self._damaged:
             needed = self._needed.paths() | self._dead
-            remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
+            _remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
+
+
+def _remove_paths(directory: _io.Directory, paths: Iterable[str]) -> None:
+    """Remove files by their path in the store; those that are gone already are no error."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        parent, _, name = path.rpartition("/")
+        found[parent].append(name)
+    for parent, names in found.items():
+        if not parent:
+            for name in names:
+                directory.unlink(name)
+            continue
+        table_name, _, generation = parent.partition("/")
+        try:
+            with (
+                directory.directory(table_name) as table,
+                table.directory(generation) as within,
+            ):
+                for name in names:
+                    within.unlink(name)
+        except FileNotFoundError:
+            continue
+
+
+def _remove_generation(directory: _io.Directory, path: str) -> None:
+    """Remove a generation with all its files, and the table's directory if nothing else is left."""
+    table_name, _, generation = path.partition("/")
+    try:
+        with directory.directory(table_name) as table:
+            generations.remove_generation(table, generation)
+    except FileNotFoundError:
+        return
+    directory.remove_directory(table_name)
+
+
+def _remove_leftovers(
+    directory: _io.Directory, newest: Manifest, needed: Collection[str], *, is_read: bool
+) -> None:
+    """Remove what a writer that was killed left: files of this format that no manifest names.
+
+    Nothing is removed, with a warning, where the directory lacks what the manifests name or holds
+    what only a later manifest can name. A generation stays while `is_read` says that versions are
+    read that are not kept.
+    """
+    found = set(_files(directory))
+    lacking = sorted({manifest_name(newest.seq), *needed} - found)
+    left = {path for path in found - set(needed) if MANIFEST_NAME.fullmatch(path) is None}
+    latest = {path: newest.seq + (path in left) for path in found}
+    ahead = sorted(path for path in found if _number(path) > latest[path])
+    if lacking or ahead:
+        what = f"lacks {lacking[0]}" if lacking else f"holds {ahead[0]}"
+        warnings.warn(
+            f"{directory.path} {what}, which does not go with {manifest_name(newest.seq)}, the "
+            "newest manifest: nothing was removed; run 'tierstore verify'",
+            UpkeepWarning,
+            stacklevel=2,
+        )
+        return
+    unused = {path for path in left if _is_generation(path)}
+    for path in sorted(unused):
+        if not is_read:
+            _remove_generation(directory, path)
+    _remove_paths(
+        directory, {path for path in left - unused if path.rpartition("/")[0] not in unused}
+    )
+    for path in filter(_is_generation, sorted(needed)):
+        table_name, _, name = path.partition("/")
+        with directory.directory(table_name) as table:
+            generations.remove_partial_files(table, name)
+
+
+def _is_generation(path: str) -> bool:
+    return GENERATION_NAME.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _files(directory: _io.Directory) -> Iterator[str]:
+    """Yield the paths of all entries whose names this format gives, but the files of bases."""
+    for name in directory.names():
+        if any(form.fullmatch(name) for form in (PAYLOAD_NAME, MANIFEST_NAME, TEMPORARY_NAME)):
+            yield name
+        elif TABLE_NAME.fullmatch(name) and directory.is_directory(name):
+            with directory.directory(name) as table:
+                for generation in filter(GENERATION_NAME.fullmatch, table.names()):
+                    yield from _generation(table, f"{name}/{generation}", generation)
+
+
+def _generation(table: _io.Directory, path: str, name: str) -> Iterator[str]:
+    """Yield the path of a generation and of its files; nothing, with a warning, for another."""
+    try:
+        with table.directory(name) as directory:
+            names = directory.names()
+    except FormatError as error:
+        warnings.warn(f"{error}: it is left alone", UpkeepWarning, stacklevel=2)
+        return
+    yield path
+    for entry in names:
+        if any(form.fullmatch(entry) for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME)):
+            yield f"{path}/{entry}"
+
+
+def _number(path: str) -> int:
+    """Return the number of the manifest that a file was made for; 0 where its name has none."""
+    found = _NUMBER.search(path.rpartition("/")[2])
+    return int(found[0]) if found else 0

@@ -123,7 +123,7 @@ class WriterLock:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # removed in between: that lock keeps nobody out
+            file.close()  # removed in between: that lock excludes no one
         raise _replaced(directory, LOCK)
 
     def _leave_note(self, file: _io.File) -> None:
@@ -179,7 +179,7 @@ class WriterLock:
 
     @contextlib.contextmanager
     def without_readers_before(self, version: int) -> Iterator[bool]:
-        """Yield whether nobody reads an older version; then nobody can begin to in the body."""
+        """Yield whether no older version is read; if so, none can be opened within the body."""
         with self._without_old_programs() as is_free:
             if version <= 0:
                 yield is_free

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
+from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
+from tierstore._disk.manifest import Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
-from tierstore._store.creating import check_tables, create_store, discard_store
-from tierstore._store.locking import require_tested
+from tierstore._store.copy import Overall
+from tierstore._store.ledger import write_skeleton
+from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
 from tierstore._store.store import Store
 from tierstore._table.placement import check_fit, check_names, find_device
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget, Size
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.policy import Policies
-from tierstore.spec import TableSpec
+from tierstore.spec import TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +58,7 @@ def create(
             raise InvalidInputError(
                 f"{where} is not on a disk: create the store on one, and save a copy of it there"
             )
-        check_tables(tables)
+        _check_tables(tables)
         options = Options(
             path=where,
             mode="r+",
@@ -67,11 +73,11 @@ def create(
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)
-        create_store(where, tables, progress)
+        _create_store(where, tables, progress)
         try:
             return Store(options)
         except BaseException as error:
-            discard_store(where, error)
+            _discard_store(where, error)
             raise
 
 
@@ -127,8 +133,50 @@ def open(
         )
         store = Store(options)
         try:
-            check_names(store.tables, options.budget, policy)
+            check_names(store, options.budget, policy)
         except BaseException:
             store.close()
             raise
         return store
+
+
+def _create_store(
+    path: str | Path, tables: Mapping[str, TableSpec], progress: Progress | None = None
+) -> None:
+    """Write a store with these tables beside `path` and give it that name when it is complete."""
+    report = Overall(progress, sum(spec.rows for spec in tables.values()))
+    identity = Identity(uuid.uuid4().hex)
+    infos: dict[str, TableInfo] = {}
+    with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
+        for name, spec in tables.items():
+            with directory.make_directory(name) as table:
+                infos[name] = generations.create(table, spec, 1, progress=report)
+            report.passed(spec.rows)
+        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
+        write_skeleton(directory, identity, first)
+
+
+def _discard_store(path: str | Path, error: BaseException) -> None:
+    """Remove a store that was just made and that its maker could not open because of `error`.
+
+    A store that another process writes to by now stays, and so does one that cannot be removed: a
+    note of the error says so.
+    """
+    try:
+        with (
+            _io.Directory.open(path) as directory,
+            contextlib.closing(WriterLock(directory, allow_untested=True)),
+        ):
+            _io.withdraw(path)
+    except (TierStoreError, OSError, MemoryError) as reason:
+        error.add_note(f"{path} was made and is still there ({reason}); open it or remove it")
+
+
+def _check_tables(tables: Mapping[str, TableSpec]) -> None:
+    """Raise InvalidTypeError or InvalidInputError for what cannot be the tables of a store."""
+    if not isinstance(tables, Mapping):
+        raise InvalidTypeError(f"tables are a dict from name to TableSpec, not {tables!r}")
+    for name, spec in tables.items():
+        check_name(name)
+        if not isinstance(spec, TableSpec):
+            raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,17 @@ from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 
-__all__ = ["Options"]
+__all__ = ["Options", "whole_number"]
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return a whole number of any type that is one, such as np.int64; raises InvalidTypeError."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise InvalidTypeError(f"{name} is an int, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +54,8 @@ class Options:
         if not isinstance(self.budget, Budget):
             raise InvalidTypeError(f"a budget is a tierstore.Budget, not {self.budget!r}")
         for name, number in (("keep", self.keep), ("version", self.version)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise InvalidTypeError(f"{name} is an int, not {number!r}")
+            if number is not None:
+                object.__setattr__(self, name, whole_number(name, number))
         if self.mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:

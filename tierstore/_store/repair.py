@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +16,28 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
-from tierstore._disk.images import LOST, OLDER, Found, Images
+from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
 from tierstore._disk.keys import Keys, open_keys, write_keys
 from tierstore._disk.manifest import (
-    Identity,
     KeysInfo,
     Manifest,
-    Parent,
     PayloadInfo,
     TableInfo,
     manifest_name,
     unique_name,
 )
+from tierstore._store.copy import Overall, write_copy
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.payload import Payload, copy_payload
-from tierstore._store.publish import write_skeleton
-from tierstore._store.survey import Survey, survey
-from tierstore._store.versions import open_directory
+from tierstore._store.state import State
+from tierstore._store.verify import VerifyReport
+from tierstore._store.versions import Survey, open_directory, survey
+from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError, StoreIOError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import TableSpec
 
-__all__ = ["RepairReport", "TableRepair", "repair"]
+__all__ = ["RepairReport", "TableRepair", "mend_rows", "repair"]
 
 Fill = str | Initializer
 """What a damaged row becomes: "version", "zeros", "nan", or values by an initializer."""
@@ -172,9 +170,7 @@ class _Repair:
             each for each in known if each.seq < manifest.seq and each.version <= manifest.version
         ]
         self._fills = fills
-        self._progress = progress
-        self._total = sum(info.spec.rows for info in manifest.tables.values())
-        self._done = 0
+        self._report = Overall(progress, sum(info.spec.rows for info in manifest.tables.values()))
 
     def run(self, where: Path, to: Path) -> RepairReport:
         """Write the list and the store; the list goes where the store cannot be given its name."""
@@ -184,7 +180,7 @@ class _Repair:
             raise ExistsError(f"{where} exists; choose another name", filename=str(where))
         with contextlib.ExitStack() as undo:
             with _io.publish(where) as temporary, _io.Directory.make(temporary) as directory:
-                with _io.publish(to) as list_file, _RowList(list_file) as rows:
+                with _io.publish(to) as file, contextlib.closing(_RowList(file)) as rows:
                     self._write(directory, rows, report)
                 undo.callback(to.unlink, missing_ok=True)
                 self._check_still_there(report)
@@ -193,12 +189,10 @@ class _Repair:
 
     def _write(self, directory: _io.Directory, rows: _RowList, report: RepairReport) -> None:
         manifest = self._manifest
-        parent = Parent(manifest.uuid, manifest.version, manifest.previous)
-        identity = Identity(uuid.uuid4().hex, parent)
         tables: dict[str, TableInfo] = {}
         for name, info in manifest.tables.items():
             tables[name] = self._copy_table(directory, name, info, rows, report)
-            self._done += info.spec.rows
+            self._report.passed(info.spec.rows)
         payload: dict[str, PayloadInfo] = {}
         for name, value in manifest.payload.items():
             committed = Payload(self._directory, value)
@@ -208,18 +202,7 @@ class _Repair:
                 report.left_out.append(f"payload {name}: {error}")
             else:
                 payload[name] = copy_payload(committed, directory, unique_name("payload-", 1))
-        copied = Manifest(
-            uuid=identity.uuid,
-            seq=1,
-            version=manifest.version,
-            tables=tables,
-            step=manifest.step,
-            confirmed=manifest.version,
-            payload=payload,
-            previous=manifest.previous,
-            mark=manifest.mark,
-        )
-        write_skeleton(directory, identity, copied)
+        write_copy(directory, manifest, tables, payload)
 
     def _copy_table(
         self,
@@ -231,7 +214,9 @@ class _Repair:
     ) -> TableInfo:
         outcome = report.tables[name] = TableRepair(info.spec.rows)
         with (
-            _Sources(self._directory, name, self._manifest, self._older, self._floor) as sources,
+            contextlib.closing(
+                _Sources(self._directory, name, self._manifest, self._older, self._floor)
+            ) as sources,
             directory.make_directory(name) as target,
         ):
             outcome.unknown = sources.unknown
@@ -242,10 +227,6 @@ class _Repair:
         if damage:
             report.left_out.append(f"keys of table {name}: {damage}")
         return dataclasses.replace(created, scalars=dict(info.scalars), keys=keys)
-
-    def _report(self, done: int, _: int) -> None:
-        if self._progress is not None:
-            self._progress(self._done + done, self._total)
 
     def _blocks(
         self, name: str, sources: _Sources, rows: _RowList, outcome: TableRepair
@@ -273,7 +254,7 @@ class _Repair:
 
 
 class _Sources:
-    """The images of a table in all its generations; a context manager."""
+    """The images of a table in all its generations."""
 
     def __init__(
         self,
@@ -315,16 +296,7 @@ class _Sources:
         found.versions[lost[here]] = before.versions[here]
         found.state[lost[here]] = OLDER
 
-    def __enter__(self) -> Self:
-        """Return it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close all files."""
         for images in [self._newest, *self._before]:
             images.close()
@@ -429,16 +401,50 @@ class _RowList:
             self._out.writerow((table, first, last, last + 1 - first, outcome, version))
         self._run = None
 
-    def __enter__(self) -> Self:
-        """Return it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Write the last line and close the file."""
         with self._file:
             self._flush()
+
+
+def mend_rows(state: State, report: VerifyReport) -> None:
+    """Write damaged rows of a writer's tables again, and note in the report which a commit mends.
+
+    They are those whose newest image is whole elsewhere: in the host tier, which checked it as it
+    was read; or in a delta that only an older manifest still names, with the checksum that the
+    damaged image has. What is written goes into the next commit.
+    """
+    newest = state.manifest
+    kept = [
+        each
+        for each in state.history.manifests()
+        if each.seq < newest.seq and each.version <= newest.version
+    ]
+    for name, bad in report.bad_rows.items():
+        if bad and name in state.tables:
+            report.mended[name] = _mend(state, state.tables[name], bad, kept)
+
+
+def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
+    table._tiers.settle()
+    rows = np.array(bad, np.int64)
+    live = table._disk.live
+    done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
+    if table._host is not None:
+        done = np.union1d(done, table._host.mark_changed(np.setdiff1d(rows, done)))
+    rest = np.setdiff1d(rows, done)
+    if rest.size:
+        done = np.union1d(done, _mend_from_disk(state, table, rest, kept))
+    return list(map(int, done))
+
+
+def _mend_from_disk(state: State, table: Table, rows: Rows, kept: Sequence[Manifest]) -> Rows:
+    with state.directory.directory(table.name) as parent:
+        images = Images(parent, table.name, state.manifest, kept)
+    try:
+        found = images.find(rows)
+    finally:
+        images.close()
+    which = np.flatnonzero(found.state == WHOLE)
+    table._disk.write(rows[which], found.records[which])
+    return rows[which]

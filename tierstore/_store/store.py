@@ -6,9 +6,11 @@ tables, optimizer state and payload of a version always belong together.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import html
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -19,14 +21,17 @@ from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._info import StoreInfo, Version
-from tierstore._store.commit import CommitDraft, PendingCommit
+from tierstore._store import alter, closing
+from tierstore._store.alter import Rewrite
+from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
+from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.mending import mend_rows
-from tierstore._store.options import Options
+from tierstore._store.options import Options, whole_number
 from tierstore._store.payload import Payload
-from tierstore._store.session import Session
-from tierstore._store.survey import Survey
-from tierstore._store.verify import VerifyReport, verify_store
+from tierstore._store.repair import mend_rows
+from tierstore._store.state import State
+from tierstore._store.verify import VerifyReport, verify_open
+from tierstore._store.versions import check_pointer, make_pointer
 from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.errors import (
@@ -37,6 +42,7 @@ from tierstore.errors import (
     LockedError,
     UnknownNameError,
 )
+from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec, check_name
 
 __all__ = ["Store"]
@@ -44,11 +50,11 @@ __all__ = ["Store"]
 _NOTHING = Budget(host=0, gpu=0)
 
 
-class Store:
-    """An open store; `tierstore.open` and `create` give one.
+class Store(Mapping[str, Table]):
+    """An open store, a mapping from name to table; `tierstore.open` and `create` give one.
 
     A context manager: leaving it closes the store, and drops what was not committed with a warning
-    that counts the rows.
+    that counts the rows. A store is true and equal to itself alone, whatever tables it has.
 
     >>> with tierstore.create(path, {"item": tierstore.TableSpec(rows=1000, dim=16)}) as store:
     ...     store["item"].write([3, 5], np.ones((2, 16), np.float32))
@@ -62,72 +68,115 @@ class Store:
         self.mode = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
-        self._session = Session(options)
-        self._guard = self._session.guard
+        self._state = State(options, self)
+        self._folder = Folder(self._state)
+        self._guard = self._state.guard
+        self._forget = closing.watch(self, str(options.path), self._state.locks)
 
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """The tables by name; one that is damaged raises CorruptStoreError when it is taken."""
-        if not self._session.damaged:
-            return MappingProxyType(self._session.tables)
-        return _Tables(self._session.manifest.tables, self)
+    # -- the tables
+
+    def __getitem__(self, name: str) -> Table:
+        """Return a table; raises UnknownNameError, a KeyError, or CorruptStoreError."""
+        if name in self._state.damaged:
+            raise self._state.damaged[name]
+        try:
+            return self._state.tables[name]
+        except (KeyError, TypeError):
+            known = ", ".join(self._state.tables) or "none"
+            raise UnknownNameError(
+                f"no table {name!r} in {self.path}; there are: {known}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the tables, those that are damaged too."""
+        return iter(list(self._state.manifest.tables))
+
+    def __len__(self) -> int:
+        """Return the number of tables."""
+        return len(self._state.manifest.tables)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a table of this name, damaged or not."""
+        return name in self._state.manifest.tables
+
+    def __bool__(self) -> bool:
+        """A store is true, even without tables."""
+        return True
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def damaged(self) -> Mapping[str, CorruptStoreError]:
         """The tables that could not be opened, and why; the others can be used.
 
         A writer that commits leaves the files of these as they are, folds nothing and removes no
-        older version, until `replace_table` has written them anew.
+        older version, until `replace_table` has written them again.
         """
-        return MappingProxyType(self._session.damaged)
-
-    def __getitem__(self, name: str) -> Table:
-        """Return a table; raises UnknownNameError, a KeyError, or CorruptStoreError."""
-        if name in self._session.damaged:
-            raise self._session.damaged[name]
-        try:
-            return self._session.tables[name]
-        except KeyError:
-            known = ", ".join(self._session.tables) or "none"
-            raise UnknownNameError(
-                f"no table {name!r} in {self.path}; there are: {known}"
-            ) from None
+        return MappingProxyType(self._state.damaged)
 
     def __repr__(self) -> str:
         """Name the store, its version and its tables."""
-        names = list(self._session.tables)
-        return f"Store({str(self.path)!r}, version={self.version}, tables={names})"
+        closed = ", closed" if self.closed else ""
+        return f"Store({str(self.path)!r}, version={self.version}, tables={list(self)}{closed})"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: `info`."""
+        return html.escape(repr(self)) if self.closed else self.info()._repr_html_()
+
+    # -- what it is
 
     @property
     def uuid(self) -> str:
         """What tells this store from all others, 32 hexadecimal digits."""
-        return self._session.identity.uuid
+        return self._state.identity.uuid
 
     @property
     def parent(self) -> tuple[str, int] | None:
         """For a copy, the uuid and version it was copied from."""
-        parent = self._session.identity.parent
+        parent = self._state.identity.parent
         return None if parent is None else (parent.uuid, parent.version)
 
     @property
     def version(self) -> int:
         """Number of the version that is open; reads also show what was written since."""
-        return self._session.manifest.version
+        return self._state.manifest.version
 
     @property
     def step(self) -> int | None:
         """The step that was committed with this version."""
-        return self._session.manifest.step
+        return self._state.manifest.step
 
     @property
     def payload(self) -> Mapping[str, Payload]:
         """The values that were committed with this version, by name."""
-        return MappingProxyType(self._session.payload)
+        return MappingProxyType(self._state.payload)
 
     @property
     def closed(self) -> bool:
-        """Whether the store can still be used."""
+        """Whether the store can no longer be used."""
         return self._guard.closed
+
+    def info(self) -> StoreInfo:
+        """Return what the store is made of, and the memory its tiers were given."""
+        with self._guard.use():
+            tables = tuple(table._information() for table in self._state.tables.values())
+        return StoreInfo(
+            store=str(self.path),
+            format=self._state.manifest.format,
+            uuid=self.uuid,
+            version=self.version,
+            step=self.step,
+            folded=not any(info.deltas for info in self._state.manifest.tables.values()),
+            tables=tables,
+        )
+
+    def versions(self) -> list[Version]:
+        """Return the versions that can be opened, oldest first."""
+        with self._guard.use():
+            return [Version.of(each) for each in self._state.history.versions().values()]
+
+    # -- versions
 
     def commit(
         self,
@@ -139,10 +188,12 @@ class Store:
         """Make everything written so far durable, in all tables at once, as one new version.
 
         Args:
-            step: a number of the caller's, given back as `store.step`.
+            step: a number of the caller's, given back as `store.step`; None keeps that of the
+                version before.
             payload: values to commit along: bytes, a `Path` whose file is copied, or dicts and
                 lists of tensors, arrays and JSON scalars; given back as `store.payload`. A str is a
-                text, never the name of a file.
+                text, never the name of a file. It is the state of a step: None keeps that of the
+                version before as long as the step stays the same, `{}` commits none.
             confirm: False keeps older versions until `confirm` is called: for trainers that save
                 their model in a file of their own.
 
@@ -150,15 +201,11 @@ class Store:
         nothing is lost: free space and commit again. After CommitFailedError the store must be
         opened again; the version before is intact.
         """
-        self._before_commit(step, payload)
-        with self._guard.use(write=True) as use, self._session.alone("commit"):
+        step = self._checked(step, payload)
+        with self._guard.use(write=True) as use, self._state.alone("commit"):
             with use.interruptible():  # it turns the caller's values into bytes
-                draft = CommitDraft(self._session, step, payload or {}, confirm=confirm)
-            draft.hand_down()
-            version = draft.publish()
-            with use.interruptible():
-                self._session.tidy()
-            return version
+                draft = CommitDraft(self._state, step, payload, confirm=confirm)
+            return commit(draft, self._folder, use, flush)
 
     def commit_async(
         self,
@@ -169,55 +216,60 @@ class Store:
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
 
-        Syncing and publishing them runs behind it; the next call of the store waits for that, so
-        what is written from now on belongs to the next version. `commit` tells of the arguments.
+        A thread syncs and publishes them; the next call of the store waits for that, so what is
+        written from now on belongs to the next version. The arguments are those of `commit`.
 
         Returns a `concurrent.futures.Future`: `result()` returns the version's number once it would
-        survive a power cut, or raises what `commit` would. An error that nobody asked for is raised
-        by the next commit, or when the store is closed. Errors before that are raised at once.
+        survive a power cut, or raises what `commit` would. An error that was not asked for is
+        raised by the next commit, or when the store is closed. Errors before that are raised at
+        once.
         """
-        self._before_commit(step, payload)
-        pending = PendingCommit(self._session)
+        step = self._checked(step, payload)
+        pending = PendingCommit(self._state, self._folder)
         try:
-            pending.start(step, payload or {}, confirm=confirm)
+            pending.start(step, payload, confirm=confirm)
         finally:
             self._pending = pending
         return pending
 
-    def _before_commit(self, step: int | None, payload: Mapping[str, object] | None) -> None:
-        """Check what is to be committed, and raise what went wrong before."""
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-            raise InvalidTypeError(f"step is an int, not {step!r}")
+    def _checked(self, step: int | None, payload: Mapping[str, object] | None) -> int | None:
+        """Check what is to be committed, and raise what went wrong before; return the step."""
+        if step is not None and type(step) is not int:
+            step = whole_number("step", step)
         if payload is not None and not isinstance(payload, Mapping):
             raise InvalidTypeError(f"a payload is a dict from name to value, not {payload!r}")
         for name in payload or ():
             check_name(name, "payload")
         self._raise_unseen()
         self._guard.check(write=True)
+        return step
 
     def _raise_unseen(self) -> None:
-        """Raise the error of a commit in the background, if nobody has asked for it."""
+        """Raise the error of a commit in the background that was not asked for."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.seen and os.getpid() == self._guard.pid:
             pending.result()
 
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise InvalidTypeError(f"a version is an int, not {version!r}")
-        with self._guard.use(write=True), self._session.alone("confirm a version"):
-            if version not in self._session.ledger.versions:
+        version = whole_number("version", version)
+        with self._guard.use(write=True), self._state.alone("confirm a version"):
+            if version not in self._state.ledger.versions:
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
-            self._session.publish(confirmed=version)
-            self._session.tidy()
+            self._state.change(confirmed=version)
+            clean_up(self._state, self._folder)
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""
         with self._guard.use(write=True) as use:
             with use.interruptible():
-                self._session.prefetcher.settle()
-            for table in self._session.tables.values():
-                table._discard()
+                self._state.prefetcher.settle()
+            self._state.discard()
+
+    def refresh(self) -> bool:
+        """Let a reader see the newest version; return whether that is another one."""
+        with self._guard.use():
+            return self._state.refresh()
 
     def fold(self) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
@@ -226,24 +278,23 @@ class Store:
         went. Raises LockedError while an older version is open for reading, and InvalidInputError
         if there is anything uncommitted.
         """
-        with (
-            self._guard.use(write=True) as use,
-            self._session.alone("fold"),
-            use.interruptible(),
-        ):
-            self._session.check_clean("fold")
-            before = set(self._session.ledger.versions)
-            if not self._session.folder.fold(self._session.manifest.version):
+        state = self._state
+        with self._guard.use(write=True) as use, state.alone("fold"), use.interruptible():
+            state.check_clean("fold")
+            before = set(state.ledger.versions)
+            if not self._folder.fold(state.manifest.version):
                 raise LockedError(
-                    f"{self._session.oldest_reader()} is open for reading from {self.path}; fold "
-                    "when that reader is closed or has called refresh()"
+                    f"{state.oldest_reader()} is open for reading from {self.path}; fold when that "
+                    "reader is closed or has called refresh()"
                 )
-            return sorted(before - set(self._session.ledger.versions))
+            return sorted(before - set(state.ledger.versions))
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
         with self._guard.use():
-            return self._session.uncommitted_rows()
+            return self._state.uncommitted_rows()
+
+    # -- schema changes: each is a commit of its own, and needs everything committed
 
     def create_table(
         self,
@@ -261,11 +312,9 @@ class Store:
         `keys` are external keys of the rows, all ints or all texts, distinct.
         """
         check_name(name)
-        with self._guard.use(write=True) as use, use.interruptible():
-            if name in self._session.manifest.tables:
-                raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
-            self._session.replace(name, spec, blocks, keys=keys, progress=progress)
-            return self._session.tables[name]
+        self._check_free(name)
+        self._rewrite(lambda: [alter.replaced(self._state, name, spec, blocks, keys)], progress)
+        return self[name]
 
     def replace_table(
         self,
@@ -273,27 +322,174 @@ class Store:
         spec: TableSpec,
         blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         *,
+        reinitialize: bool = False,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Table:
-        """Write a table anew, with another spec or other records; a commit of its own.
+        """Write a table again, with other records; a commit of its own.
 
-        `blocks` are all records `(n, record_bytes)` in order; without them the fields'
-        initializers decide.
+        `blocks` are all records `(n, record_bytes)` in order. Without them `reinitialize=True` is
+        needed, and the fields' initializers decide: every value that the table has is dropped.
+        `alter_table` keeps them.
         `keys` are new external keys; without them, those there are stay if the rows are as many.
         Older versions keep the old table. A damaged table is whole again by this, without keys.
         """
-        with self._guard.use(write=True) as use, use.interruptible():
-            if name not in self._session.damaged:
-                self[name]
-            self._session.replace(name, spec, blocks, keys=keys, progress=progress)
-            return self[name]
+        if name not in self._state.damaged:
+            self[name]
+        if blocks is None and not reinitialize:
+            raise InvalidInputError(
+                f"this would drop every row of table {name!r}: give blocks= with the new records, "
+                "or reinitialize=True; alter_table keeps the rows"
+            )
+        self._rewrite(lambda: [alter.replaced(self._state, name, spec, blocks, keys)], progress)
+        return self[name]
 
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
     ) -> None:
-        """Add fields to every record of a table, with their first values; a commit of its own."""
-        self[name].add_fields(fields, progress=progress)
+        """Add fields to every record of a table, with their first values; a commit of its own.
+
+        Raises ExistsError for a field that is there.
+        """
+        self.alter_tables({name: {"add": fields}}, progress=progress)
+
+    def drop_fields(
+        self, name: str, fields: Collection[str], *, progress: Progress | None = None
+    ) -> None:
+        """Remove fields from every record of a table; a commit of its own."""
+        self.alter_tables({name: {"drop": fields}}, progress=progress)
+
+    def alter_table(
+        self,
+        name: str,
+        *,
+        dtype: Any = None,
+        backend: str | None = None,
+        compression: str | None = "keep",
+        chunk_rows: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Convert a table, keeping its rows, keys and scalars; a commit of its own.
+
+        Args:
+            name: the table.
+            dtype: the element type of its first field, or a dict from field to element type.
+                Values are rounded to nearest; one that would become infinite is InvalidInputError.
+            backend: "memmap" or "zarr".
+            compression: None, "zstd" or "lz4"; "keep" keeps it while the backend stays.
+            chunk_rows: rows of one zarr chunk; None chooses.
+            progress: called with rows done and in all.
+        """
+        change = {
+            "dtype": dtype,
+            "backend": backend,
+            "compression": compression,
+            "chunk_rows": chunk_rows,
+        }
+        self.alter_tables({name: change}, progress=progress)
+
+    def alter_tables(
+        self,
+        changes: Mapping[str, Mapping[str, Any]],
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """Alter several tables in one commit.
+
+        Args:
+            changes: by table, arguments of `alter_table`, and `add`, a dict of fields to add, and
+                `drop`, the names of fields to remove.
+            progress: called with rows done and in all.
+
+        >>> store.alter_tables({"item": {"add": {"age": Field(1)}}, "user": {"dtype": "float16"}})
+        """
+        known = {"add", "drop", "dtype", "backend", "compression", "chunk_rows"}
+        for change in changes.values():
+            if unknown := sorted(set(change) - known):
+                raise InvalidInputError(f"no change {unknown[0]!r}; there are {sorted(known)}")
+        tables = [self[name] for name in changes]
+        self._rewrite(
+            lambda: [alter.altered(table, **changes[table.name]) for table in tables], progress
+        )
+
+    def grow(
+        self,
+        name: str,
+        rows: int,
+        init: Initializer | None = None,
+        *,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Add rows to a table until there are `rows`; a commit of its own.
+
+        New rows follow `init`, or are zero. Where rows have external keys, `keys` are those of the
+        new ones. Writes the table again beside the old one.
+        """
+        table = self[name]
+        rows = whole_number("rows", rows)
+        self._rewrite(lambda: [alter.grown(table, rows, init, keys)], progress)
+
+    def append(
+        self,
+        name: str,
+        rows: Any,
+        *,
+        keys: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> range:
+        """Add rows that have values behind those of a table, and return their ids; one commit.
+
+        `rows` is an array `(n, dim)` for the first field, or a dict from field to array; fields
+        that are not given are zero. Where rows have external keys, `keys` are those of the new
+        ones. Writes the table again beside the old one.
+        """
+        table = self[name]
+        before = table.rows
+        self._rewrite(lambda: [alter.appended(table, rows, keys)], progress)
+        return range(before, table.rows)
+
+    def rename(self, name: str, new: str, *, progress: Progress | None = None) -> Table:
+        """Give a table another name, and return it; a commit of its own.
+
+        The rows are copied: the files of a table lie in a directory that has its name, and older
+        versions still name them. Table objects of the old name are closed.
+        """
+        check_name(new)
+        table = self[name]
+        self._check_free(new)
+        self._rewrite(lambda: [alter.renamed(table, new)], progress, drop=[name])
+        return self[new]
+
+    def drop(self, name: str) -> None:
+        """Remove a table; a commit of its own. Older versions keep it.
+
+        A damaged table can be dropped too.
+        """
+        if name not in self._state.damaged:
+            self[name]
+        self._rewrite(list, drop=[name])
+
+    def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
+        """Give every row of a table an external key; a commit of its own.
+
+        Keys are all ints or all texts, distinct; None removes those there are.
+        """
+        alter.set_keys(self._state, self._folder, self[name], keys)
+
+    def _check_free(self, name: str) -> None:
+        if name in self:
+            raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
+
+    def _rewrite(
+        self,
+        tables: Callable[[], Sequence[Rewrite]],
+        progress: Progress | None = None,
+        drop: Collection[str] = (),
+    ) -> None:
+        alter.rewrite(self._state, self._folder, tables, drop=drop, progress=progress)
+
+    # -- copies and checks
 
     def save(
         self,
@@ -322,12 +518,12 @@ class Store:
         self._guard.check()
         with internal_errors():
             where, skip = _io.locate(path), damaged == "skip"
-            wanted = self.version if version is None else version
+            wanted = self.version if version is None else whole_number("version", version)
             if not self._guard.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
             options = Options(
                 path=self._options.path,
-                within=self._session.directory,
+                within=self._state.directory,
                 version=wanted,
                 budget=_NOTHING,
             )
@@ -336,9 +532,9 @@ class Store:
 
     def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
         skipped = Skipped(tables=list(self.damaged)) if skip else None
-        tables = dict(self._session.tables if skip else self.tables)
+        tables = dict(self._state.tables if skip else self)
         return save_store(
-            tables, self.payload, self._session.manifest, where, progress, skipped=skipped
+            tables, self.payload, self._state.manifest, where, progress, skipped=skipped
         )
 
     def verify(
@@ -356,83 +552,36 @@ class Store:
         the next commit, and the next fold writes them over the damaged ones. `tierstore.verify`
         checks a store that does not open.
         """
+        state = self._state
         with self._guard.use(write=mend) as use:
             with use.interruptible():
-                report = self._verify(sample, progress)
+                report = verify_open(state, sample, progress)
             if mend:
-                self._mend(report)
+                mend_rows(state, report)
             return report
-
-    def _verify(self, sample: int | None, progress: Progress | None) -> VerifyReport:
-        session = self._session
-        history = session.history
-        return verify_store(
-            session.directory,
-            Survey(self.uuid, history, history.versions(), history.damaged()),
-            opened={name: table._generation for name, table in session.tables.items()},
-            manifest=session.manifest,
-            payload=session.payload,
-            sample=sample,
-            progress=progress,
-        )
-
-    def _mend(self, report: VerifyReport) -> None:
-        """Write damaged rows again, as far as they are whole elsewhere."""
-        session = self._session
-        newest = session.manifest
-        kept = [
-            each
-            for each in session.history.manifests()
-            if each.seq < newest.seq and each.version <= newest.version
-        ]
-        for name, bad in report.bad_rows.items():
-            if bad and name in session.tables:
-                table = session.tables[name]
-                report.mended[name] = mend_rows(session.directory, table, bad, newest, kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a pointer to this store: path, uuid and version; nothing is read or written.
 
         For frameworks that save whatever has a `state_dict`; the rows stay where they are.
         """
-        return self._session.pointer()
+        return make_pointer(str(self._state.directory.path), self._state.manifest)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check a pointer against this store, which must be the one it is to, or a copy of it.
 
         Warns if this is another version. Raises InvalidInputError.
         """
-        self._session.check_pointer(state)
+        path = str(self._state.directory.path)
+        check_pointer(state, path, self._state.identity, self._state.manifest)
 
-    def versions(self) -> list[Version]:
-        """Return the versions that can be opened, oldest first."""
-        with self._guard.use():
-            return [Version.of(each) for each in self._session.history.versions().values()]
-
-    def refresh(self) -> bool:
-        """Let a reader see the newest version; return whether that is another one."""
-        with self._guard.use():
-            return self._session.refresh()
-
-    def info(self) -> StoreInfo:
-        """Return what the store is made of, and the memory its tiers were given."""
-        with self._guard.use():
-            tables = tuple(table._information() for table in self._session.tables.values())
-        return StoreInfo(
-            store=str(self.path),
-            format=self._session.manifest.format,
-            uuid=self.uuid,
-            version=self.version,
-            step=self.step,
-            folded=not any(info.deltas for info in self._session.manifest.tables.values()),
-            tables=tables,
-        )
+    # -- closing
 
     def close(self) -> None:
         """Close the store; what was not committed is dropped, with a warning that counts it.
 
         A fold under way is left to a later session. Where three times as much has gathered as lets
-        one begin, it is waited for; Ctrl-C gives that up, and so does leaving `with` by an error.
+        one begin, it is waited for; Ctrl-C ends that wait, and so does leaving `with` by an error.
 
         From within another call of the store, such as a progress callback, this refuses every use
         from then on, and closes when that call has ended.
@@ -440,10 +589,10 @@ class Store:
         self._close()
 
     def _close(self, *, at_once: bool = False) -> None:
-        try:
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._forget)
+            ending.callback(closing.close, self._state, self._folder, at_once=at_once)
             self._raise_unseen()
-        finally:
-            self._session.close(at_once=at_once)
 
     def __enter__(self) -> Self:
         """Return the store itself."""
@@ -465,25 +614,8 @@ class Store:
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"
             )
-        manifest = self._session.manifest
+        manifest = self._state.manifest
         options = dataclasses.replace(
             self._options, version=manifest.version, mark=manifest.mark, within=None, device=None
         )
         return Store, (options,)
-
-
-class _Tables(Mapping[str, Table]):
-    """The tables of a store some of which are damaged: those raise when they are taken."""
-
-    def __init__(self, names: Iterable[str], store: Store) -> None:
-        self._names = list(names)
-        self._store = store
-
-    def __getitem__(self, name: str) -> Table:
-        return self._store[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

@@ -19,12 +19,12 @@ from tierstore._disk.keys import Keys, open_keys
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.payload import Payload
-from tierstore._store.survey import Survey, survey
-from tierstore._store.versions import open_directory
+from tierstore._store.state import State
+from tierstore._store.versions import Survey, open_directory, survey
 from tierstore._tiers import memory
 from tierstore.errors import TierStoreError
 
-__all__ = ["VerifyReport", "verify", "verify_store"]
+__all__ = ["VerifyReport", "verify", "verify_open"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -60,6 +60,10 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is damaged."""
         return not self.bad_files and not any(self.bad_rows.values())
+
+    def __bool__(self) -> bool:
+        """Return `ok`: a report of damage is false."""
+        return self.ok
 
 
 def verify(
@@ -127,6 +131,20 @@ def verify_store(
     report.whole.sort()
     memory.give_back()
     return report
+
+
+def verify_open(state: State, sample: int | None, progress: Progress | None) -> VerifyReport:
+    """Check what is open of a store, and what older versions add to it."""
+    history = state.history
+    return verify_store(
+        state.directory,
+        Survey(state.identity.uuid, history, history.versions(), history.damaged()),
+        opened={name: table._generation for name, table in state.tables.items()},
+        manifest=state.manifest,
+        payload=state.payload,
+        sample=sample,
+        progress=progress,
+    )
 
 
 class _Checked(Protocol):

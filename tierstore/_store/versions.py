@@ -6,20 +6,36 @@ their numbers never given twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import contextlib
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
-from tierstore.errors import FormatError, NotAStoreError, StoreIOError, VersionError
+from tierstore.errors import (
+    FormatError,
+    InvalidInputError,
+    NotAStoreError,
+    OtherVersionWarning,
+    StoreIOError,
+    TierStoreError,
+    VersionError,
+)
 
 __all__ = [
     "FOLD",
     "LOCK",
     "STORE",
     "History",
+    "Survey",
+    "check_pointer",
+    "make_pointer",
     "open_directory",
     "read_identity",
+    "survey",
 ]
 
 STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
@@ -177,3 +193,108 @@ def read_identity(directory: _io.Directory) -> Identity:
             f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one",
             filename=directory.path,
         ) from None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The manifests of a store.
+
+    Attributes:
+        uuid: the store's.
+        history: what reads its manifests.
+        versions: the manifest of each version that can be opened, ascending.
+        damage: what is wrong with STORE.json and with other manifests.
+    """
+
+    uuid: str
+    history: History
+    versions: dict[int, Manifest]
+    damage: list[str] = field(default_factory=list)
+
+    def choose(self, version: int | None) -> Manifest:
+        """Return the manifest of a version, or the newest; raises VersionError."""
+        if version is None:
+            return max(self.versions.values(), key=lambda manifest: manifest.seq)
+        if version not in self.versions:
+            listed = ", ".join(map(str, self.versions))
+            raise VersionError(f"version {version} is not kept; there are: {listed}")
+        return self.versions[version]
+
+
+def survey(directory: _io.Directory) -> Survey:
+    """Read what can be read of a store's manifests.
+
+    Raises NotAStoreError where there are none, FormatError where none is whole.
+    """
+    damage: list[str] = []
+    uuid = ""
+    try:
+        uuid = read_identity(directory).uuid
+    except TierStoreError as error:
+        damage.append(str(error))
+    history = History(directory, uuid)
+    if not uuid or not history.manifests():
+        found = _uuid_of_manifests(directory)
+        if uuid and found != uuid:
+            damage.append(f"{directory.join(STORE)} belongs to another store, {uuid}")
+        uuid, history = found, History(directory, found)
+    return Survey(uuid, history, history.versions(), damage + history.damaged())
+
+
+def _uuid_of_manifests(directory: _io.Directory) -> str:
+    """Return the uuid that the newest whole manifest bears."""
+    names = sorted(filter(MANIFEST_NAME.fullmatch, directory.names()), reverse=True)
+    for name in names:
+        with contextlib.suppress(FormatError, FileNotFoundError):
+            data = directory.read_file(name, MAX_BYTES)
+            return Manifest.decode(data, directory.join(name)).uuid
+    if not names:
+        raise NotAStoreError(
+            f"{directory.path} has no manifest: it is not a store, or was never completed; remove "
+            "it and create it again"
+        )
+    raise FormatError(
+        f"none of the {len(names)} manifests in {directory.path} is whole, and they alone say what "
+        "the files of its tables hold; restore one from a copy"
+    )
+
+
+def make_pointer(path: str, manifest: Manifest) -> dict[str, Any]:
+    """Return a pointer to a version of a store, made of JSON values."""
+    version = {"version": manifest.version, "mark": manifest.mark}
+    return {"path": path, "uuid": manifest.uuid, **version}
+
+
+def check_pointer(
+    state: Mapping[str, Any], path: str, identity: Identity, manifest: Manifest
+) -> None:
+    """Compare a pointer to the store that is open; nothing is loaded, the rows are there.
+
+    Another store than the pointer's, or a copy of it, is an InvalidInputError; another version a
+    warning. A pointer that was committed as payload names the version that its own was made from.
+    """
+    try:
+        uuid, wanted, mark = state["uuid"], int(state["version"]), state.get("mark", manifest.mark)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInputError(
+            f"not a pointer to a store: {state!r}; state_dict() of a store or module gives one"
+        ) from None
+    if uuid == manifest.uuid:
+        version = manifest.version
+        is_same = wanted == manifest.previous or (wanted == version and mark == manifest.mark)
+    elif identity.parent is not None and uuid == identity.parent.uuid:
+        version = identity.parent.version
+        is_same = wanted in (version, identity.parent.previous)
+    else:
+        raise InvalidInputError(
+            f"this state belongs to the store {uuid} that was at {state.get('path')}; "
+            f"{path} is {identity.uuid}. Open the store it was saved with, or a copy of it"
+        )
+    if not is_same:
+        another = f"another version {wanted}" if wanted == version else f"version {wanted}"
+        warnings.warn(
+            f"this state was saved with {another} of {path}, which is at version {version}: "
+            "the rows are others than then; open the store with version=... to go back",
+            OtherVersionWarning,
+            stacklevel=4,
+        )

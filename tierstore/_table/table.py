@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +15,25 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
-from tierstore._door import INTERNAL, internal_error
+from tierstore._door import INTERNAL, Door, internal_error
 from tierstore._info import TableInformation
 from tierstore._table.address import Ids, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
-from tierstore._table.owner import Owner
+from tierstore._table.prefetch import Prefetcher
 from tierstore._table.tiers import Tiers
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._table.warming import rows_to_warm
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
-from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["IntegerArrayLike", "Table"]
+    from tierstore._store.store import Store
+
+__all__ = ["IntegerArrayLike", "Owner", "Table"]
 
 IntegerArrayLike: TypeAlias = (
     npt.NDArray[np.integer[Any]]
@@ -46,6 +47,18 @@ IntegerArrayLike: TypeAlias = (
 """Row ids on the host: integers, lists and ranges of them, integer arrays."""
 
 _SCAN_BYTES = 8 << 20
+
+
+class Owner(Protocol):
+    """What the tables of a store share; `store` is None for a table in memory alone."""
+
+    guard: Door
+    prefetcher: Prefetcher
+    sync_checks: bool
+
+    @property
+    def store(self) -> Store | None:
+        """Return the store."""
 
 
 class Table:
@@ -520,10 +533,6 @@ class Table:
             self._keys = self._generation.keys()
         return self._keys
 
-    def set_keys(self, keys: Sequence[Any]) -> None:
-        """Give every row an external key, an int or a text, all distinct; a commit of its own."""
-        self._owner.set_keys(self.name, keys)
-
     def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
         self._keys = None
@@ -531,26 +540,18 @@ class Table:
     def lookup(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the ids of external keys, in their shape; UnknownNameError names a missing one."""
         if self.keys is None:
-            raise InvalidInputError(f"table {self.name!r} has no keys; see Table.set_keys")
+            raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
         return self.keys.lookup(keys)
 
-    def grow(
-        self, rows: int, init: Initializer | None = None, *, keys: Sequence[Any] | None = None
-    ) -> None:
-        """Append rows until there are `rows`; new ones follow `init`, or are zero.
-
-        One commit, which writes the table anew beside the old one. Where rows have external keys,
-        `keys` are those of the new rows.
-        """
-        self._owner.grow(self.name, rows, init, keys)
-
-    def add_fields(self, fields: Mapping[str, Field], *, progress: Progress | None = None) -> None:
-        """Add fields to every record, with their first values; a commit of its own.
-
-        Streams the table anew, and needs everything committed. Raises ExistsError for a field that
-        is there, InvalidInputError for uncommitted rows.
-        """
-        self._owner.add_fields(self.name, fields, progress)
+    @property
+    def store(self) -> Store:
+        """The store of the table; raises InvalidInputError for a table in memory alone."""
+        if self._owner.store is None:
+            raise InvalidInputError(
+                f"table {self.name!r} lives in memory alone and has no store; tierstore.create "
+                "makes a store, whose tables can be committed, grown and found again"
+            )
+        return self._owner.store
 
     @property
     def device(self) -> str:
@@ -559,14 +560,14 @@ class Table:
 
     def _pointer(self) -> dict[str, Any]:
         """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
-        return {**self._owner.pointer(), "table": self.name}
+        return {**self.store.state_dict(), "table": self.name}
 
     def _check_pointer(self, state: Mapping[str, Any]) -> None:
         """Check a pointer against this table's store, which must be the one it is to, or a copy.
 
         Warns if the store is at another version. Raises InvalidInputError.
         """
-        self._owner.check_pointer(state)
+        self.store.load_state_dict(state)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""

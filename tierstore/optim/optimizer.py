@@ -249,7 +249,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         state = StoredState(table, layer.field, plan, at_random=self._at_random)
         missing = state.missing_fields()
         if missing:
-            table.add_fields(missing, progress=self._progress)
+            table.store.add_fields(table.name, missing, progress=self._progress)
         in_place = InPlace(self._class, table, layer.field, state) if self._in_place else None
         return TrainedField(table, layer.field, state, in_place)
 

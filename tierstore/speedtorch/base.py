@@ -293,7 +293,7 @@ class Held(ABC):
         spec = TableSpec(self.total_classes, fields=fields, sparse=zero)
         if isinstance(self._owner, Store):
             self._owner.rollback()
-            self._owner.replace_table(self.table.name, spec)
+            self._owner.replace_table(self.table.name, spec, reinitialize=True)
             return
         self.close()
         self._take(self._where.make(spec))

@@ -138,7 +138,7 @@ def advance(store: tierstore.Store, step: int) -> None:
     """Write and commit one step."""
     for name in TABLES:
         if store[name].rows < rows_at(name, step):
-            store[name].grow(rows_at(name, step))
+            store.grow(name, rows_at(name, step))
     for name in TABLES:
         store[name].write(*_changes(name, step))
     store.commit(step=step, payload=_payload(step))
@@ -146,7 +146,7 @@ def advance(store: tierstore.Store, step: int) -> None:
 
 def read(store: tierstore.Store) -> Rows:
     """Return all rows of a store."""
-    return {name: table.read(np.arange(table.rows)) for name, table in store.tables.items()}
+    return {name: table.read(np.arange(table.rows)) for name, table in store.items()}
 
 
 def compare(store: tierstore.Store) -> int:

@@ -1,0 +1,464 @@
+"""What is open of a store: directory, locks, manifest, tables, and how it takes another manifest.
+
+It does not know what versions are made for: commits, folds and schema changes are modules above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import FORMAT, Manifest, TableInfo, new_mark
+from tierstore._door import Door, interrupts_deferred
+from tierstore._store.ledger import Ledger
+from tierstore._store.locking import ReaderLock, WriterLock
+from tierstore._store.options import Options
+from tierstore._store.payload import Payload
+from tierstore._store.tables import Opener, Opening
+from tierstore._store.versions import History, open_directory, read_identity
+from tierstore._table.prefetch import Prefetcher
+from tierstore._table.table import Table
+from tierstore._table.tiers import Tiers
+from tierstore.errors import (
+    CommitFailedError,
+    ConcurrentWriterError,
+    CorruptStoreError,
+    FormatError,
+    InvalidInputError,
+    StoreIOError,
+    TierStoreError,
+)
+from tierstore.spec import TableSpec
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+
+__all__ = ["State"]
+
+_MOST_HELD = 64
+"""Values of a version that a reader holds open; others can be read until they are swept away."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class State:
+    """What is open of a store; its methods expect to be called inside the guard.
+
+    Attributes:
+        store: the public store; its tables answer by it.
+        guard, prefetcher, sync_checks: what the tables share.
+        manifest: the version that is open.
+        tables: the tables that are whole, by name.
+        damaged: why the others could not be opened.
+        writer, ledger: of a writer only.
+    """
+
+    def __init__(self, options: Options, store: Store) -> None:
+        """Open a store, and as its writer remove what no version names."""
+        self.store = store
+        self.guard = Door(str(options.path), writable=options.writable)
+        self.prefetcher = Prefetcher(self.guard)
+        self.sync_checks = options.check_ids == "sync"
+        self.tables: dict[str, Table] = {}
+        self.damaged: dict[str, CorruptStoreError] = {}
+        self.locks: list[WriterLock | ReaderLock] = []
+        self._held: dict[str, Payload] = {}
+        self._doing = ""
+        self._floor = 0  # versions up to it a fold may be merging into the base
+        self._options = options
+        within = options.within
+        self.directory = open_directory(options.path) if within is None else within.again()
+        try:
+            self.identity = read_identity(self.directory)
+            self.history = History(self.directory, self.identity.uuid)
+            self._opener = Opener(self.directory, self.history, options)
+            if options.writable:
+                self.writer = WriterLock(self.directory, allow_untested=options.allow_untested)
+                self.locks.append(self.writer)
+            else:
+                self.reader = ReaderLock(self.directory)
+                self.locks.append(self.reader)
+            self._start(options.version)
+        except BaseException:
+            self.release()
+            raise
+
+    def _start(self, version: int | None) -> None:
+        self.manifest = self._find(version)
+        if self.guard.writable:
+            self.directory.sync()  # what a killed writer published may not be durable yet
+            self.ledger = Ledger(self.directory, self.history)
+            if version is not None:
+                self._check_whole(version)
+                self._go_back(self.manifest)
+        opening = self._open_all(version)
+        self.damaged = self._explained(opening)
+        if self.guard.writable:
+            self.sweep(self.keep)
+            if not self.damaged:
+                self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
+        if self._options.mark not in (None, self.manifest.mark):
+            opening.close()
+            raise StoreIOError(
+                f"version {self.manifest.version} of {self._options.path} is not the one that was "
+                "meant: another copy of the store lies there by now; open it again"
+            )
+        self._attach(opening.new)
+        self._hold_only_what_is_open()
+
+    # -- finding the version to open
+
+    def _find(self, version: int | None) -> Manifest:
+        """Return the manifest of a version, or of the newest.
+
+        For a reader it is one that folds leave alone from now on: one that began before the version
+        was held is seen by looking again.
+        """
+        while True:
+            found = self.history.newest() if version is None else self.history.version(version)
+            if self.guard.writable or found.version in self.reader.held:
+                self._floor = self.history.floor()
+                return found
+            self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
+
+    def _hold_only_what_is_open(self) -> None:
+        if not self.guard.writable:
+            is_old = self.manifest.format == 1
+            self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
+
+    def _has_moved(self, version: int | None) -> bool:
+        """Whether a writer published meanwhile, so that what is missing may be no damage."""
+        if self.guard.writable:
+            return False
+        seen = self.manifest.seq, self._floor
+        self.manifest = self._find(version)
+        return (self.manifest.seq, self._floor) != seen
+
+    def _check_whole(self, version: int) -> None:
+        """Raise if a table is damaged, before newer versions go for one that is not better."""
+        opening = self._open_all(version)
+        opening.close()
+        for error in self._explained(opening).values():
+            raise CorruptStoreError(
+                f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
+            )
+
+    def _go_back(self, older: Manifest) -> None:
+        """Publish an older version again, so that those after it are no more."""
+        ledger = self.ledger
+        if older.seq != ledger.seq:
+            self.change(floor=ledger.floor, confirmed=min(older.version, ledger.confirmed))
+            ledger.forget_damaged(after=older.seq)
+
+    # -- opening tables and payload
+
+    def _open_all(self, version: int | None) -> Opening:
+        """Open what the manifest names and is not open yet; note the tables that are damaged.
+
+        Where a writer publishes and removes files while they are opened, the same `version` is
+        opened as it is now, or, for None, the newest. Raises CorruptStoreError or FormatError where
+        no table is whole.
+        """
+        while True:
+            opening = Opening()
+            seq = self.ledger.seq + 1 if self.guard.writable else None
+            try:
+                self._opener.open_all(
+                    self.manifest, self.tables, opening, seq=seq, floor=self._floor
+                )
+                is_missing = self._hold_payload()
+                if (opening.errors or is_missing) and self._has_moved(version):
+                    opening.close()
+                    continue
+                if opening.errors and not opening:
+                    name, first = next(reversed(opening.errors.items()))
+                    raise (
+                        first if isinstance(first, FormatError) else self._explained(opening)[name]
+                    )
+            except BaseException:
+                opening.close()
+                raise
+            return opening
+
+    def _explained(self, opening: Opening) -> dict[str, CorruptStoreError]:
+        return {
+            name: self._opener.explain(self.manifest, name, error)
+            for name, error in opening.errors.items()
+        }
+
+    def _hold_payload(self) -> bool:
+        """Open, for a reader, the payload of the manifest, which a writer may sweep away.
+
+        Returns whether a file is missing: reading the value says so then.
+        """
+        is_missing = False
+        self._held = {}
+        if self.guard.writable:
+            return is_missing
+        for name, info in self.manifest.payload.items():
+            try:
+                hold = len(self._held) < _MOST_HELD
+                self._held[name] = Payload(self.directory, info, hold=hold)
+            except CorruptStoreError:
+                self._held[name] = Payload(self.directory, info)
+                is_missing = True
+        return is_missing
+
+    @property
+    def payload(self) -> dict[str, Payload]:
+        """The values that were committed with the version that is open, by name."""
+        if not self.guard.writable:
+            return dict(self._held)
+        return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
+
+    def _attach(self, opened: Mapping[str, tuple[Generation, Tiers]]) -> None:
+        """Have the tables use what was opened, in place of what they used."""
+        for name, (generation, tiers) in opened.items():
+            if name in self.tables:
+                self.tables[name]._close()
+                self.tables[name]._attach(generation, tiers)
+            else:
+                self.tables[name] = Table(self, name, generation, tiers)
+            self.damaged.pop(name, None)
+
+    def check_fit(self, changed: Mapping[str, TableSpec]) -> None:
+        """Check that tables, new or of another shape, can be opened, before they are written.
+
+        Raises CapacityError, and what a policy raises that does not suit one of them.
+        """
+        specs = {name: info.spec for name, info in self.manifest.tables.items()}
+        self._opener.check_fit({**specs, **changed})
+
+    def reopen(self, name: str) -> None:
+        """Open a table's new generation in place of the old one, whose memory goes first."""
+        if name in self.tables:
+            self.tables[name]._close()
+        try:
+            opened = self._opener.open(self.manifest, name, self.ledger.seq + 1, self._floor)
+            self._attach({name: opened})
+        except (TierStoreError, OSError, MemoryError) as error:
+            raise CommitFailedError(
+                f"version {self.manifest.version} is committed, but table {name!r} could not be "
+                f"opened in its new shape ({error}); open the store again"
+            ) from error
+
+    # -- another manifest
+
+    def publish(self, complete: Callable[[], object] = _nothing, **changes: Any) -> Manifest:
+        """Publish the manifest with changes, and return it; `adopt` must follow, in `unbroken`.
+
+        `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
+        callback has closed the store.
+        """
+        self.guard.check(write=True)
+        manifest = dataclasses.replace(
+            self.manifest,
+            seq=self.ledger.seq + 1,
+            keep=self.keep,
+            last_version=self.ledger.last_version,
+            format=FORMAT,
+            **changes,
+        )
+
+        def settle() -> None:
+            complete()
+            self.writer.check()
+
+        self.ledger.publish(manifest, settle)
+        self._check_alone()
+        return manifest
+
+    def _check_alone(self) -> None:
+        """Raise ConcurrentWriterError if what was just published may be another writer's loss.
+
+        It is published, so no other error may make it look as if it were not.
+        """
+        try:
+            self.writer.check()
+            self.ledger.check_newest()
+        except ConcurrentWriterError:
+            raise
+        except (TierStoreError, OSError):
+            pass
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Have every table take what a published manifest says.
+
+        Raises CommitFailedError: a second attempt to commit would publish the same deltas twice.
+        """
+        try:
+            for name in self.tables.keys() - manifest.tables.keys():
+                self.tables.pop(name)._close()
+            for name in self.damaged.keys() - manifest.tables.keys():
+                del self.damaged[name]
+            for name, table in self.tables.items():
+                info = manifest.tables[name]
+                if info.generation == table._generation.info.generation:
+                    table._generation.committed(info, manifest.seq + 1)
+        except (TierStoreError, OSError, MemoryError) as error:
+            raise CommitFailedError(
+                f"version {manifest.version} is committed, but it could not be opened ({error}); "
+                "open the store again"
+            ) from error
+        self.manifest = manifest
+
+    def change(self, **changes: Any) -> None:
+        """Publish the manifest with changes to what is durable already, and adopt it."""
+        with self.unbroken():
+            self.adopt(self.publish(**changes))
+
+    def next_version(self) -> dict[str, Any]:
+        """Return what a manifest of a new version says, whose number none has had before."""
+        version = self.ledger.last_version + 1
+        return {
+            "version": version,
+            "previous": self.manifest.version,
+            "mark": new_mark(),
+            "confirmed": version,
+        }
+
+    def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
+        """Publish and adopt a version that has these tables, and else is what was."""
+        self.change(**self.next_version(), tables=tables)
+
+    @contextlib.contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Hold interrupts back; close for good where the body is broken off in spite of that.
+
+        For what must not stop between the disk and the memory that goes with it.
+        """
+        with interrupts_deferred():
+            try:
+                yield
+            except TierStoreError:
+                raise
+            except BaseException:
+                self.guard.close("it was interrupted in the middle of a commit")
+                raise
+
+    @contextlib.contextmanager
+    def unless_published(self, remove: Callable[[], object]) -> Iterator[None]:
+        """Call `remove` where the body fails and surely has published nothing.
+
+        For files that no version names then.
+        """
+        before = self.ledger.seq
+        try:
+            yield
+        except BaseException as error:
+            is_unknown = isinstance(error, CommitFailedError | ConcurrentWriterError)
+            if self.ledger.seq == before and not is_unknown and not self.guard.closed:
+                with contextlib.suppress(TierStoreError, OSError):
+                    remove()
+            raise
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Refuse what would publish a version from within a callback of what will publish one.
+
+        That would sweep up files which no version names yet.
+        """
+        if self._doing:
+            raise InvalidInputError(
+                f"cannot {what} from within a call that is about to {self._doing}; "
+                "do it when that is done"
+            )
+        self._doing = what
+        try:
+            yield
+        finally:
+            self._doing = ""
+
+    def refresh(self) -> bool:
+        """Have a reader see the newest version; return whether that is another one.
+
+        What is new is opened for all tables before the first of them is changed, so an error leaves
+        what was open. It costs what has changed: a table whose base is the same keeps that, its
+        deltas, and what it has in host memory of other rows.
+        """
+        if self.guard.writable:
+            return False
+        before, held = self.manifest, self._held
+        try:
+            self.manifest = self._find(None)
+            if self.manifest.seq == before.seq:
+                return False
+            opening = self._open_all(None)
+            damaged = self._explained(opening)
+            for name in damaged.keys() & self.tables.keys():
+                opening.close()
+                raise damaged[name]
+        except BaseException:
+            self.manifest, self._held = before, held
+            self._hold_only_what_is_open()
+            raise
+        with interrupts_deferred():
+            try:
+                self._follow(opening)
+                self.damaged = damaged
+            except BaseException as error:
+                self.guard.close(f"a refresh broke off in the middle ({error}); open it again")
+                raise
+        self._hold_only_what_is_open()
+        return True
+
+    def _follow(self, opening: Opening) -> None:
+        """Have the tables show what was opened for the manifest."""
+        for name in self.tables.keys() - self.manifest.tables.keys():
+            self.tables.pop(name)._close()
+        for name, deltas in opening.deltas.items():
+            self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
+        self._attach(opening.new)
+
+    # -- what is kept, read and uncommitted
+
+    @property
+    def keep(self) -> int:
+        """How many versions are kept."""
+        return self._options.keep or self.manifest.keep
+
+    def sweep(self, keep: int) -> None:
+        """Remove the versions that need not be kept, and what only they need.
+
+        While a table is damaged everything stays: it may be what a repair needs.
+        """
+        if not self.damaged:
+            self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
+
+    def oldest_reader(self) -> str:
+        """Return which version older than this one is being read, for messages."""
+        oldest = self.writer.oldest_reader(self.manifest.version)
+        return f"version {oldest}" if oldest else "an older version"
+
+    def uncommitted_rows(self) -> int:
+        """Return the number of rows written since the last commit."""
+        return sum(table._tiers.uncommitted().size for table in self.tables.values())
+
+    def check_clean(self, what: str) -> None:
+        """Raise InvalidInputError if anything is not committed."""
+        count = self.uncommitted_rows()
+        if count:
+            raise InvalidInputError(
+                f"{count} rows are not committed; commit or roll back before you {what}"
+            )
+
+    def discard(self) -> None:
+        """Drop what was written since the last commit."""
+        for table in self.tables.values():
+            table._discard()
+
+    def release(self) -> None:
+        """Give back memory, files and locks, whatever the state; no file is removed."""
+        self.guard.close()
+        for table in self.tables.values():
+            table._close()
+        for value in self._held.values():
+            value.close()
+        for lock in self.locks:
+            lock.close()
+        self.directory.close()

@@ -1,0 +1,143 @@
+"""Opening the tables of a manifest, one by one, so that damage to one leaves the others usable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tierstore import _io
+from tierstore._disk.delta import Delta
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._store.options import Options
+from tierstore._store.versions import History
+from tierstore._table.placement import check_fit, place
+from tierstore._table.table import Table
+from tierstore._table.tiers import Tiers
+from tierstore.errors import CorruptStoreError, FormatError
+from tierstore.policy import choose
+from tierstore.spec import TableSpec
+
+__all__ = ["Opener", "Opening"]
+
+
+@dataclass
+class Opening:
+    """Tables that were opened for a manifest, by name.
+
+    Attributes:
+        new: those that were not open before.
+        deltas: the deltas of those that were open and follow the manifest.
+        errors: what opening the others raised.
+    """
+
+    new: dict[str, tuple[Generation, Tiers]] = field(default_factory=dict)
+    deltas: dict[str, list[Delta]] = field(default_factory=dict)
+    errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any table was opened."""
+        return bool(self.new or self.deltas)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for generation, tiers in self.new.values():
+            tiers.close()
+            generation.close()
+
+
+class Opener:
+    """Opens tables of a store with the budget, policy and device that the store was opened with."""
+
+    def __init__(self, directory: _io.Directory, history: History, options: Options) -> None:
+        """Open nothing yet."""
+        self._directory = directory
+        self._history = history
+        self._options = options
+
+    def open_all(
+        self,
+        manifest: Manifest,
+        tables: Mapping[str, Table],
+        opening: Opening,
+        *,
+        seq: int | None,
+        floor: int,
+    ) -> None:
+        """Open what a manifest names: all of a table, or only the deltas of one that can follow.
+
+        A table that is damaged is noted in `opening.errors`.
+        """
+        for name, info in manifest.tables.items():
+            table = tables.get(name)
+            try:
+                if table is not None and table._can_follow(info):
+                    opening.deltas[name] = table._generation.open_deltas(info)
+                else:
+                    opening.new[name] = self.open(manifest, name, seq, floor)
+            except (CorruptStoreError, FormatError) as error:
+                opening.errors[name] = error
+
+    def open(
+        self, manifest: Manifest, name: str, seq: int | None, floor: int
+    ) -> tuple[Generation, Tiers]:
+        """Open a table of a manifest, and place its tiers.
+
+        `seq` is the number of the next manifest, `floor` the version up to which a fold may be
+        merging deltas into the base. Raises CorruptStoreError and FormatError.
+        """
+        info = manifest.tables[name]
+        try:
+            with self._directory.directory(name) as table:
+                generation = Generation(table, info, store=manifest.uuid, seq=seq)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)}, the directory of a table, is missing; "
+                "restore it from a copy"
+            ) from None
+        total = sum(each.spec.nbytes for each in manifest.tables.values())
+        try:
+            if not isinstance(self._options.path, _io.Objects):
+                generation.check_base(floor)
+            return generation, place(
+                generation.tier,
+                name,
+                self._options.budget,
+                share=info.spec.nbytes / total,
+                device=self._options.device,
+                policy=choose(self._options.policy, name),
+            )
+        except BaseException:
+            generation.close()
+            raise
+
+    def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
+        """Check that tables of these specs can be opened together, before they are written.
+
+        Raises CapacityError, and what a policy raises that does not suit one of them.
+        """
+        check_fit(specs, self._options.budget, self._options.policy, self._options.device)
+
+    def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
+        """Return the error of a damaged table, with what helps."""
+        older = self._version_with(manifest, name)
+        hint = "" if older is None else f", and version {older} of the table opens"
+        path = self._directory.path
+        return CorruptStoreError(
+            f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
+            f"'tierstore repair {path} DEST' copies what is whole{hint}"
+        )
+
+    def _version_with(self, manifest: Manifest, name: str) -> int | None:
+        """Return the newest other version in which a table opens, if there is one."""
+        for number, other in reversed(self._history.versions().items()):
+            if number != manifest.version and name in other.tables:
+                with (
+                    contextlib.suppress(CorruptStoreError, FormatError, FileNotFoundError),
+                    self._directory.directory(name) as table,
+                ):
+                    info: TableInfo = other.tables[name]
+                    Generation(table, info, store=manifest.uuid, seq=None).close()
+                    return number
+        return None
