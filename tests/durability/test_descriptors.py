@@ -79,7 +79,7 @@ with tierstore.open(path, budget=NONE) as store:
 WRITER = """
 specs = {f"t{n}": tierstore.TableSpec(ROWS, DIM, **KINDS[n % len(KINDS)]) for n in range(count)}
 with tierstore.create(path, specs, budget=NONE) as store:
-    store["t0"].set_keys(range(7, 7 + ROWS))
+    store.set_keys("t0", range(7, 7 + ROWS))
     write(store, 0)
     store.commit()
     command = [sys.executable, "-c", sys.argv[4], *sys.argv[1:4]]

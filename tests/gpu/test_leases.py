@@ -16,7 +16,6 @@ from tests.gpu.conftest import Place
 from tests.gpu.late import LateDevice
 from tierstore import Budget, TableSpec
 from tierstore._door import Use
-from tierstore._table.host import HostLease
 from tierstore._tiers.gpu import lease as gpu_lease
 from tierstore._tiers.host import nothing_to_await
 from tierstore.errors import ClosedError, DeviceError
@@ -128,14 +127,13 @@ def test_a_refresh_ends_the_leases_of_a_reader(make: Any, place: Place, tiers: s
         np.testing.assert_array_equal(reader["t"].read([1]), values(1))
 
 
-@pytest.mark.parametrize("tiers", BUDGETS)
+@pytest.mark.parametrize("tiers", ON_GPU)
 def test_a_lease_is_checked_within_the_guard_and_seldom_before(
     make: Any, monkeypatch: pytest.MonkeyPatch, tiers: str
 ) -> None:
     """What was checked before may end while the call waits; values are looked at before that."""
     store = make(tiers)
-    kind, name = (gpu_lease.GpuLease, "check") if tiers in ON_GPU else (HostLease, "_check")
-    check, held = getattr(kind, name), []
+    check, held = gpu_lease.GpuLease.check, []
 
     def checking(lease: Any) -> None:
         held.append(store._state.guard.held)
@@ -143,7 +141,7 @@ def test_a_lease_is_checked_within_the_guard_and_seldom_before(
 
     with store["t"].lease([1, 2, 3]) as lease:
         lease.trim(wait=True)
-        monkeypatch.setattr(kind, name, checking)
+        monkeypatch.setattr(gpu_lease.GpuLease, "check", checking)
         read, expand, write, _ = uses(lease)
         for use, expected in (read, [True]), (expand, [True]), (write, [False, True]):
             use()

@@ -166,9 +166,9 @@ class Table:
         """Check a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
             return self._layout.fields[0][0]
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"a field is a name or a list of names, not {name!r}")
         if name not in self._spans:
-            if not isinstance(name, str):
-                raise InvalidTypeError(f"a field is a name or a list of names, not {name!r}")
             self._layout.field(name)
         return name
 

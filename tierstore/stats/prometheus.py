@@ -6,7 +6,7 @@ Prometheus exposition formats, version 0.0.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -58,9 +58,8 @@ class Informed(Protocol):
     def info(self) -> StoreInfo:
         """Return what it is."""
 
-    @property
-    def tables(self) -> Mapping[str, Measured]:
-        """Its tables, by name."""
+    def __getitem__(self, name: str) -> Measured:
+        """Return a table."""
 
 
 def text(store: Informed) -> str:
@@ -87,7 +86,7 @@ def _lines(store: Informed) -> Iterator[str]:
     for name, meaning in TABLES.items():
         rows = [(where, getattr(table, name)) for where, table in tables]
         yield from _metric(name, meaning, "gauge", rows)
-    opened = [(labels | {"table": table.name}, store.tables[table.name]) for table in info.tables]
+    opened = [(labels | {"table": table.name}, store[table.name]) for table in info.tables]
     stats = [(where, table.stats()) for where, table in opened]
     for name, meaning in COUNTERS.items():
         rows = [
