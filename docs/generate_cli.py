@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from tierstore_cli.main import COMMANDS, cli
+from tierstore_cli.commands import summaries
+from tierstore_cli.main import cli
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -49,7 +50,7 @@ def page() -> str:
     """Return the whole page."""
     group = click.Context(cli, info_name="tierstore", max_content_width=100, terminal_width=100)
     sections = [HEAD, section("tierstore", group)]
-    for name in COMMANDS:
+    for name in summaries():
         command = cli.get_command(group, name)
         context = click.Context(command, group, info_name=name, terminal_width=100)
         sections.append(section(f"tierstore {name}", context))

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tierstore_cli import main
+from tierstore_cli.commands import summaries
 from tierstore_cli.text import printable
 
 COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
@@ -177,7 +177,7 @@ def test_a_huge_sparse_table(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tierstore ", set(main.COMMANDS)),
+        ("tierstore ", set(summaries())),
         ("tierstore in", {"init", "inspect"}),
         ("tierstore export PAIR out.npy --table ", {"item", "user"}),
         ("tierstore export PAIR out.npy --table i", {"item"}),

@@ -1,4 +1,4 @@
-"""`tierstore fold`: fold the newest version into the base files."""
+"""Fold the newest version into the base files."""
 
 from __future__ import annotations
 

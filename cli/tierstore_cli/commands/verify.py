@@ -1,4 +1,4 @@
-"""`tierstore verify`: check every checksum and list the damaged rows."""
+"""Check every checksum and list the damaged rows."""
 
 from __future__ import annotations
 

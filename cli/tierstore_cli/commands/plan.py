@@ -1,4 +1,4 @@
-"""`tierstore plan`: how much memory to give, and what it brings."""
+"""Predict what a memory budget brings."""
 
 from __future__ import annotations
 

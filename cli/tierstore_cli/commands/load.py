@@ -1,4 +1,4 @@
-"""`tierstore load`: load rows from a file into a table."""
+"""Load rows from a file into a table."""
 
 from __future__ import annotations
 

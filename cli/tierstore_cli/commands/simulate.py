@@ -1,4 +1,4 @@
-"""`tierstore simulate`: replay a trace through policies and sizes."""
+"""Replay a trace through policies and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierstore save`: copy a whole store, also while it is being trained."""
+"""Copy a whole store, also while it is being trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierstore init`: make a store, or add a table to one."""
+"""Make a store, or add a table to one."""
 
 from __future__ import annotations
 

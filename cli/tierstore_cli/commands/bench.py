@@ -1,4 +1,4 @@
-"""`tierstore bench`: measure this machine, and tierstore on it."""
+"""Measure this machine, and tierstore on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierstore export`: write a table's rows to a file."""
+"""Write a table's rows to a file."""
 
 from __future__ import annotations
 

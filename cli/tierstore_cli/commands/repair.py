@@ -1,4 +1,4 @@
-"""`tierstore repair`: copy what is whole of a damaged store, and list the rest."""
+"""Copy the intact rows of a damaged store, and list the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tierstore inspect`: show what is in a store."""
+"""Show what is in a store."""
 
 from __future__ import annotations
 

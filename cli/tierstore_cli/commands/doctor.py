@@ -1,4 +1,4 @@
-"""`tierstore doctor`: check this machine and what is installed."""
+"""Check this machine and what is installed."""
 
 from __future__ import annotations
 
