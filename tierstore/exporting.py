@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._formats.base import Converter, block_rows_for
+from tierstore._formats.keyfile import keys_given
 from tierstore._formats.registry import format_of, is_store, open_sink, path_of, reached
+from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 from tierstore.spec import DTYPES, check_dtype
 
@@ -55,6 +58,7 @@ def export_table(
     rows: tuple[int, int] | None = None,
     dtype: str | None = None,
     keys: Any = None,
+    memory: Size = DEFAULT_MEMORY,
     force: bool = False,
     damaged: str = "raise",
     progress: Callable[[int, int], None] | None = None,
@@ -73,8 +77,10 @@ def export_table(
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
             format cannot hold a half precision, float32 is written, which is exact.
-        keys: one for each row of the table, or of `rows`. None takes the table's own where the
-            format can hold keys. `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        keys: one for each row of the table, or of `rows`, or the file that holds them: .txt, .npy
+            or FILE.parquet:COLUMN. None takes the table's own where the format can hold keys.
+            `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        memory: bytes that reading a file of keys may take.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for rows that are damaged, or "skip" them: they are NaN in
             the file, so that the others keep their places.
@@ -86,6 +92,7 @@ def export_table(
 
     Raises:
         ExistsError: `out` exists, or is a link or a directory.
+        FormatError: the file of keys is missing, damaged or takes more than `memory`.
         InvalidInputError: an unknown suffix, a format that cannot hold the keys or the dtype, or a
             file inside a store.
         RowIndexError: `rows` outside the table.
@@ -115,7 +122,7 @@ def export_table(
         dim=stored.dim,
         dtype=wanted,
         field=field,
-        keys=_keys_of(table, path, keys, start, stop),
+        keys=_keys_of(table, path, keys_given(keys, memory), start, stop),
         first_row=start,
         force=force,
     ) as sink:

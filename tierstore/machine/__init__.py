@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from tierstore.machine.report import Cuda, Machine, Storage, cuda_advice, examine, examine_storage
+from tierstore.machine.report import (
+    Cuda,
+    Leftover,
+    Machine,
+    Storage,
+    cuda_advice,
+    examine,
+    examine_storage,
+    leftovers,
+)
 
-__all__ = ["Cuda", "Machine", "Storage", "cuda_advice", "examine", "examine_storage"]
+__all__ = [
+    "Cuda",
+    "Leftover",
+    "Machine",
+    "Storage",
+    "cuda_advice",
+    "examine",
+    "examine_storage",
+    "leftovers",
+]
