@@ -36,7 +36,7 @@ Progress.__call__ = lambda self, done, total: os.kill(os.getpid(), {int(number)}
 cli()
 """
     child = [sys.executable, "-c", code, *args]
-    return subprocess.run(child, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(child, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture
