@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._formats import read_keys
 from tierstore._formats.base import Converter, block_rows_for
-from tierstore._formats.keyfile import keys_given
 from tierstore._formats.registry import format_of, is_store, open_sink, path_of, reached
 from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
@@ -112,6 +113,8 @@ def export_table(
     stored = table.fields[field]
     wanted = stored.dtype if dtype is None else check_dtype(dtype)
     start, stop = _checked_range(rows, table.rows)
+    if isinstance(keys, str | os.PathLike):
+        keys = read_keys(os.fspath(keys), memory=memory)
     converter = Converter(stored.dtype, wanted)
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
@@ -122,7 +125,7 @@ def export_table(
         dim=stored.dim,
         dtype=wanted,
         field=field,
-        keys=_keys_of(table, path, keys_given(keys, memory), start, stop),
+        keys=_keys_of(table, path, keys, start, stop),
         first_row=start,
         force=force,
     ) as sink:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._allowance import DEFAULT_MEMORY
+from tierstore._formats import read_keys
 from tierstore._formats.base import Converter, Source, block_rows_for
-from tierstore._formats.keyfile import keys_given
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.registry import open_source
 from tierstore._io import publish
@@ -115,7 +115,8 @@ def load_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
-    keys = keys_given(keys, memory)
+    if isinstance(keys, str | os.PathLike):
+        keys = read_keys(os.fspath(keys), memory=memory)
     with _opened(store, allow_untested) as opened:
         return _load(opened, src, table, field, keys, dtype, memory, progress)
 

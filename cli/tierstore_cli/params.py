@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import click
 from click.shell_completion import CompletionItem
 
 import tierstore
+from tierstore import initializers
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
-from tierstore.initializers import Initializer, normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import Initializer
 from tierstore.spec import DTYPES, Field, check_name
 
 if TYPE_CHECKING:
@@ -60,32 +62,47 @@ class Bytes(ParamType):
             self.fail(str(error), param, ctx)
 
 
+def _named_initializers() -> dict[str, tuple[Callable[..., Initializer], list[str]]]:
+    """Return the public initializers whose arguments are numbers, and the names of these."""
+    found: dict[str, tuple[Callable[..., Initializer], list[str]]] = {}
+    for name in initializers.__all__:
+        made = getattr(initializers, name)
+        if inspect.isfunction(made):
+            arguments = inspect.signature(made).parameters.values()
+            numbers = [each for each in arguments if each.name != "seed"]
+            if all(each.annotation == "float" for each in numbers):
+                found[name] = made, [each.name for each in numbers]
+    return found
+
+
+INITIALIZERS = _named_initializers()
+
+
 class InitializerType(ParamType):
     """An initializer, written as a call: `normal(0,0.01)`."""
 
-    name = "zeros|uniform(a,b)|normal(mean,std)|xavier_uniform"
+    name = "|".join(
+        f"{name}({','.join(numbers)})" if numbers else name
+        for name, (_, numbers) in INITIALIZERS.items()
+    )
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> SeededInitializer:
         """Return a function from a seed to the initializer."""
         match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
-        initializers: dict[tuple[str, int], Callable[..., Initializer]] = {
-            ("zeros", 0): lambda seed: zeros(),
-            ("uniform", 2): lambda a, b, seed: uniform(a, b, seed=seed),
-            ("normal", 2): lambda mean, std, seed: normal(mean, std, seed=seed),
-            ("xavier_uniform", 0): lambda seed: xavier_uniform(seed=seed),
-        }
         try:
-            name, arguments = match.groups() if match else ("", None)
-            numbers = [float(text) for text in arguments.split(",")] if arguments else []
-            initializer = initializers[name, len(numbers)]
-            initializer(*numbers, seed=0)  # finite, in order, …
+            name, text = match.groups() if match else ("", None)
+            make, names = INITIALIZERS[name]
+            numbers = [float(number) for number in text.split(",")] if text else []
+            given = dict(zip(names, numbers, strict=True)) if numbers else {}
+            make(**given)  # raises for numbers that are not finite or in the wrong order
         except InvalidInputError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
         except (KeyError, ValueError):
-            self.fail(f"{value!r} is not one of {self.name}, with numbers", param, ctx)
-        return lambda seed: initializer(*numbers, seed=seed)
+            self.fail(f"{value!r} is not one of {self.name}", param, ctx)
+        takes_seed = "seed" in inspect.signature(make).parameters
+        return lambda seed: make(**given, seed=seed) if takes_seed else make(**given)
 
 
 Filling = str | SeededInitializer

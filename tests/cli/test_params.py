@@ -8,7 +8,7 @@ import pytest
 
 from tierstore.budget import parse_bytes
 from tierstore.importing import load_table
-from tierstore.initializers import normal, uniform, xavier_uniform, zeros
+from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
 from tierstore_cli.params import MEMORY, PRESETS, InitializerType, RowRange, State
 
@@ -37,6 +37,9 @@ def test_bad_rows(text):
         ("uniform(-0.1,0.1)", uniform(-0.1, 0.1, seed=3)),
         (" normal( 0 , 1e-2 ) ", normal(0, 0.01, seed=3)),
         ("xavier_uniform", xavier_uniform(seed=3)),
+        ("xavier_uniform(2)", xavier_uniform(2.0, seed=3)),
+        ("constant(0.5)", constant(0.5)),
+        ("normal", normal(seed=3)),
     ],
 )
 def test_initializers(text, initializer):
@@ -50,8 +53,8 @@ def test_initializers(text, initializer):
     "text",
     [
         "",
-        "ones",
-        "normal",
+        "no-such-initializer",
+        "from_file(1)",
         "normal(0)",
         "normal(0,1,2)",
         "normal(0,-1)",

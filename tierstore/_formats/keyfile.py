@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,16 +18,9 @@ from tierstore._formats.registry import split_name
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["keys_given", "read_keys"]
+__all__ = ["read_keys"]
 
 MAX_LINE_BYTES = 1 << 20
-
-
-def keys_given(keys: Any, memory: Size) -> Any:
-    """Return keys that are a sequence or None as they are, and those of a file as `read_keys`."""
-    if not isinstance(keys, str | os.PathLike):
-        return keys
-    return read_keys(os.fspath(keys), memory=memory)
 
 
 def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
