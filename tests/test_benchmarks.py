@@ -47,6 +47,7 @@ def test_every_benchmark_that_needs_no_gpu_is_run_here():
 
 
 @pytest.mark.parametrize("name", TINY)
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path, name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

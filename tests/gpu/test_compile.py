@@ -62,6 +62,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_kernels_compile(name: str, architecture: str) -> None:
     compiler = nvrtc()
     path, macros = SOURCES[name]

@@ -10,6 +10,7 @@ from tierstore.policy import lfu, lookahead, lru, static
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.slow
 def test_random_work(place: Place, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.choice([1, 5, 100, 700]))
