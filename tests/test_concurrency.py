@@ -214,7 +214,7 @@ class StoreProgram:
         self.store.close()
         for version in self.versions:
             with tierstore.open(self.path, version=version) as old:
-                found = old["t"].read(np.arange(ROWS), fields=list(FIELDS))
+                found = old["t"].read(np.arange(ROWS), list(FIELDS))
                 self.check_rows(found)
                 whole = found["sum"].reshape(GROUP, -1)
                 assert (whole == whole[:1]).all(), f"version {version} has half a call"
@@ -257,7 +257,7 @@ class StoreProgram:
         seen = np.zeros(ROWS, np.float32)
         while self.writing:
             rows = rng.integers(0, ROWS, int(rng.choice([1, 5, 60])))
-            found = self.table.read(rows, fields=list(FIELDS), transient=bool(rng.integers(2)))
+            found = self.table.read(rows, list(FIELDS), cache=bool(rng.integers(2)))
             self.check_rows(found)
             assert (found["sum"][:, 0] >= seen[rows]).all(), "a row goes back"
             np.maximum.at(seen, rows, found["sum"][:, 0])
@@ -350,12 +350,12 @@ def in_time(work: Callable[[], object], seconds: float = 30) -> bool:
     "miss",
     [
         lambda table: table.read([99, 100]),
-        lambda table: table.read([99, 100], transient=True),
+        lambda table: table.read([99, 100], cache=False),
         lambda table: table.lease([99, 100]).release(),
         lambda table: table.write([99, 100], np.ones((2, 3), np.float32)),
         lambda table: list(table.scan(90, 100)),
     ],
-    ids=["read", "transient", "lease", "write", "scan"],
+    ids=["read", "uncached", "lease", "write", "scan"],
 )
 def test_rows_that_are_resident_wait_for_no_miss(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, miss: Callable[[Any], object]
