@@ -25,7 +25,7 @@ from tierstore._disk.tier import DiskTier
 from tierstore._door import Door
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
-from tierstore.policy import Choice, lfu, lru
+from tierstore.policy import PolicySpec, lfu, lru
 
 ROWS, GROUP = 120, 6
 FIELDS = {"weight": Field(3), "sum": Field(1), "late": Field(4)}
@@ -86,7 +86,7 @@ class SlowTier(ArrayTier):
 class TierProgram:
     """Writers and readers of tiers whose records are 16 equal bytes."""
 
-    def __init__(self, seed: int, slots: tuple[int, ...], policy: Choice | None) -> None:
+    def __init__(self, seed: int, slots: tuple[int, ...], policy: PolicySpec | None) -> None:
         self.seed = seed
         self.below = SlowTier(np.zeros((ROWS, 16), np.uint8))
         tiers: list[Any] = [self.below]
@@ -154,7 +154,7 @@ TIERS = {
 
 @pytest.mark.parametrize("slots", TIERS)
 @pytest.mark.parametrize("policy", [lru(), lfu(3)], ids=["lru", "lfu"])
-def test_tiers(slots: str, policy: Choice) -> None:
+def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)
 
 
@@ -192,7 +192,9 @@ def test_tiers_without_their_rules_lose_updates(
 class StoreProgram:
     """Writers, readers and a committer of a store, through its public interface."""
 
-    def __init__(self, path: Path, seed: int, budget: Budget, policy: Choice | None = None) -> None:
+    def __init__(
+        self, path: Path, seed: int, budget: Budget, policy: PolicySpec | None = None
+    ) -> None:
         self.seed, self.path = seed, path
         self.store = tierstore.create(path, {"t": SPEC}, budget=budget, policy=policy, keep=999)
         self.table = self.store["t"]
