@@ -209,8 +209,8 @@ class StoreProgram:
             self.commit,
         )
         with self.store._guard.use():  # a prefetch may be under way
-            if self.table.host is not None:
-                check(self.table.host)
+            if self.table._host is not None:
+                check(self.table._host)
         self.versions.append(self.store.commit())
         assert self.store.verify().ok
         self.store.close()
@@ -355,7 +355,7 @@ def in_time(work: Callable[[], object], seconds: float = 30) -> bool:
         lambda table: table.read([99, 100], cache=False),
         lambda table: table.lease([99, 100]).release(),
         lambda table: table.write([99, 100], np.ones((2, 3), np.float32)),
-        lambda table: list(table.scan(90, 100)),
+        lambda table: list(table.scan(start=90, stop=100)),
     ],
     ids=["read", "uncached", "lease", "write", "scan"],
 )
@@ -411,7 +411,7 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
 def test_what_does_not_match_is_read_again_under_the_lock(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = store["t"].disk
+    tier = store["t"]._disk
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
     newest, read_now = tier._index[3], []
