@@ -203,17 +203,17 @@ class StoreProgram:
         self.versions = [self.store.version]
 
     def run(self, calls: int) -> None:
-        together(
-            *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
-            *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
-            self.commit,
-        )
-        with self.store._guard.use():  # a prefetch may be under way
-            if self.table._host is not None:
-                check(self.table._host)
-        self.versions.append(self.store.commit())
-        assert self.store.verify().ok
-        self.store.close()
+        with self.store:
+            together(
+                *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
+                *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
+                self.commit,
+            )
+            with self.store._guard.use():  # a prefetch may be under way
+                if self.table._host is not None:
+                    check(self.table._host)
+            self.versions.append(self.store.commit())
+            assert self.store.verify().ok
         for version in self.versions:
             with tierstore.open(self.path, version=version) as old:
                 found = old["t"].read(np.arange(ROWS), list(FIELDS))
