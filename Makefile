@@ -1,28 +1,32 @@
-# make demo    train embeddings of real text through the tiers, look at the store, export it
-# make test    the tests;  make lint: ruff, mypy, the import contract;  make docs: regenerate docs/cli.md
-# make test-all the tests, then those that mount file systems (as root; skipped elsewhere)
-# make torture the long crash and fault runs, and the whole matrix of file systems (as root)
-# make bench   the benchmarks;  make clean
+# make demo     train embeddings of real text through the tiers, look at the store, export it
+# make test     the tests but the slow ones;  make test TESTS=tests/test_spec.py: some of them
+# make test-all all tests, and as root those that mount file systems (skipped otherwise)
+# make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
+# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md and the layers in CONTRIBUTING.md
+# make wheel    build the wheel and use it in fresh environments
+# make bench    the benchmarks;  make clean
 #
 # Everything runs in .venv, which the first target that needs it builds. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Installed before everything else, so that pip may take a local CPU-only file rather than the CUDA libraries.
 TORCH ?= torch==2.13.0
+CONSTRAINTS ?= constraints.txt
+TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
 
-.PHONY: demo test test-all lint torture docs bench clean
+.PHONY: demo test test-all lint torture docs wheel bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH) -c constraints.txt
-	$(BIN)/pip install --quiet -e '.[all,dev]' -c constraints.txt
+	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[all,dev]' -c $(CONSTRAINTS)
 	touch $(READY)
 
 demo: $(READY)
@@ -32,9 +36,10 @@ demo: $(READY)
 
 # One process a core.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto $(TESTS)
 
-test-all: test
+test-all: $(READY)
+	$(BIN)/python -m pytest -q -n auto --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 
 ROUNDS ?= 20
@@ -51,9 +56,13 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_layers.py
+
+wheel:
+	tests/wheel.sh $(PYTHON) $(TORCH)
 
 bench: $(READY)
-	$(BIN)/pip install --quiet -e '.[bench]' -c constraints.txt
+	$(BIN)/pip install --quiet -e '.[bench]' -c $(CONSTRAINTS)
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:

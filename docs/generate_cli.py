@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from tierstore_cli.main import COMMANDS, cli
+from tierstore_cli.commands import summaries
+from tierstore_cli.main import cli
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -14,20 +15,19 @@ HEAD = """\
 <!-- Generated from the commands' help by `make docs`; change the help, not this page. -->
 
 Every command takes `--json`, which prints one object on one line of stdout and nothing else:
-keys are stable, sizes are bytes as integers. Messages and progress bars go to stderr, bars only
-on a terminal and only after a second. Options can be given as environment variables too:
-`--table` of `export` is `TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables are plain even
-where `rich` is installed.
+keys are stable, sizes are bytes as integers. Messages and progress bars go to stderr, bars on a
+terminal only and after a second. Environment variables set options too: `--table` of `export` is
+`TIERSTORE_EXPORT_TABLE`. With `NO_COLOR` set, tables are plain even if `rich` is installed.
 
-Commands that write make the whole result beside its name and then move it there: what is
-interrupted or fails leaves nothing half made.
+Commands that write make the complete result under a temporary name, then rename it: a command that
+fails or is interrupted leaves no partial result.
 
 | exit code | meaning |
 |---|---|
 | 0 | ok |
 | 1 | failure: a target that exists, ids out of range, no such table or version |
 | 2 | usage |
-| 3 | not a store, or a file that cannot be read |
+| 3 | not a store, or an unreadable file |
 | 4 | damage found |
 | 5 | locked by another writer |
 | 6 | no space, or an I/O error |
@@ -35,7 +35,7 @@ interrupted or fails leaves nothing half made.
 
 ## Completion
 
-Commands, options and the names of a store's tables are completed in the shell:
+The shell completes commands, options and the names of a store's tables:
 
 ```
 eval "$(_TIERSTORE_COMPLETE=bash_source tierstore)"    # bash: ~/.bashrc
@@ -49,7 +49,7 @@ def page() -> str:
     """Return the whole page."""
     group = click.Context(cli, info_name="tierstore", max_content_width=100, terminal_width=100)
     sections = [HEAD, section("tierstore", group)]
-    for name in COMMANDS:
+    for name in summaries():
         command = cli.get_command(group, name)
         context = click.Context(command, group, info_name=name, terminal_width=100)
         sections.append(section(f"tierstore {name}", context))

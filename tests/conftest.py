@@ -1,22 +1,25 @@
-"""What every test shares: which tests run where."""
+"""Which tests run where."""
 
 import importlib.util
 import signal
 
 import pytest
 
+SKIPPED_UNLESS_ASKED_FOR = {
+    "slow": "make test-all",
+    "thorough": "make test-all",
+    "torture": "make torture",
+}
+"""Markers of tests that run with the option of the same name, and the target that gives it."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--torture", action="store_true", help="run the long crash and fault tests too"
-    )
-    parser.addoption(
-        "--thorough", action="store_true", help="run the tests that mount file systems too"
-    )
+    for name in SKIPPED_UNLESS_ASKED_FOR:
+        parser.addoption(f"--{name}", action="store_true", help=f"run tests marked {name} too")
 
 
 def pytest_configure() -> None:
-    """In the background or under nohup, children of the tests would ignore these signals."""
+    """Restore signals that a background shell or nohup ignores, for the children of the tests."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -24,7 +27,7 @@ def pytest_configure() -> None:
 
 
 def why_no_gpu() -> str | None:
-    """The reason why tests marked gpu cannot run here, or None where they can."""
+    """Return why tests marked gpu cannot run here, or None if they can."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed"
     import cupy
@@ -37,7 +40,7 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for name, command in (("torture", "make torture"), ("thorough", "make test-all")):
+    for name, command in SKIPPED_UNLESS_ASKED_FOR.items():
         if not config.getoption(f"--{name}"):
             skip = pytest.mark.skip(reason=f"needs --{name} ({command})")
             for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,12 +80,17 @@ CALLS: dict[str, Call] = {
     "save version": lambda s, x: s.save(Path(s.path).parent / "copy", version=x),
     "verify": lambda s, x: s.verify(sample=x),
     "load_state_dict": lambda s, x: s.load_state_dict(x),
-    "open": lambda s, x: tierstore.open(x).close(),
+    "open path": lambda s, x: tierstore.open(x).close(),
     "open mode": lambda s, x: tierstore.open(s.path, x).close(),
-    "open version": lambda s, x: tierstore.open(s.path, version=x).close(),
     "open budget": lambda s, x: tierstore.open(s.path, budget=x).close(),
     "open policy": lambda s, x: tierstore.open(s.path, policy=x, budget=FEW).close(),
+    "open version": lambda s, x: tierstore.open(s.path, version=x).close(),
+    "open discard_newer": lambda s, x: tierstore.open(s.path, discard_newer=x).close(),
+    "open keep": lambda s, x: tierstore.open(s.path, keep=x).close(),
+    "open allow_untested": lambda s, x: tierstore.open(s.path, allow_untested=x).close(),
+    "open allow_network": lambda s, x: tierstore.open(s.path, allow_network=x).close(),
     "open device": lambda s, x: tierstore.open(s.path, device=x).close(),
+    "open check_ids": lambda s, x: tierstore.open(s.path, check_ids=x).close(),
     "create": lambda s, x: tierstore.create(Path(s.path).parent / "new", x).close(),
     "spec rows": lambda s, x: tierstore.TableSpec(x, 4),
     "spec dim": lambda s, x: tierstore.TableSpec(4, x),
@@ -108,6 +114,11 @@ def store(tmp_path: Path) -> Iterator[tierstore.Store]:
     with tierstore.create(tmp_path / "s", {"t": spec}, budget=FEW) as store:
         yield store
         store.rollback()
+
+
+def test_every_option_is_tried() -> None:
+    options = inspect.signature(tierstore.open).parameters
+    assert {f"open {name}" for name in options} <= CALLS.keys()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,6 +1,10 @@
-"""Every benchmark runs, in small, and answers its question."""
+"""Every benchmark runs with tiny arguments and answers its question.
+
+What it measures then means nothing: no figure is compared with a target or with another.
+"""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -43,19 +47,20 @@ def test_every_benchmark_that_needs_no_gpu_is_run_here():
 
 
 @pytest.mark.parametrize("name", TINY)
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path, name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *TINY[name]]
     command += ["--repeat", "2", "--output", str(tmp_path), "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     (result,) = tmp_path.iterdir()
     answer = json.loads(result.read_text())
     assert answer["question"] in done.stdout
     assert answer["must_move"]
     assert answer["rows"]
-    assert all(value > 0 for value in answer["ratios"].values())
+    assert all(map(math.isfinite, answer["ratios"].values()))
     assert answer["machine"]["cpus"] >= 1
 
 

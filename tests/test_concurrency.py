@@ -25,7 +25,7 @@ from tierstore._disk.tier import DiskTier
 from tierstore._door import Door
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
-from tierstore.policy import Choice, lfu, lru
+from tierstore.policy import PolicySpec, lfu, lru
 
 ROWS, GROUP = 120, 6
 FIELDS = {"weight": Field(3), "sum": Field(1), "late": Field(4)}
@@ -86,7 +86,7 @@ class SlowTier(ArrayTier):
 class TierProgram:
     """Writers and readers of tiers whose records are 16 equal bytes."""
 
-    def __init__(self, seed: int, slots: tuple[int, ...], policy: Choice | None) -> None:
+    def __init__(self, seed: int, slots: tuple[int, ...], policy: PolicySpec | None) -> None:
         self.seed = seed
         self.below = SlowTier(np.zeros((ROWS, 16), np.uint8))
         tiers: list[Any] = [self.below]
@@ -154,7 +154,7 @@ TIERS = {
 
 @pytest.mark.parametrize("slots", TIERS)
 @pytest.mark.parametrize("policy", [lru(), lfu(3)], ids=["lru", "lfu"])
-def test_tiers(slots: str, policy: Choice) -> None:
+def test_tiers(slots: str, policy: PolicySpec) -> None:
     TierProgram(1, TIERS[slots], policy).run(120)
 
 
@@ -192,7 +192,9 @@ def test_tiers_without_their_rules_lose_updates(
 class StoreProgram:
     """Writers, readers and a committer of a store, through its public interface."""
 
-    def __init__(self, path: Path, seed: int, budget: Budget, policy: Choice | None = None) -> None:
+    def __init__(
+        self, path: Path, seed: int, budget: Budget, policy: PolicySpec | None = None
+    ) -> None:
         self.seed, self.path = seed, path
         self.store = tierstore.create(path, {"t": SPEC}, budget=budget, policy=policy, keep=999)
         self.table = self.store["t"]
@@ -201,20 +203,20 @@ class StoreProgram:
         self.versions = [self.store.version]
 
     def run(self, calls: int) -> None:
-        together(
-            *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
-            *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
-            self.commit,
-        )
-        with self.store._guard.use():  # a prefetch may be under way
-            if self.table.host is not None:
-                check(self.table.host)
-        self.versions.append(self.store.commit())
-        assert self.store.verify().ok
-        self.store.close()
+        with self.store:
+            together(
+                *(lambda w=writer: self.write(w, calls) for writer in range(WRITERS)),
+                *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
+                self.commit,
+            )
+            with self.store._guard.use():  # a prefetch may be under way
+                if self.table._host is not None:
+                    check(self.table._host)
+            self.versions.append(self.store.commit())
+            assert self.store.verify().ok
         for version in self.versions:
             with tierstore.open(self.path, version=version) as old:
-                found = old["t"].read(np.arange(ROWS), fields=list(FIELDS))
+                found = old["t"].read(np.arange(ROWS), list(FIELDS))
                 self.check_rows(found)
                 whole = found["sum"].reshape(GROUP, -1)
                 assert (whole == whole[:1]).all(), f"version {version} has half a call"
@@ -257,7 +259,7 @@ class StoreProgram:
         seen = np.zeros(ROWS, np.float32)
         while self.writing:
             rows = rng.integers(0, ROWS, int(rng.choice([1, 5, 60])))
-            found = self.table.read(rows, fields=list(FIELDS), transient=bool(rng.integers(2)))
+            found = self.table.read(rows, list(FIELDS), cache=bool(rng.integers(2)))
             self.check_rows(found)
             assert (found["sum"][:, 0] >= seen[rows]).all(), "a row goes back"
             np.maximum.at(seen, rows, found["sum"][:, 0])
@@ -350,12 +352,12 @@ def in_time(work: Callable[[], object], seconds: float = 30) -> bool:
     "miss",
     [
         lambda table: table.read([99, 100]),
-        lambda table: table.read([99, 100], transient=True),
+        lambda table: table.read([99, 100], cache=False),
         lambda table: table.lease([99, 100]).release(),
         lambda table: table.write([99, 100], np.ones((2, 3), np.float32)),
-        lambda table: list(table.scan(90, 100)),
+        lambda table: list(table.scan(start=90, stop=100)),
     ],
-    ids=["read", "transient", "lease", "write", "scan"],
+    ids=["read", "uncached", "lease", "write", "scan"],
 )
 def test_rows_that_are_resident_wait_for_no_miss(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch, miss: Callable[[Any], object]
@@ -409,7 +411,7 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
 def test_what_does_not_match_is_read_again_under_the_lock(
     store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = store["t"].disk
+    tier = store["t"]._disk
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
     newest, read_now = tier._index[3], []

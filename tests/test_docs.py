@@ -68,7 +68,7 @@ def run_sh(block: Block, page: Path) -> None:
         ["bash", "-euo", "pipefail", "-c", block.text],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={**os.environ, "PATH": path},
     )

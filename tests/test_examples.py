@@ -39,7 +39,7 @@ def file_for(name: str, folder: Path) -> Path:
 
 def run(name: str, *given: object) -> str:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, given)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

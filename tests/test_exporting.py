@@ -230,6 +230,7 @@ print(-there_and_back(first, 4096) + there_and_back(second, rows))
 
 
 @pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s != ".txt"])
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path, suffix):
     """The first file, of 1 MiB, takes what is only taken once; the second may add a few blocks."""
     mebibytes, limit = (24, 12) if suffix in (".vec", ".tsv") else (240, 120)

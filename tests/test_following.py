@@ -304,6 +304,7 @@ def test_a_reader_that_follows_lets_folds_go_on(root):
     trainer.store.close()
 
 
+@pytest.mark.filterwarnings("ignore:more than 100 versions")  # of those unconfirmed
 @pytest.mark.parametrize("options", [{"confirm": False}, {}], ids=["unconfirmed", "kept"])
 def test_versions_that_wait_cost_no_more_each(root, options):
     """Seven hundred versions that can all be opened: each of their manifests is small."""

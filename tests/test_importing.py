@@ -253,3 +253,36 @@ def test_there_and_back_again(store, two_fields, tmp_path, suffix):
             assert list(store[field].keys[:]) == random_words(ROWS)
     with pytest.raises(ExistsError):
         export_table(two_fields, path.with_stem("weight"))
+
+
+def test_a_path_is_opened_or_made(tmp_path):
+    path, first, second = (
+        tmp_path / "s.tier",
+        random_matrix(ROWS, DIM),
+        random_matrix(ROWS, DIM, seed=2),
+    )
+    write_file(tmp_path / "first.npy", first, "float32")
+    write_file(tmp_path / "second.npy", second, "float32")
+    assert import_table(path, tmp_path / "first.npy", table="item").created
+    result = import_table(str(path), tmp_path / "second.npy")
+    assert (result.table, result.created) == ("item", False)
+    with tierstore.open(path) as store:
+        assert store.version == result.version
+        assert all_rows(store["item"]).tobytes() == second.tobytes()
+
+
+def test_a_failed_load_makes_no_store(tmp_path):
+    write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
+    with pytest.raises(InvalidInputError, match="keys"):
+        import_table(tmp_path / "s.tier", tmp_path / "file.npy", keys=range(ROWS - 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["file.npy"]
+
+
+def test_keys_come_from_a_file(store, tmp_path):
+    words = random_words(ROWS)
+    write_file(tmp_path / "file.npy", random_matrix(ROWS, DIM), "float32")
+    (tmp_path / "keys.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    assert import_table(store, tmp_path / "file.npy", keys=tmp_path / "keys.txt").keys
+    assert list(store["embeddings"].keys[:]) == words
+    with pytest.raises(FormatError, match="memory"):
+        import_table(store, tmp_path / "file.npy", keys=str(tmp_path / "keys.txt"), memory=100)

@@ -25,7 +25,7 @@ ROWS = 3000
 def seen_by(program: str, path: str) -> str:
     """Run a program in a Python without tierstore; return the digest of what it read."""
     command = [sys.executable, "-I", "-c", WITHOUT_TIERSTORE.format(program=program), path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

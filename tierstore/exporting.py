@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
+from tierstore._formats import read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore._formats.registry import format_of, locate
 from tierstore._formats.sink import open_sink
+from tierstore.budget import Size
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ def export_table(
     rows: tuple[int, int] | None = None,
     dtype: str | None = None,
     keys: Any = None,
+    memory: Size = DEFAULT_MEMORY,
     force: bool = False,
     damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
@@ -70,8 +75,10 @@ def export_table(
         rows: the first row and the one after the last; all if None.
         dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
             format cannot hold a half precision, float32 is written, which is exact.
-        keys: one for each row of the table, or of `rows`. None takes the table's own where the
-            format can hold keys. `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        keys: one for each row of the table, or of `rows`, or the file that holds them: .txt, .npy
+            or FILE.parquet:COLUMN. None takes the table's own where the format can hold keys.
+            `.vec`, `.bin` and `.tsv` number the rows if there are none.
+        memory: bytes that reading a file of keys may take.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for rows that are damaged, or "skip" them: they are NaN in
             the file, so that the others keep their places.
@@ -83,6 +90,7 @@ def export_table(
 
     Raises:
         ExistsError: `out` exists, or is a link or a directory.
+        FormatError: the file of keys is missing, damaged or takes more than `memory`.
         InvalidInputError: an unknown suffix, a format that cannot hold the keys or the dtype, or a
             file inside a store.
         RowIndexError: `rows` outside the table.
@@ -102,6 +110,8 @@ def export_table(
     stored = table.fields[field]
     wanted = stored.dtype if dtype is None else check_dtype(dtype)
     start, stop = _checked_range(rows, table.rows)
+    if isinstance(keys, str | os.PathLike):
+        keys = read_keys(os.fspath(keys), memory=memory)
     converter = Converter(stored.dtype, wanted)
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []

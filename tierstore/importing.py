@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +14,15 @@ import numpy.typing as npt
 
 from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, check_dtype
+from tierstore._formats import read_keys
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._formats.registry import open_source
+from tierstore._io import publish
 from tierstore._rowcopy import unique
-from tierstore.budget import Size
+from tierstore._store.opening import create
+from tierstore._store.opening import open as open_store
+from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec
 
@@ -27,6 +34,8 @@ __all__ = ["DEFAULT_TABLE", "ImportResult", "import_table"]
 
 DEFAULT_TABLE = "embeddings"
 """Name of the table that is made in a store without one."""
+
+_NO_CACHES = Budget(host=0, gpu=0)
 
 Progress = Callable[[int, int], None]
 Records = npt.NDArray[np.uint8]
@@ -60,7 +69,7 @@ class ImportResult:
 
 
 def import_table(
-    store: Store,
+    store: Store | str | os.PathLike[str],
     src: Any,
     *,
     table: str | None = None,
@@ -68,6 +77,7 @@ def import_table(
     keys: Any = None,
     dtype: str | None = None,
     memory: Size = DEFAULT_MEMORY,
+    allow_untested: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
     """Load all rows of a field from a file, streamed, and commit them.
@@ -77,19 +87,22 @@ def import_table(
     this raises: the rows go to a new generation of the table, which the commit switches to.
 
     Args:
-        store: an open store, mode "r+", without anything uncommitted.
+        store: an open store, mode "r+", without anything uncommitted. Or the path of a store, which
+            is opened for the load; a new one appears there complete or not at all.
         src: the file, whose suffix names the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` names an array,
             tensor or column of one that holds several. Or a zarr store, as for `export_table`.
         table: the table; if None the only one, or `embeddings` in a store that has none.
         field: the field; the first if None, and `weight` in a new table. Where the file holds
             several arrays and `src` names none, the one of this name is read.
-        keys: the key of each row, integers or strings, all distinct. None takes those that the file
-            has, if any. Keys become those of the table, in a commit of their own; if it has other
-            fields and other keys, that is refused.
+        keys: the key of each row, integers or strings, all distinct, or the file that holds them:
+            .txt, .npy or FILE.parquet:COLUMN. None takes those of `src`, if it has any. Keys become
+            those of the table, in a commit of their own; if it has other fields and other keys,
+            that is refused.
         dtype: element type of the field of a new table; the file's if None.
         memory: bytes that reading the file may take beside a block of rows: for its keys, headers
             and directories. What the file claims is held against it before it is believed.
+        allow_untested: as for `tierstore.open`, where `store` is a path.
         progress: called with the rows done and the rows in all.
 
     Returns:
@@ -97,13 +110,47 @@ def import_table(
         become infinite: such are counted, and a warning says how many.
 
     Raises:
-        FormatError: the file is missing, damaged, holds no such matrix or takes more than `memory`.
+        FormatError: a file is missing, damaged, holds no such matrix or takes more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not fit, an unknown suffix, or rows of the
             store are uncommitted.
         MissingExtraError: the format needs a package that is not installed.
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    if isinstance(keys, str | os.PathLike):
+        keys = read_keys(os.fspath(keys), memory=memory)
+    with _opened(store, allow_untested) as opened:
+        return _load(opened, src, table, field, keys, dtype, memory, progress)
+
+
+@contextmanager
+def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iterator[Store]:
+    """Open a store for one load, which needs no caches. A new one is published if it succeeds."""
+    if not isinstance(store, str | os.PathLike):
+        yield store
+        return
+    path = Path(store)
+    if os.path.lexists(path):
+        with open_store(path, "r+", budget=_NO_CACHES, allow_untested=allow_untested) as opened:
+            yield opened
+    else:
+        with (
+            publish(path) as partial,
+            create(partial, {}, budget=_NO_CACHES, allow_untested=allow_untested) as made,
+        ):
+            yield made
+
+
+def _load(
+    store: Store,
+    src: Any,
+    table: str | None,
+    field: str | None,
+    keys: Any,
+    dtype: str | None,
+    memory: Size,
+    progress: Progress | None,
+) -> ImportResult:
     name = _table_name(store, table)
     existing = store.get(name)
     if field is None:

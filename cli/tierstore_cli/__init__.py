@@ -1,1 +1,1 @@
-"""The command line of tierstore: one file a command; main.py holds the group."""
+"""The command line of tierstore."""

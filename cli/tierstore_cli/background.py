@@ -1,4 +1,4 @@
-"""Work that steps back for whatever trains on this machine."""
+"""Work at low priority, beside a training process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _T = TypeVar("_T")
 def in_background(
     work: Callable[[Callable[[int, int], None]], _T], progress: Callable[[int, int], None]
 ) -> _T:
-    """Return what `work(progress)` returns, done in a thread of low priority.
+    """Run `work(progress)` in a thread of low priority and return its result.
 
-    The rest of the process keeps its own. A Ctrl-C ends the work at its next report of progress.
+    The other threads of the process keep their priority. Ctrl-C ends the work at its next report of
+    progress.
     """
     stopped = threading.Event()
 
@@ -29,7 +30,7 @@ def in_background(
             raise KeyboardInterrupt
         progress(done, total)
 
-    with ThreadPoolExecutor(1, initializer=_step_back) as threads:
+    with ThreadPoolExecutor(1, initializer=_lower_priority) as threads:
         try:
             return threads.submit(work, report).result()
         except BaseException:
@@ -37,8 +38,8 @@ def in_background(
             raise
 
 
-def _step_back() -> None:
-    """Lower the priority of this thread; on Linux each has its own."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread; on Linux each thread has its own."""
     with contextlib.suppress(OSError):
         thread = threading.get_native_id()
         niceness = max(os.getpriority(os.PRIO_PROCESS, thread), _NICENESS)

@@ -1,4 +1,4 @@
-"""What every subcommand has in common: --json, --debug, an Output, and its failures' exit codes."""
+"""The base of every subcommand: --json, --debug, an Output, and exit codes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tierstore_cli.output import Output
 
 
 class Command(click.Command):
-    """A subcommand. Its function gets an `Output` as argument `out`."""
+    """A subcommand. Its function receives an `Output` as `out`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [
-            click.Option(["--json"], is_flag=True, help="Print one JSON object instead."),
-            click.Option(["--debug"], is_flag=True, help="Show a traceback when something fails."),
+            click.Option(["--json"], is_flag=True, help="Print one JSON object."),
+            click.Option(["--debug"], is_flag=True, help="Print a traceback on failure."),
         ]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -29,12 +29,12 @@ class Command(click.Command):
         out = ctx.params["out"] = Output(ctx.params.pop("json"))
         with failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
             super().invoke(ctx)
-            sys.stdout.flush()  # here, so that a full disk behind stdout is a failure too
+            sys.stdout.flush()  # inside `failures`: a full disk behind stdout is one
 
 
 @contextmanager
 def warnings_as_notes(out: Output) -> Iterator[None]:
-    """Show what the library warns of as a line on stderr, without the place in the code."""
+    """Print warnings of the library as lines on stderr, without the location in the code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         out.note(f"Warning: {message}")

@@ -1,4 +1,4 @@
-"""From errors to one line on stderr and an exit code. The only place where that is decided."""
+"""Errors as one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tierstore_cli.text import fitted, printable
 
 
 class Failure(click.ClickException):
-    """A command that could not do its work: a message and an exit code."""
+    """The failure of a command: a message and an exit code."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Failure(click.ClickException):
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C, or a signal that is treated like it."""
+    """Ctrl-C, SIGTERM or SIGHUP."""
 
     exit_code = 130
 
@@ -37,7 +37,7 @@ class Interrupted(click.ClickException):
         super().__init__("interrupted")
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say so on stderr, on a line of its own."""
+        """Print it on stderr, on its own line."""
         click.echo("\nInterrupted.", err=True)
 
 
@@ -61,9 +61,9 @@ def exit_code(error: BaseException) -> int:
 
 @contextmanager
 def failures(debug: bool) -> Iterator[None]:
-    """Turn whatever the body raises into a Failure; click's own exceptions pass.
+    """Turn what the body raises into a Failure, after its traceback if `debug`.
 
-    A closed pipe passes too: click ends quietly there. With `debug` the traceback is printed first.
+    Exceptions of click pass, and so does a closed pipe, for which click exits without a message.
     """
     from tierstore.errors import TierStoreError
 

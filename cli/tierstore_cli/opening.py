@@ -1,4 +1,4 @@
-"""Opening a store for a command, and choosing the table, field and rows it is about."""
+"""Open the store of a command, and choose its table, field and rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierstore.errors import RowIndexError
 from tierstore_cli.params import Place, Rows
 
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
-"""A command reads each row once: it needs no memory to keep rows in."""
+"""A command reads each row once and needs no caches."""
 
 
 def open_store(
@@ -29,7 +29,7 @@ def open_store(
 
 
 def choose_table(store: Store, name: str | None) -> Table:
-    """Return the table of that name, or the only one where none was named."""
+    """Return the table of that name, or the only table if `name` is None."""
     if name is not None:
         return store[name]
     if len(store) != 1:
@@ -40,12 +40,12 @@ def choose_table(store: Store, name: str | None) -> Table:
 
 
 def choose_field(table: Table, name: str | None) -> str:
-    """Return the name of the field: the one named, or the first."""
+    """Return `name`, or the name of the first field if it is None."""
     return name if name is not None else next(iter(table.fields))
 
 
 def choose_rows(table: Table, rows: Rows | None) -> tuple[int, int]:
-    """Return (first, last + 1) of the rows, all of them by default; raises RowIndexError."""
+    """Return (first, last + 1) of the rows, by default of all; raises RowIndexError."""
     start, stop = rows or (0, None)
     stop = table.rows if stop is None else stop
     if not start < stop <= table.rows:

@@ -1,4 +1,4 @@
-"""What a command prints: one JSON object for programs, or lines and tables for people."""
+"""The output of a command: one JSON object for programs, or lines and tables for people."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tierstore_cli.text import fitted, printable
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of text: headers (none for a plain list), rows, and which columns are flush right."""
+    """A table of text: headers (none for a plain list), rows, and the right-aligned columns."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     right: frozenset[int] = frozenset()
 
     def cells(self) -> list[list[str]]:
-        """Return all cells, headers first where there are any, safe to print."""
+        """Return all cells, headers first if there are any, safe to print."""
         rows = [self.headers, *self.rows] if self.headers else self.rows
         return [[printable(cell) for cell in row] for row in rows]
 
     def lines(self) -> Iterable[str]:
-        """Lay the table out in columns, two spaces apart."""
+        """Yield the lines of the table, its columns two spaces apart."""
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
@@ -39,16 +39,13 @@ class Grid:
 
 
 class Output:
-    """The result of one command; `as_json` decides how it is written.
-
-    Only results go to stdout. Notes and progress go to stderr.
-    """
+    """Writes the result of one command to stdout, as JSON or for people, and notes to stderr."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
-        """Write `data` as one JSON object, or `parts`, one below the other, for people."""
+        """Write `data` as one JSON object, or `parts` below one another for people."""
         if self.as_json:
             click.echo(json.dumps(data, indent=None, allow_nan=False, default=str))
             return
@@ -59,7 +56,7 @@ class Output:
                 self._line(part)
 
     def note(self, message: str) -> None:
-        """Tell people something that is not the result, on stderr."""
+        """Write a note, which is not part of the result, to stderr."""
         click.echo(fitted(printable(message), sys.stderr), err=True)
 
     def _line(self, text: str) -> None:
@@ -72,7 +69,7 @@ class Output:
 
 
 def rich_grid(grid: Grid) -> bool:
-    """Draw the table with rich where that is installed and stdout is a terminal; say if it was."""
+    """Draw the table with rich on a terminal; return False if that is not possible."""
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     if plain or not grid.headers or not sys.stdout.isatty():
         return False

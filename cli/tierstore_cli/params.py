@@ -13,7 +13,6 @@ import click
 from click.shell_completion import CompletionItem
 
 import tierstore
-from tierstore._allowance import DEFAULT_MEMORY
 from tierstore.budget import parse_bytes
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.initializers import Initializer, parse_initializer, syntax
@@ -24,22 +23,22 @@ if TYPE_CHECKING:
 else:
     ParamType = click.ParamType  # not generic in older versions of click
 
-LawOfSeed = Callable[[int], Initializer]
+SeededInitializer = Callable[[int], Initializer]
 Rows = tuple[int, int | None]
 
 
 class RowRange(ParamType):
-    """Rows `A:B`, from A up to but without B; either may be left out."""
+    """Rows `A:B`: A to B-1; either may be left out."""
 
     name = "A:B"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Rows:
-        """Return (first, last + 1), the latter None where it was left out."""
+        """Return (first, last + 1), None for an end that is left out."""
         match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
         if match is None:
-            self.fail(f"{value!r}: write A:B, rows A up to but without B, such as 0:5", param, ctx)
+            self.fail(f"{value!r}: write A:B for rows A to B-1, such as 0:5", param, ctx)
         start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
         if stop is not None and stop <= start:
             self.fail(f"{value!r} holds no row: {stop} is not after {start}", param, ctx)
@@ -61,14 +60,14 @@ class Bytes(ParamType):
             self.fail(str(error), param, ctx)
 
 
-class InitLaw(ParamType):
-    """An initializer of first values, written as a call: `normal(0,0.01)`."""
+class InitializerType(ParamType):
+    """An initializer, written as a call: `normal(0,0.01)`."""
 
     name = syntax()
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> LawOfSeed:
+    ) -> SeededInitializer:
         """Return a function from a seed to the initializer."""
         try:
             return parse_initializer(str(value))
@@ -76,14 +75,14 @@ class InitLaw(ParamType):
             self.fail(str(error), param, ctx)
 
 
-Filling = str | LawOfSeed
-"""A way to fill rows: its name, or a function from a seed to an initializer."""
+Filling = str | SeededInitializer
+"""How to fill rows: a name, or a function from a seed to an initializer."""
 
 
-class FillType(InitLaw):
-    """A way to fill rows that are damaged."""
+class FillType(InitializerType):
+    """A replacement of damaged rows."""
 
-    name = "version|zeros|nan|LAW"
+    name = "version|zeros|nan|INITIALIZER"
 
     def convert(  # type: ignore[override]
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -94,7 +93,7 @@ class FillType(InitLaw):
         return super().convert(value, param, ctx)
 
 
-# Names as torch.optim keeps them in `optimizer.state`; None: the dim of the weight.
+# Names of torch.optim in `optimizer.state`; None: the dim of the weight.
 PRESETS: dict[str, dict[str, int | None]] = {
     "adadelta": {"square_avg": None, "acc_delta": None},
     "adagrad": {"sum": None},
@@ -109,12 +108,12 @@ PRESETS: dict[str, dict[str, int | None]] = {
     "sgd-momentum": {"momentum_buffer": None},
     "sparse_adam": {"exp_avg": None, "exp_avg_sq": None},
 }
-"""The row-shaped state of optimizers, by the name under which one asks for it."""
+"""The row-shaped state of optimizers, by the name of the preset."""
 
 
 @dataclass(frozen=True)
 class StateField:
-    """A field beside the weight; what is None is as the weight's."""
+    """A field beside the weight; None takes the value of the weight."""
 
     name: str
     dtype: str | None
@@ -133,7 +132,7 @@ class State(ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[StateField]:
-        """Return the fields that are asked for."""
+        """Return the fields."""
         name, dtype, dim = (*str(value).split(":", 2), "", "")[:3]
         if dtype and dtype not in DTYPES:
             self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(DTYPES)}", param, ctx)
@@ -141,7 +140,7 @@ class State(ParamType):
             self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
         if name in PRESETS:
             if dim:
-                self.fail(f"{name} has the weight's dim; leave {dim!r} out", param, ctx)
+                self.fail(f"{name} has the dim of the weight; leave {dim!r} out", param, ctx)
             return [StateField(each, dtype or None, n) for each, n in PRESETS[name].items()]
         try:
             check_name(name, "field")
@@ -153,8 +152,8 @@ class State(ParamType):
 def complete_table(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Offer the names of the store's tables."""
-    path = ctx.params.get("store") or next(iter(ctx.args), "")  # unparsed while an option is open
+    """Complete the names of the store's tables."""
+    path = ctx.params.get("store") or next(iter(ctx.args), "")
     try:
         with tierstore.open(path, budget=tierstore.Budget(host=0, gpu=0)) as store:
             return [CompletionItem(name) for name in store if name.startswith(incomplete)]
@@ -163,23 +162,23 @@ def complete_table(
 
 
 Place = Path | str
-"""A path, or the URL of a place in an object store."""
+"""A path, or a URL in an object store."""
 
 
 class PlaceType(click.Path):
-    """A path or, unless `on_disk`, a URL."""
+    """A path, or a URL unless `on_disk`."""
 
     def __init__(self, *, on_disk: bool = False) -> None:
         super().__init__(path_type=Path)
         self._on_disk = on_disk
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a Path, or a URL as it is."""
+        """Return a Path or a URL."""
         if "://" not in str(value):
             return super().convert(value, param, ctx)
         if self._on_disk:
             self.fail(
-                f"{value} is not on a disk: save it to one, and a copy back there when done",
+                f"{value} is not on a disk: save it to one first (tierstore save {value} PATH)",
                 param,
                 ctx,
             )
@@ -187,33 +186,39 @@ class PlaceType(click.Path):
 
 
 def full_name(place: Place) -> str:
-    """Return an absolute path, or a URL as it is."""
+    """Return a path made absolute, or a URL."""
     return place if isinstance(place, str) else os.path.abspath(place)
 
 
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
 UNTESTED = click.option(
-    "--allow-untested", is_flag=True, help="Write on a file system that was not tested."
+    "--allow-untested", is_flag=True, help="Write to a file system that was not tested."
 )
 TABLE = click.option(
     "--table",
     metavar="NAME",
     shell_complete=complete_table,
-    help="The table; may be left out where the store has one.",
+    help="The table; optional if the store has one.",
 )
 FIELD = click.option(
-    "--field", metavar="NAME", help="The field of its records; else the first, `weight`."
+    "--field", metavar="NAME", help="The field of the table; default: the first, `weight`."
 )
 VERSION = click.option(
-    "--version", type=click.IntRange(min=0), metavar="V", help="A kept version; else the newest."
+    "--version",
+    type=click.IntRange(min=0),
+    metavar="V",
+    help="A kept version; default: the newest.",
+)
+KEYS = click.option(
+    "--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
 )
 DTYPE = click.Choice(list(DTYPES))
 MEMORY = click.option(
     "--memory",
     type=Bytes(),
-    default=DEFAULT_MEMORY,
-    show_default="512MiB",
+    default="512MiB",
+    show_default=True,
     metavar=Bytes.name,
-    help="What reading a file may take; what it claims is held against that.",
+    help="Memory that reading a file may take; larger claims in the file are an error.",
 )

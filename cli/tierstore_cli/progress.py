@@ -1,4 +1,4 @@
-"""A progress bar on stderr: only on a terminal, and only for what takes over a second."""
+"""A progress bar on stderr, on a terminal only and after a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 24
 
 
 class Progress:
-    """A callable `progress(done, total)` that draws a bar, and wipes it at the end of its block."""
+    """A callable `progress(done, total)` that draws a bar, erased at the end of its block."""
 
     def __init__(self, label: str) -> None:
         self.label = label

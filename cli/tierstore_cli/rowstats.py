@@ -1,4 +1,4 @@
-"""What the rows of a table are like: norms, and how many are zero, NaN or infinite."""
+"""Statistics of the rows of a table: norms, and counts of zero, NaN and infinite rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import Table
-from tierstore_cli.text import BLOCKS
+from tierstore_cli.text import sparkline
 
 SAMPLE_ROWS = 100_000
+BLOCK_ROWS = 8192
 NORMS_KEPT = 1_000_000
 BINS = 16
 
@@ -21,12 +22,12 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class RowStats:
-    """What the rows of one field are like.
+    """Statistics of the rows of one field.
 
     Attributes:
-        rows_read: how many were looked at.
-        zero_rows, nan_rows, inf_rows: those that are all zero, hold a NaN, or else an infinity.
-        norm: Euclidean norms of finite rows: min, p1, p50, p99, max; None where there are none.
+        rows_read: rows examined.
+        zero_rows, nan_rows, inf_rows: rows of zeros, rows with a NaN, other rows with an infinity.
+        norm: Euclidean norms of finite rows: min, p1, p50, p99, max; None if there are none.
         histogram: finite rows in equal bins of norm from p1 to p99, outliers in the outer bins.
     """
 
@@ -38,26 +39,33 @@ class RowStats:
     norm: dict[str, float | None]
     histogram: list[int]
 
-    def sparkline(self) -> str:
-        """Return the histogram in block characters; a bin with no row is blank."""
-        top = max(self.histogram, default=0)
-        steps = [-(-count * len(BLOCKS) // top) if top else 0 for count in self.histogram]
-        return "".join(BLOCKS[step - 1] if step else " " for step in steps)
+    def text(self, table: Table) -> str:
+        """Return three lines for people."""
+        of = "all" if self.rows_read == table.rows else f"{self.rows_read:,} of"
+        norms = "  ".join(
+            f"{name} {'–' if norm is None else f'{norm:.4g}'}" for name, norm in self.norm.items()
+        )
+        curve = sparkline(self.histogram, top=max(self.histogram, default=0))
+        counts = f"zero {self.zero_rows:,}  nan {self.nan_rows:,}  inf {self.inf_rows:,}"
+        return (
+            f"{table.name} {self.field}, {of} {table.rows:,} rows\n"
+            f"  norm   {norms}   {curve}\n"
+            f"  rows   {counts}"
+        )
 
 
 def row_stats(
     table: Table, field: str, full: bool, progress: Callable[[int, int], None]
 ) -> RowStats:
-    """Read every row if `full`, else at most SAMPLE_ROWS chosen at random, and describe them.
+    """Read all rows if `full`, else a random sample of at most SAMPLE_ROWS, and describe them.
 
     Memory does not depend on the number of rows: of more than NORMS_KEPT norms, every k-th is kept.
     """
     total = table.rows if full else min(table.rows, SAMPLE_ROWS)
-    blocks = table.scan(field) if total == table.rows else _sample(table, field, total)
     stride = -(-total // NORMS_KEPT)
     kept: list[npt.NDArray[np.float64]] = []
     done = zero = nan = inf = 0
-    for values in blocks:
+    for values in _blocks(table, field, total):
         is_nan = np.isnan(values).any(axis=1)
         is_inf = np.isinf(values).any(axis=1)
         finite = values[~(is_nan | is_inf)]
@@ -71,11 +79,14 @@ def row_stats(
     return _described(field, done, (zero, nan, inf), np.concatenate(kept))
 
 
-def _sample(table: Table, field: str, count: int) -> Iterator[Floats]:
-    """Read `count` distinct rows in ascending order; the same ones every time."""
+def _blocks(table: Table, field: str, count: int) -> Iterator[Floats]:
+    """Yield all rows in order, or `count` distinct rows of a fixed random sample, ascending."""
+    if count == table.rows:
+        yield from table.scan(field)
+        return
     ids = np.sort(np.random.default_rng(0).choice(table.rows, count, replace=False, shuffle=False))
-    for start in range(0, count, 8192):
-        yield table.read(ids[start : start + 8192], field=field, cache=False)
+    for start in range(0, count, BLOCK_ROWS):
+        yield table.read(ids[start : start + BLOCK_ROWS], field, cache=False)
 
 
 def _described(

@@ -1,4 +1,4 @@
-"""Text that is safe to print: nothing a file supplies may steer the terminal."""
+"""Text that is safe to print: no character from a file reaches the terminal as a control code."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 LISTED = 20
-"""Ids that are shown of a longer list."""
+"""Ids shown of a longer list."""
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-"""A value in eight steps, for small curves."""
+"""Eight heights, for small curves."""
 
-# For streams that cannot encode what we print (LC_ALL=C): same width, plain ASCII.
+# For streams that cannot encode the characters used here (LC_ALL=C): same width, plain ASCII.
 ASCII = str.maketrans("·–—×…▁▂▃▄▅▆▇█", "|--x~_.-~=+*#")
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return `text` with every character escaped that does not simply print; those in `keep` stay.
+    """Return `text` with every character escaped that is neither printable nor in `keep`.
 
     Control characters (terminal escapes), lone surrogates and direction marks become escapes.
     """
@@ -26,8 +26,18 @@ def printable(text: object, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def fitted(text: str, stream: IO[Any]) -> str:
+    """Return `text` with the characters replaced that `stream` cannot encode."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
 def some_ids(ids: Sequence[int]) -> str:
-    """Return the first ids as text; --json has them all."""
+    """Return the first ids as text; --json lists all of them."""
     rest = len(ids) - LISTED
     return " ".join(map(str, ids[:LISTED])) + (f" … and {rest:,} more" if rest > 0 else "")
 
@@ -37,11 +47,12 @@ def some_rows(table: str, ids: Sequence[int]) -> str:
     return f"{len(ids):,} rows of table {table} are damaged ({some_ids(ids)})"
 
 
-def fitted(text: str, stream: IO[Any]) -> str:
-    """Return `text` so that `stream` can encode it."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
-    return text
+def sparkline(values: Sequence[float], top: float = 1.0) -> str:
+    """Return values in 0..top as one block character each, a blank for 0."""
+    steps = [min(-(-value * len(BLOCKS) // top), len(BLOCKS)) if top else 0 for value in values]
+    return "".join(BLOCKS[int(step) - 1] if step > 0 else " " for step in steps)
+
+
+def percent(rate: float | None) -> str:
+    """Return a rate in 0..1 as text, a dash for None."""
+    return "–" if rate is None else f"{100 * rate:.1f} %"

@@ -57,7 +57,7 @@ def program() -> Program:
             [*COMMAND, *map(str, args)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             env={**os.environ, **env},
             check=False,
         )

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tierstore_cli import main
+from tierstore_cli.commands import summaries
 from tierstore_cli.text import printable
 
 COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
@@ -36,7 +36,7 @@ Progress.__call__ = lambda self, done, total: os.kill(os.getpid(), {int(number)}
 cli()
 """
     child = [sys.executable, "-c", code, *args]
-    return subprocess.run(child, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(child, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ def place(single, tmp_path):
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.fault(28, 68)
+@pytest.mark.slow
 def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, number):
     before = files(place)
     done = run_until(number, COMMANDS[name], place)
@@ -64,6 +65,7 @@ def test_interrupted_in_the_middle_leaves_nothing(place, files, program, name, n
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.fault(66, 70)
+@pytest.mark.slow
 def test_killed_in_the_middle_leaves_no_result_and_a_sound_store(place, program, name):
     """What a kill leaves behind bears no name that anyone would take for a result."""
     done = run_until(signal.SIGKILL, COMMANDS[name], place)
@@ -123,6 +125,7 @@ def test_a_reader_that_goes_away_early(single):
     ],
 )
 @pytest.mark.fault(71, 74)
+@pytest.mark.slow
 def test_odd_environments(program, pair, env):
     done = program("inspect", pair, "--stats", "--versions", **env)
     assert done.returncode == 0, done.stderr
@@ -177,7 +180,7 @@ def test_a_huge_sparse_table(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("tierstore ", set(main.COMMANDS)),
+        ("tierstore ", set(summaries())),
         ("tierstore in", {"init", "inspect"}),
         ("tierstore export PAIR out.npy --table ", {"item", "user"}),
         ("tierstore export PAIR out.npy --table i", {"item"}),

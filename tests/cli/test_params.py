@@ -1,12 +1,16 @@
 """Values of options."""
 
+import inspect
+
 import click
 import numpy as np
 import pytest
 
+from tierstore.budget import parse_bytes
+from tierstore.importing import import_table
 from tierstore.initializers import constant, normal, uniform, xavier_uniform, zeros
 from tierstore.spec import Field
-from tierstore_cli.params import PRESETS, InitLaw, RowRange, State
+from tierstore_cli.params import MEMORY, PRESETS, InitializerType, RowRange, State
 
 
 @pytest.mark.parametrize(
@@ -32,13 +36,14 @@ def test_bad_rows(text):
         ("zeros()", zeros()),
         ("uniform(-0.1,0.1)", uniform(-0.1, 0.1, seed=3)),
         (" normal( 0 , 1e-2 ) ", normal(mean=0, std=0.01, seed=3)),
-        ("normal", normal(seed=3)),
-        ("constant(0.5)", constant(0.5)),
         ("xavier_uniform", xavier_uniform(seed=3)),
+        ("xavier_uniform(2)", xavier_uniform(2.0, seed=3)),
+        ("constant(0.5)", constant(0.5)),
+        ("normal", normal(seed=3)),
     ],
 )
-def test_laws(text, initializer):
-    made = InitLaw().convert(text, None, None)(3)
+def test_initializers(text, initializer):
+    made = InitializerType().convert(text, None, None)(3)
     assert made == initializer
     first = made.block(0, 4, (4, 3), 0)
     assert np.array_equal(first, initializer.block(0, 4, (4, 3), 0))
@@ -48,7 +53,8 @@ def test_laws(text, initializer):
     "text",
     [
         "",
-        "ones",
+        "no-such-initializer",
+        "from_file(1)",
         "constant",
         "normal(0)",
         "normal(0,1,2)",
@@ -61,9 +67,9 @@ def test_laws(text, initializer):
         "__import__('os')",
     ],
 )
-def test_bad_laws(text):
+def test_bad_initializers(text):
     with pytest.raises(click.BadParameter):
-        InitLaw().convert(text, None, None)
+        InitializerType().convert(text, None, None)
 
 
 def fields(text: str) -> dict[str, Field]:
@@ -121,3 +127,10 @@ def test_presets_are_what_torch_keeps(preset):
     state = optimizer.state[weight]
     rowwise = {key for key, value in state.items() if getattr(value, "shape", ()) == weight.shape}
     assert set(PRESETS[preset]) == rowwise
+
+
+def test_the_memory_of_a_read_is_the_librarys():
+    command = click.command()(MEMORY(lambda memory: None))
+    (option,) = command.params
+    default = inspect.signature(import_table).parameters["memory"].default
+    assert parse_bytes(option.default) == default

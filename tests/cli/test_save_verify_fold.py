@@ -84,7 +84,7 @@ def test_verify(run, run_json, pair):
         "bad_files": [],
         "whole": [2, 3],
     }
-    assert "320 rows checked, all sound" in run("verify", pair).stdout
+    assert "320 rows checked, no damage" in run("verify", pair).stdout
     assert run_json("verify", pair, "--sample", 10)["rows_checked"] == 20
 
 
@@ -110,7 +110,7 @@ def test_verify_of_a_store_with_a_damaged_manifest(run, run_json, pair):
     newest = max(pair.glob("manifest-*.json"))
     flip(newest, newest.stat().st_size // 2)
     result = run("verify", pair, code=4)
-    assert newest.name in result.stdout and "whole: 2;" in result.stderr
+    assert newest.name in result.stdout and "intact versions: 2;" in result.stderr
     data = run_json("verify", pair, code=4)
     assert (data["version"], data["whole"]) == (2, [2]) and newest.name in data["bad_files"][0]
 

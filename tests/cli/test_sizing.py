@@ -5,7 +5,7 @@ import pytest
 
 import tierstore
 from tierstore.machine import speeds
-from tierstore_cli.sizing import sparkline
+from tierstore_cli.text import sparkline
 
 
 @pytest.fixture(autouse=True)

@@ -195,6 +195,7 @@ def with_empty_tensors(count: int) -> bytes:
     return tree_file({"__metadata__": {"tree": "1"}, **tensors})
 
 
+@pytest.mark.slow
 def test_a_header_is_bounded_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,7 @@ def _sevens(rows: np.ndarray, _: object) -> np.ndarray:
         ("tierstore._checksum.row_checksums", _sevens, "delta-*"),
     ],
 )
+@pytest.mark.slow
 def test_without_a_checksum_damage_passes(check: str, mutant: Callable, kind: str) -> None:
     """A negative control: where a checksum is always the same, flipped bits show it."""
     with mock.patch(check, mutant), sample() as store:

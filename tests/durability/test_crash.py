@@ -77,6 +77,7 @@ def recover(seed: int, recording: Recording, times: int) -> int:
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), WORKLOADS)
 @pytest.mark.fault(30)
+@pytest.mark.slow
 def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: str | None) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend)
     assert survive(recording, seed, 1) > 150
@@ -84,6 +85,7 @@ def test_a_power_cut_leaves_a_committed_state(seed: int, steps: str, backend: st
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), FOLDING)
 @pytest.mark.fault(30)
+@pytest.mark.slow
 def test_a_power_cut_while_a_fold_goes_on_behind(
     seed: int, steps: str, backend: str | None
 ) -> None:
@@ -100,6 +102,7 @@ COMPACTING = [
 
 @pytest.mark.parametrize(("seed", "steps", "backend"), COMPACTING)
 @pytest.mark.fault(30)
+@pytest.mark.slow
 def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: str) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend, read=True)
     assert any("compact.Compaction" in site for site in recording.sites())

@@ -704,6 +704,7 @@ def fuzz(store: Sample, root: Path, changes: list[tuple[Path, Callable[[bytes], 
 
 
 @pytest.mark.fault(37)
+@pytest.mark.slow
 def test_any_flipped_byte_is_repaired_around(every_kind: Sample, tmp_path: Path) -> None:
     """In each file one byte at random, and more in those that are not mostly a header."""
     rng = random.Random(11)
@@ -729,6 +730,7 @@ def test_every_flipped_byte_is_repaired_around(
     fuzz(every_kind, tmp_path, [(path, flipped(bit)) for path, bit in bits[part::8]])
 
 
+@pytest.mark.slow
 def test_any_cut_file_is_repaired_around(every_kind: Sample, tmp_path: Path) -> None:
     rng = random.Random(12)
     changes: list[tuple[Path, Callable[[bytes], bytes]]] = []

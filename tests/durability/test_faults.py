@@ -264,6 +264,7 @@ def sweep(kind: str, name: str, fault: Fault, host: int, share: float) -> int:
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("name", ACTS)
 @pytest.mark.fault(28, 33, 43, 45, 46)
+@pytest.mark.slow
 def test_a_fault_leaves_a_committed_state(name: str, fault: Fault) -> None:
     assert sweep("plain", name, fault, host=2, share=0.06) >= 0
 

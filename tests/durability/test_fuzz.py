@@ -79,6 +79,7 @@ def in_a_process(target: str, count: int, place: Path) -> str:
 
 
 @pytest.mark.parametrize("target", THEIRS)
+@pytest.mark.slow
 def test_an_import_through_another_library_takes_any_bytes(target: str, tmp_path: Path) -> None:
     in_a_process(target, 60 if target == "import.parquet" else 150, tmp_path)
 

@@ -40,12 +40,14 @@ def strike(act: str, first: int, step: int, *how: str) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.fault(33)
+@pytest.mark.slow
 def test_a_failed_allocation_leaves_the_store_right_or_closed(act: str) -> None:
     strike(act, 3, ACTS[act])
 
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.fault(33)
+@pytest.mark.slow
 def test_an_error_at_any_line_leaves_the_store_right_or_closed(act: str) -> None:
     """Such as what a signal handler raises."""
     strike(act, 3, max(3, ACTS[act] // 6), "lines")

@@ -190,7 +190,7 @@ def test_nothing_is_committed_by_leaving(path: Path, end: str) -> None:
     done = script(start + ENDS[end], path)
     assert ("ValueError: mine" in done.stderr) == (end == "error in the body")
     if end == "dropped":
-        assert "ResourceWarning" in done.stderr
+        assert "UnclosedStoreWarning" in done.stderr
     else:
         assert "2 uncommitted rows" in done.stderr
     check(path, 1)

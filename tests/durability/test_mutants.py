@@ -29,8 +29,8 @@ NEEDED = [
     "keys.write_keys > Directory.sync",
     "keys.write_keys > Directory.write_file > File.sync",
     "records.RecordFiles.sync > File.sync",
-    "zarr.create > Directory.sync",
-    "zarr.create > Directory.write_file > File.sync",
+    "zarr.Zarr.create > Directory.sync",
+    "zarr.Zarr.create > Directory.write_file > File.sync",
     "ledger.publish > Directory.sync",
     "ledger.publish > File.sync",
     "ledger.Ledger.sweep > Directory.sync",
@@ -115,19 +115,23 @@ def test_every_sync_has_a_mutant() -> None:
 
 
 @pytest.mark.parametrize("site", NEEDED)
+@pytest.mark.slow
 def test_no_sync_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$")
 
 
 @pytest.mark.parametrize("site", [site for site in NEEDED if re.match("records|compressed", site)])
+@pytest.mark.slow
 def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(site)}$", behind)
 
 
 @pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
+@pytest.mark.slow
 def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
     assert is_caught(f"^{re.escape(f'compact.Compaction.steps > {site}')}$", beside_a_reader)
 
 
+@pytest.mark.slow
 def test_a_new_store_is_synced_one_way_or_the_other() -> None:
     assert is_caught("|".join(map(re.escape, EITHER)))

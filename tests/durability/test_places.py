@@ -84,7 +84,8 @@ def test_any_path_will_do(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyP
         monkeypatch.chdir("/")
         store["t"].write([1], ONES)
         store.commit()
-    assert tierstore.open(tmp_path / name).version == 2
+    with tierstore.open(tmp_path / name) as store:
+        assert store.version == 2
 
 
 def test_confirming_spares_what_is_being_written(tmp_path: Path) -> None:

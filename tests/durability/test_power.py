@@ -102,6 +102,7 @@ def torture(image: Path, place: Path, seeds: range) -> None:
 
 
 @pytest.mark.fault(30)
+@pytest.mark.slow
 def test_a_power_cut_leaves_a_committed_state(image: tuple[Path, Path]) -> None:
     torture(*image, range(3))
 

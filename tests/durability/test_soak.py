@@ -94,6 +94,7 @@ def soak(path: Path, commits: int) -> None:
 
 
 @pytest.mark.fault(22, 34)
+@pytest.mark.slow
 def test_two_thousand_commits_leave_nothing_behind() -> None:
     with scratch() as root:
         soak(root / "s", 2000)

@@ -178,6 +178,7 @@ def take_away(image: Path, rows_file: Path, outer: Path) -> None:
 
 @pytest.mark.fault(44)
 @pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.slow
 def test_a_fold_onto_a_full_thin_disk_loses_nothing(tmp_path: Path, *, protected: bool) -> None:
     need_root("filefrag", "fallocate")
     rows_in_all, width = 200_000, 64

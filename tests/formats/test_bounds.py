@@ -207,6 +207,7 @@ CASES = {
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 @pytest.mark.fault(55)
+@pytest.mark.slow
 def test_a_made_up_file_costs_an_error(tmp_path, make):
     suffix, control = CASES[make]
     path, good = tmp_path / f"file{suffix}", tmp_path / f"good{suffix}"

@@ -68,6 +68,7 @@ def read_all(path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", ".txt")])
 @pytest.mark.fault(55)
+@pytest.mark.slow
 def test_damaged_files(tmp_path, suffix):
     content = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / f"bad{suffix}"
@@ -79,6 +80,7 @@ def test_damaged_files(tmp_path, suffix):
     assert refused > cases // 10
 
 
+@pytest.mark.slow
 def test_damaged_directories(tmp_path):
     good = good_file(tmp_path, ".zarr")
     path = tmp_path / "bad.zarr"

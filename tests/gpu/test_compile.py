@@ -70,6 +70,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_kernels_compile(name: str, architecture: str) -> None:
     path, macros = SOURCES[name]
     assert log_of(source_of(path), macros, architecture) == ""

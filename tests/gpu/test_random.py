@@ -10,6 +10,7 @@ from tests.policy.naive import examples
 from tierstore.policy import PolicySpec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("policy", PolicySpec.registry)
 def test_random_work(place: Place, policy: str, seed: int) -> None:

@@ -38,3 +38,19 @@ def test_facts_are_plain_data():
     facts = report.examine()
     assert json.loads(json.dumps(facts.to_dict()))["python"] == facts.python
     assert facts.available_bytes <= facts.memory_bytes
+
+
+def test_leftovers_beside_a_path_and_in_it(tmp_path):
+    beside, inside = (
+        tmp_path / ".a.tier.0123abcd.partial",
+        tmp_path / "s" / ".b.npy.89abcdef.partial",
+    )
+    beside.mkdir()
+    inside.parent.mkdir()
+    (beside / "rows.npy").write_bytes(b"x" * 5000)
+    inside.write_bytes(b"y")
+    (tmp_path / "mine.partial").write_bytes(b"z")
+    found = report.leftovers(tmp_path / "s")
+    assert [each.path for each in found] == [beside, inside]
+    assert found[0].disk_bytes >= 5000
+    assert report.leftovers(tmp_path / "missing" / "path") == []

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tierstore.machine.report import Cuda, Machine, Storage, cuda_advice, examine, examine_storage
+from tierstore.machine.report import (
+    Cuda,
+    Leftover,
+    Machine,
+    Storage,
+    cuda_advice,
+    examine,
+    examine_storage,
+    leftovers,
+)
 from tierstore.machine.speeds import Speeds, known_speeds
 
 __all__ = [
     "Cuda",
+    "Leftover",
     "Machine",
     "Speeds",
     "Storage",
@@ -14,4 +24,5 @@ __all__ = [
     "examine",
     "examine_storage",
     "known_speeds",
+    "leftovers",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,9 +16,11 @@ from typing import Any
 
 from tierstore._disk import readahead
 from tierstore._io import TESTED, filesystem
+from tierstore._io import leftovers as partial_files
 
 __all__ = [
     "Cuda",
+    "Leftover",
     "Machine",
     "Storage",
     "contents",
@@ -25,6 +28,7 @@ __all__ = [
     "examine",
     "examine_cuda",
     "examine_storage",
+    "leftovers",
 ]
 
 
@@ -235,6 +239,34 @@ def examine_storage(path: str | Path = ".") -> Storage:
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
     )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or directory that was being made when its process was killed, or still is.
+
+    Attributes:
+        path: its temporary name.
+        disk_bytes: disk space it takes.
+    """
+
+    path: Path
+    disk_bytes: int
+
+
+def leftovers(path: str | Path = ".") -> list[Leftover]:
+    """Return unfinished files and stores beside `path`, then those in it."""
+    path = Path(os.path.abspath(path))
+    found: list[Path] = []
+    for directory in (path.parent, path):
+        with contextlib.suppress(OSError):  # missing or unreadable
+            found += partial_files(directory)
+    return [Leftover(each, _disk_bytes(each)) for each in found]
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.lstat().st_blocks for file in files) * 512
 
 
 def _version(package: str) -> str | None:

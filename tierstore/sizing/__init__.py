@@ -5,10 +5,12 @@ sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rate
 """
 
 from tierstore.sizing.planning import Plan, TierPlan, plan
-from tierstore.sizing.simulation import Point, Simulation, simulate
+from tierstore.sizing.simulation import POLICIES, SIZES, Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
 __all__ = [
+    "POLICIES",
+    "SIZES",
     "Plan",
     "Point",
     "Simulation",

@@ -7,6 +7,7 @@ from typing import Any
 
 from tierstore._tiers.capacity import bytes_for, slots_for
 from tierstore._tiers.gpu.memory import GpuMemory
+from tierstore._tiers.memory import available_bytes
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.policy import PolicySpec, lru
@@ -78,7 +79,7 @@ def plan(
     rows: int,
     record_bytes: int,
     *,
-    host: int,
+    host: int | None = None,
     gpu: int = 0,
     policy: PolicySpec | None = None,
     stream: Stream | None = None,
@@ -92,7 +93,8 @@ def plan(
     Args:
         rows: of the table.
         record_bytes: of the table; see `TableSpec.layout.record_bytes`.
-        host: bytes for the host tier; 0 leaves it out.
+        host: bytes for the host tier; 0 leaves it out, None gives it a quarter of the available
+            memory of this machine.
         gpu: bytes for the GPU tier; 0 leaves it out.
         policy: of the host tier; least recently used if None. The GPU tier is least recently used.
         stream: what the table is asked for; without it there are no rates.
@@ -105,6 +107,7 @@ def plan(
     rows than the table has.
     """
     policy = policy or lru()
+    host = available_bytes() // 4 if host is None else host
     if rows < 1 or record_bytes < 1:
         raise InvalidInputError(f"a table has rows and bytes, not {rows} and {record_bytes}")
     if stream is not None and stream.rows > rows:

@@ -17,6 +17,7 @@ from tierstore.sizing.streams import Batch, Stream
 
 __all__ = [
     "OPTIMUM",
+    "POLICIES",
     "SIZES",
     "Point",
     "Rates",
@@ -205,6 +206,9 @@ def _take(name: str, size: int, dtype: Any) -> npt.NDArray[Any]:
 
 
 OPTIMUM = "optimum"
+POLICIES = ("lru", "lfu")
+"""Policies to compare by default."""
+
 SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Parts of the table's rows that are tried where no sizes are given."""
 
@@ -259,7 +263,7 @@ class Simulation:
 def simulate(
     stream: Stream,
     *,
-    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = ("lru", "lfu"),
+    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = POLICIES,
     sizes: Sequence[float | int] = SIZES,
     with_optimum: bool = True,
     leases: bool = False,

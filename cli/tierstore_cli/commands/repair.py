@@ -1,4 +1,4 @@
-"""`tierstore repair`: copy what is whole of a damaged store, and list the rest."""
+"""Copy the intact rows of a damaged store, and list the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tierstore_cli.progress import Progress
     "fills",
     type=FillType(),
     multiple=True,
-    help="What damaged rows become; may be given more than once. Default: version, then zeros.",
+    help="How to fill damaged rows; repeatable, tried in turn. Default: version, then zeros.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, help="Seed of an initializer in --fill."
@@ -33,7 +33,7 @@ from tierstore_cli.progress import Progress
     "listed",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where the list of rows goes; else DEST.rows.csv.",
+    help="The list of rows; default: DEST.rows.csv.",
 )
 def repair(
     out: Output,
@@ -44,23 +44,23 @@ def repair(
     seed: int,
     listed: Path | None,
 ) -> None:
-    """Copy every row of STORE that is whole to a new store DEST, and list the others.
+    """Copy every intact row of STORE to a new store DEST, and list the others.
 
-    STORE is only read and need not open: its newest manifest, STORE.json, tables and deltas may be
-    damaged or missing. A row is whole if its checksum holds, wherever its image lies. --fill says
-    what a row becomes whose newest image is damaged, tried in turn: "version" is the newest older
-    image that is whole, "zeros", "nan", or an initializer for the first field, as "normal(0,0.01)".
+    Only reads STORE, which need not open: its newest manifest, STORE.json, tables and deltas may be
+    damaged or missing. A row is intact if its checksum matches. --fill names what replaces a
+    damaged row: "version" (its newest intact older value), "zeros", "nan", or an initializer of
+    the first field, such as "normal(0,0.01)".
 
-    The list is CSV, with runs of rows and whether they are older, and of which version, or filled.
-    Where a delta is missing or its ids are damaged, "unknown" counts the rows that may be older.
-    Keys and payload are copied where they are whole. DEST appears complete or not at all.
+    The list is CSV: runs of rows that are older, with their version, or filled. "unknown" counts
+    rows that may be older because a delta is missing or its ids are damaged. Intact keys and
+    payload are copied. DEST appears complete or not at all.
 
     \b
     Examples:
-      tierstore repair emb.tier whole.tier
-      tierstore repair emb.tier whole.tier --fill nan
-      tierstore repair emb.tier whole.tier --fill version --fill "normal(0,0.01)" --seed 1
-      tierstore repair emb.tier whole.tier --version 812 --list lost.csv
+      tierstore repair emb.tier repaired.tier
+      tierstore repair emb.tier repaired.tier --fill nan
+      tierstore repair emb.tier repaired.tier --fill version --fill "normal(0,0.01)" --seed 1
+      tierstore repair emb.tier repaired.tier --version 812 --list lost.csv
     """
     fill = [each if isinstance(each, str) else each(seed) for each in fills]
     with Progress("repairing") as progress:
@@ -94,4 +94,4 @@ def repair(
     for each in report.left_out:
         out.note(f"Warning: left out: {each}")
     if not report.complete:
-        out.note(f"Warning: not all of it is the newest; {report.listed} lists the rows")
+        out.note(f"Warning: some rows are older or filled; {report.listed} lists the rows")

@@ -1,4 +1,4 @@
-"""`tierstore simulate`: replay a trace through policies and sizes."""
+"""Replay a trace through policies and sizes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,30 @@ from pathlib import Path
 import click
 
 from tierstore import plot, policy
-from tierstore.sizing import Simulation, load_stream
+from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
-from tierstore.sizing.simulation import SIZES
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.progress import Progress
-from tierstore_cli.sizing import (
-    DEPTH,
-    MEASURED,
-    PLOT,
-    TRACE,
-    TierSize,
-    percent,
-    sparkline,
-    stream_options,
-)
+from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, TierSize, stream_options
+from tierstore_cli.text import percent, sparkline
 
 
 @click.command(cls=Command)
 @click.argument("trace", type=TRACE)
 @stream_options
 @click.option(
-    "--rows", type=click.IntRange(min=1), metavar="N", help="Rows of the table; else the trace's."
+    "--rows",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows of the table; default: those of the trace.",
 )
 @click.option(
     "--policy",
     "policies",
     type=click.Choice(policy.NAMES),
     multiple=True,
-    help="A policy; repeatable. Else lru and lfu.",
+    help="A policy; repeatable. Default: lru and lfu.",
 )
 @click.option(
     "--size",
@@ -44,10 +38,12 @@ from tierstore_cli.sizing import (
     type=TierSize(),
     multiple=True,
     metavar=TierSize.name,
-    help="A size of the tier; repeatable. Else 1 to 50 %.",
+    help="A size of the tier; repeatable. Default: 1 to 50 %.",
 )
-@click.option("--training", is_flag=True, help="Batches are leased, as in training, not read.")
-@click.option("--no-optimum", is_flag=True, help="Leave out what nothing can beat.")
+@click.option(
+    "--training", is_flag=True, help="Lease the batches, as training does, instead of reading them."
+)
+@click.option("--no-optimum", is_flag=True, help="Leave out the optimal policy.")
 @DEPTH
 @MEASURED
 @PLOT
@@ -68,11 +64,11 @@ def simulate(
     measured: float,
     picture: Path | None,
 ) -> None:
-    """Replay the ids of TRACE through policies and sizes: how much of each batch is found.
+    """Replay the ids of TRACE through policies and sizes, and print their hit rates.
 
-    TRACE was recorded by `table.record(path)`, or holds ids in .npy, .npz or .parquet. Rates are
-    over the distinct rows of each batch, which decide how many bytes move; `optimum` keeps the rows
-    that are used soonest, which nothing can beat.
+    TRACE was recorded by `table.record(path)`, or holds ids in .npy, .npz or .parquet. Rates count
+    the distinct rows of each batch, which decide how many bytes move. `optimum` keeps the rows that
+    are used soonest, the best a policy can do.
 
     \b
     Examples:
@@ -93,7 +89,7 @@ def simulate(
         )
         found = run(
             stream,
-            policies=policies or ("lru", "lfu"),
+            policies=policies or POLICIES,
             sizes=sizes or SIZES,
             with_optimum=not no_optimum,
             leases=training,
@@ -115,7 +111,6 @@ def _head(found: Simulation) -> str:
 
 
 def _grid(found: Simulation) -> Grid:
-    """Return the rates by size and policy."""
     headers = ("SLOTS", "PART", *(name.upper() for name in found.policies))
     columns = [found.curve(name) for name in found.policies]
     rows = [
@@ -130,7 +125,7 @@ def _grid(found: Simulation) -> Grid:
 
 
 def _curves(found: Simulation) -> list[str]:
-    """Return each policy's misses by size, as blocks."""
+    """Return the misses of each policy, by size, as block characters."""
     width = max(map(len, found.policies))
     return [
         f"missed by {name.ljust(width)}  "

@@ -1,14 +1,14 @@
-"""What this machine was measured to be capable of, as lines for people."""
+"""The measured speeds of this machine as lines for people."""
 
 from __future__ import annotations
 
 from tierstore.budget import format_bytes
 from tierstore.machine.speeds import Speeds
 
-__all__ = ["limits"]
+__all__ = ["speed_lines"]
 
 
-def limits(found: Speeds) -> list[tuple[str, str]]:
+def speed_lines(found: Speeds) -> list[tuple[str, str]]:
     """Return the figures as names and texts."""
     link = "none" if found.link_bytes is None else f"{format_bytes(int(found.link_bytes))}/s"
     return [

@@ -1,15 +1,14 @@
-"""What `simulate` and `plan` share: the options of a stream of ids, sizes, and small curves."""
+"""Options of `simulate` and `plan`: how a file becomes batches of ids, and how to replay them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tierstore_cli.params import MEMORY
-from tierstore_cli.text import BLOCKS
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -20,47 +19,45 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TierSize(ParamType):
-    """A size of a tier: rows, or a part of the table such as `5%`."""
+    """The size of a tier: a number of rows, or a part of the table such as `5%`."""
 
     name = "N|P%"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | float:
-        """Return rows as an int, a part as a float in 0..1."""
+        """Return a number of rows as int, a part as float in 0..1."""
         text = str(value)
         try:
             size = float(text[:-1]) / 100 if text.endswith("%") else int(text)
         except ValueError:
             self.fail(f"{text!r}: write a number of rows, or a part such as 5%", param, ctx)
         if size <= 0 or (isinstance(size, float) and size > 1):
-            self.fail(f"{text!r} is no size: at least one row, at most 100%", param, ctx)
+            self.fail(f"{text!r}: a size is at least one row and at most 100%", param, ctx)
         return size
 
 
 def stream_options(function: Function) -> Function:
-    """Add the options that say how a file becomes batches of ids."""
+    """Add the options that turn a file into batches of ids."""
     for option in (
         MEMORY,
-        click.option(
-            "--shuffle", is_flag=True, help="A new order for each epoch, as a shuffling loader has."
-        ),
+        click.option("--shuffle", is_flag=True, help="Shuffle the ids in each epoch."),
         click.option(
             "--epochs",
             type=click.IntRange(min=1),
             default=1,
             show_default=True,
             metavar="N",
-            help="How often to go through the ids.",
+            help="Passes over the ids.",
         ),
         click.option(
-            "--column", metavar="NAME", help="The array of an .npz, the column of a .parquet."
+            "--column", metavar="NAME", help="The array in an .npz, or the column in a .parquet."
         ),
         click.option(
             "--batch",
             type=click.IntRange(min=1),
             metavar="B",
-            help="Ids a batch; else the trace's, or 4,096.",
+            help="Ids a batch; default: those of the trace, or 4,096.",
         ),
     ):
         function = option(function)
@@ -73,7 +70,7 @@ MEASURED = click.option(
     default=0.5,
     show_default=True,
     metavar="PART",
-    help="The last part of the batches that counts; the rest fills the tiers.",
+    help="Part of the batches that is measured, at the end; the others fill the tiers.",
 )
 DEPTH = click.option(
     "--depth",
@@ -81,7 +78,7 @@ DEPTH = click.option(
     default=4,
     show_default=True,
     metavar="N",
-    help="Batches that `lookahead` knows ahead.",
+    help="Batches that the policy `lookahead` knows ahead.",
 )
 TRACE = click.Path(path_type=Path)
 PLOT = click.option(
@@ -89,16 +86,5 @@ PLOT = click.option(
     "picture",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Draw it too: .png, .svg or .pdf; needs tierstore[plot].",
+    help="Draw a figure: .png, .svg or .pdf; needs tierstore[plot].",
 )
-
-
-def sparkline(values: Sequence[float], top: float = 1.0) -> str:
-    """Return values 0..top as block characters, one each; blank for 0."""
-    steps = [min(-(-value * len(BLOCKS) // top), len(BLOCKS)) for value in values]
-    return "".join(BLOCKS[int(step) - 1] if step > 0 else " " for step in steps)
-
-
-def percent(rate: float | None) -> str:
-    """Return a rate 0..1 for people."""
-    return "–" if rate is None else f"{100 * rate:.1f} %"

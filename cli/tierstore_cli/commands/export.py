@@ -1,4 +1,4 @@
-"""`tierstore export`: write a table's rows to a file."""
+"""Write a table's rows to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from tierstore._formats import read_keys
 from tierstore.budget import format_bytes
 from tierstore.exporting import export_table
 from tierstore_cli.command import Command
@@ -15,6 +14,7 @@ from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
     FIELD,
+    KEYS,
     MEMORY,
     READ_STORE,
     TABLE,
@@ -34,12 +34,12 @@ from tierstore_cli.text import some_rows
 @click.argument("target", metavar="OUT", type=PlaceType())
 @TABLE
 @FIELD
-@click.option("--rows", type=RowRange(), help="Only rows A up to but without B.")
+@click.option("--rows", type=RowRange(), help="Only rows A to B-1.")
 @VERSION
-@click.option("--dtype", type=DTYPE, help="Convert to this element type; else as stored.")
-@click.option("--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN.")
+@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: as stored.")
+@KEYS
 @MEMORY
-@click.option("--skip-damaged", is_flag=True, help="Write rows that are damaged as NaN, and go on.")
+@click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def export(
     out: Output,
@@ -57,10 +57,9 @@ def export(
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
 
-    Rows are streamed: memory stays flat whatever the size. The table's keys are written along
-    where the format has a place for them; .vec, .txt, .bin and .tsv number the rows if there are
-    none. A trainer may go on writing meanwhile: one version is exported. A .zarr may be a URL that
-    fsspec knows.
+    Rows are streamed: memory does not grow with the table. The table's keys are written where the
+    format holds keys; .vec, .txt, .bin and .tsv number the rows of a table without keys. One
+    version is exported, and STORE may be written meanwhile. A .zarr may be a URL that fsspec knows.
 
     \b
     Examples:
@@ -81,7 +80,8 @@ def export(
             field=field,
             rows=choose_rows(chosen, rows),
             dtype=dtype,
-            keys=None if keys is None else read_keys(keys, memory=memory),
+            keys=keys,
+            memory=memory,
             force=force,
             damaged="skip" if skip_damaged else "raise",
             progress=progress,

@@ -1,4 +1,4 @@
-"""`tierstore bench`: measure this machine, and tierstore on it."""
+"""Measure this machine, and tierstore on it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import click
 from tierstore.machine import speeds
 from tierstore.machine.speeds import Standing, stand
 from tierstore_cli.command import Command
-from tierstore_cli.limits import limits
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import Bytes
 from tierstore_cli.progress import Progress
+from tierstore_cli.speeds import speed_lines
 
 
 @click.command(cls=Command)
-@click.argument("directory", metavar="PATH", type=click.Path(path_type=Path), default=Path())
+@click.argument("directory", metavar="[PATH]", type=click.Path(path_type=Path), default=Path())
 @click.option(
     "--size",
     type=Bytes(),
     default="512MiB",
     show_default=True,
     metavar=Bytes.name,
-    help="Bytes of the file, and of the store, that are measured with.",
+    help="Size of the file and of the store used for measuring.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=0.5,
     show_default=True,
-    help="How long to measure each figure.",
+    help="Time for each figure.",
 )
 def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
     """Measure memory, the disk under PATH and the link to a GPU, and tierstore beside them.
 
-    Takes some ten seconds and twice SIZE of disk space for the time being; other work on the
-    machine falsifies the figures. They are kept for `tierstore plan`.
+    Takes about ten seconds and, meanwhile, twice SIZE of disk space. Other work on the machine
+    distorts the figures. Keeps them for `tierstore plan` and `tierstore doctor`.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
         "speeds": found.to_dict(),
         "tierstore": [each.to_dict() for each in stands],
     }
-    out.show(data, Grid((), limits(found), frozenset({1})), "", _standings(stands))
+    out.show(data, Grid((), speed_lines(found), frozenset({1})), "", _standings(stands))
 
 
 def _standings(stands: list[Standing]) -> Grid:

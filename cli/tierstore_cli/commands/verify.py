@@ -1,4 +1,4 @@
-"""`tierstore verify`: check every checksum and list the damaged rows."""
+"""Check every checksum and list the damaged rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ DAMAGE = 4
 def verify(out: Output, store: Place, version: int | None, sample: int | None) -> None:
     """Check the rows and files of STORE against their checksums.
 
-    Each manifest, table and file is checked by itself, also of a store that does not open. Goes on
-    after the first damage and lists all of it, and which versions are whole; exits with 4 if there
-    is any. What is checked is the newest version and what older ones add to it, or with --version
-    that one alone; a trainer may go on writing meanwhile, and has priority.
+    Checks each manifest, table and file separately, also in a store that does not open. Lists all
+    damage and the versions that are intact, and exits with 4 if there is damage. Checks the newest
+    version and the files that only older versions use, or with --version that version alone. STORE
+    may be written meanwhile; verify runs at low priority.
 
-    Rows that are damaged can be written again and committed; `tierstore repair` makes a store of
-    all that is whole.
+    To mend damaged rows, write and commit them again, or copy the intact ones: `tierstore repair`.
 
     \b
     Examples:
@@ -42,7 +41,7 @@ def verify(out: Output, store: Place, version: int | None, sample: int | None) -
     """
     with Progress("verifying") as progress:
         report = in_background(
-            lambda told: tierstore.verify(store, version=version, sample=sample, progress=told),
+            lambda report: tierstore.verify(store, version=version, sample=sample, progress=report),
             progress,
         )
 
@@ -58,13 +57,13 @@ def verify(out: Output, store: Place, version: int | None, sample: int | None) -
     damage = [(name, some_ids(ids)) for name, ids in report.bad_rows.items() if ids]
     summary = f"version {report.version}: {report.rows_checked:,} rows checked"
     parts = [f"damaged: {each}" for each in report.bad_files]
-    out.show(data, f"{summary}, all sound" if report.ok else summary, *parts, *_grid(damage))
+    out.show(data, f"{summary}, no damage" if report.ok else summary, *parts, *_grid(damage))
     if not report.ok:
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
         raise Failure(
-            f"damage in {rows:,} rows and {files:,} files; {_whole(report.whole, sample)}"
-            f"'tierstore repair {store} DEST' copies what is whole",
+            f"damage in {rows:,} rows and {files:,} files; {_intact(report.whole, sample)}"
+            f"'tierstore repair {store} DEST' copies the intact rows",
             DAMAGE,
         )
 
@@ -73,8 +72,7 @@ def _grid(damage: list[tuple[str, str]]) -> list[Grid]:
     return [Grid(("TABLE", "DAMAGED ROWS"), damage)] if damage else []
 
 
-def _whole(versions: list[int], sample: int | None) -> str:
-    """Return which versions are whole, as part of a sentence."""
+def _intact(versions: list[int], sample: int | None) -> str:
     if sample is not None:
         return ""
-    return f"versions that are whole: {', '.join(map(str, versions)) or 'none'}; "
+    return f"intact versions: {', '.join(map(str, versions)) or 'none'}; "

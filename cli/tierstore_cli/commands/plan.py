@@ -1,4 +1,4 @@
-"""`tierstore plan`: how much memory to give, and what it brings."""
+"""Predict what a memory budget brings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import click
 
 from tierstore import plot
 from tierstore import policy as policies
-from tierstore._tiers.memory import available_bytes
 from tierstore.budget import format_bytes
 from tierstore.machine import speeds
 from tierstore.sizing import Plan, load_stream
-from tierstore.sizing import plan as work_out
+from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import DTYPE, Bytes, State, StateField
 from tierstore_cli.progress import Progress
-from tierstore_cli.sizing import DEPTH, MEASURED, PLOT, TRACE, percent, stream_options
+from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
+from tierstore_cli.text import percent
 
 COUNT = click.IntRange(min=1)
 WAYS = {
@@ -37,25 +37,28 @@ WAYS = {
     "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
 )
 @click.option(
-    "--host", type=Bytes(), metavar=Bytes.name, help="Memory for the host tier; else a quarter."
+    "--host",
+    type=Bytes(),
+    metavar=Bytes.name,
+    help="Memory for the host tier; default: a quarter of what is free.",
 )
 @click.option(
     "--gpu",
     type=Bytes(),
     default=0,
     metavar=Bytes.name,
-    help="Memory of the GPU for its tier; else there is none.",
+    help="Memory for the GPU tier; default: no GPU tier.",
 )
 @click.option(
     "--policy",
     type=click.Choice(policies.NAMES),
     default="lru",
     show_default=True,
-    help="Which rows the host tier keeps.",
+    help="The policy of the host tier.",
 )
-@click.option("--trace", type=TRACE, metavar="FILE", help="What the table is asked for.")
+@click.option("--trace", type=TRACE, metavar="FILE", help="The ids the table is asked for.")
 @stream_options
-@click.option("--reading", is_flag=True, help="Rows are read only, not trained.")
+@click.option("--reading", is_flag=True, help="Rows are only read, not trained.")
 @DEPTH
 @MEASURED
 @click.option(
@@ -64,7 +67,7 @@ WAYS = {
     type=click.Path(path_type=Path),
     default=Path(),
     metavar="PATH",
-    help="Where the store lies or will lie: its disk's speed counts.",
+    help="The directory of the store; its disk's speed counts.",
 )
 @PLOT
 def plan(
@@ -88,10 +91,10 @@ def plan(
     directory: Path,
     picture: Path | None,
 ) -> None:
-    """Say what a table takes, how many of its rows fit which memory, and what a step will cost.
+    """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
-    With --trace (recorded by `table.record(path)`, or ids in .npy, .npz or .parquet) hit rates are
-    predicted by replaying it; with the speeds that `tierstore bench` measured, times are too.
+    Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
+    .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
 
     \b
     Examples:
@@ -115,10 +118,10 @@ def plan(
                 shuffle=shuffle,
                 memory=memory,
             )
-        found = work_out(
+        found = make_plan(
             rows,
             spec.layout.record_bytes,
-            host=available_bytes() // 4 if host is None else host,
+            host=host,
             gpu=gpu,
             policy=policies.choose(policy),
             stream=stream,
@@ -160,7 +163,7 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
         lines.append(Grid((), times, frozenset({1})))
     lines += found.notes
     if not traced:
-        lines.append("for hit rates give a --trace; `table.record(path)` writes one")
+        lines.append("for hit rates add --trace; `table.record(path)` records one")
     elif not timed:
         lines.append("for times measure this machine: tierstore bench")
     return lines

@@ -1,4 +1,4 @@
-"""`tierstore init`: make a store, or add a table to one."""
+"""Make a store, or add a table to one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli.command import Command
 from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.params import DTYPE, STORE, UNTESTED, InitLaw, LawOfSeed, State, StateField
+from tierstore_cli.params import (
+    DTYPE,
+    STORE,
+    UNTESTED,
+    InitializerType,
+    SeededInitializer,
+    State,
+    StateField,
+)
 from tierstore_cli.progress import Progress
 
 COUNT = click.IntRange(min=1)
@@ -36,10 +44,10 @@ CHECKSUM_BYTES = 4
 @click.option(
     "--init",
     "initializer",
-    type=InitLaw(),
+    type=InitializerType(),
     default="zeros",
     show_default=True,
-    metavar=InitLaw.name,
+    metavar=InitializerType.name,
     help="First values.",
 )
 @click.option(
@@ -51,8 +59,10 @@ CHECKSUM_BYTES = 4
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="memmap", show_default=True, help="Base file."
 )
-@click.option("--sparse", is_flag=True, help="Take disk space only as rows are written; zeros.")
-@click.option("--dry-run", is_flag=True, help="Only say how large it would be.")
+@click.option(
+    "--sparse", is_flag=True, help="Allocate disk space when rows are written; they start as zeros."
+)
+@click.option("--dry-run", is_flag=True, help="Only print the size.")
 @UNTESTED
 def init(
     out: Output,
@@ -61,7 +71,7 @@ def init(
     dim: int,
     table: str,
     dtype: str,
-    initializer: LawOfSeed,
+    initializer: SeededInitializer,
     seed: int,
     state: tuple[list[StateField], ...],
     backend: str,
@@ -71,8 +81,8 @@ def init(
 ) -> None:
     """Make a store at STORE, or add a table to the store that is there.
 
-    Disk space for every row is reserved at once, so that a full disk is an error here and not in
-    the middle of training. Nothing that exists is replaced.
+    Reserves disk space for every row, so that a full disk is an error here and not during training.
+    Replaces nothing that exists.
 
     \b
     Examples:
@@ -82,15 +92,15 @@ def init(
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
     \b
-    State, under the names of torch.optim:
+    State, by the names of torch.optim:
       adam adamw nadam radam sparse_adam   exp_avg exp_avg_sq
       amsgrad                              exp_avg exp_avg_sq max_exp_avg_sq
       adamax                               exp_avg exp_inf
-      adagrad, rowwise_adagrad             sum; of one element
+      adagrad, rowwise_adagrad             sum; one element if row-wise
       rmsprop                              square_avg
       adadelta                             square_avg acc_delta
       sgd-momentum                         momentum_buffer
-      NAME[:DTYPE[:DIM]]                   any field; what is left out is as the weight's
+      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's
     """
     spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
     exists = os.path.lexists(store)
@@ -124,7 +134,7 @@ def init(
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
     out.show(data, f"{verb} {store}: table {table}, {rows:,} rows of {fields}, {size}")
     if dry_run and disk_bytes > free_bytes and not sparse:
-        raise StoreFullError(f"{format_bytes(free_bytes)} are free: it would not fit")
+        raise StoreFullError(f"only {format_bytes(free_bytes)} are free: it would not fit")
 
 
 def _spec(
@@ -135,7 +145,7 @@ def _spec(
     sparse: bool,
     table: str,
 ) -> TableSpec:
-    """Return the table's spec; what options cannot be together is a usage error."""
+    """Return the table's spec; options that conflict are a usage error."""
     try:
         check_name(table)
         fields = {"weight": Field(*weight)}
@@ -158,7 +168,7 @@ def _make(
     dry_run: bool,
     allow_untested: bool,
 ) -> int | None:
-    """Make the store or the table, and return the version that has it; None for a dry run."""
+    """Make the store or the table, and return its first version, None for a dry run."""
     if exists:
         mode: Literal["r", "r+"] = "r" if dry_run else "r+"
         with open_store(store, mode, allow_untested=allow_untested) as opened:

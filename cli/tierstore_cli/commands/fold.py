@@ -1,4 +1,4 @@
-"""`tierstore fold`: fold the newest version into the base files."""
+"""Fold the newest version into the base files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tierstore_cli.params import STORE, UNTESTED
 @STORE
 @UNTESTED
 def fold(out: Output, store: Path, allow_untested: bool) -> None:
-    """Fold what was committed to STORE into its base files, and drop older versions.
+    """Fold the commits of STORE into its base files, and drop older versions.
 
-    Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore, and
-    `tierstore inspect` prints the line that does. Needs the store for itself.
+    Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore, with the
+    line that `tierstore inspect` prints. No other process may have STORE open for writing.
 
     \b
     Examples:
@@ -31,5 +31,5 @@ def fold(out: Output, store: Path, allow_untested: bool) -> None:
         dropped = opened.fold()
         version = opened.version
     data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}
-    gone = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""
-    out.show(data, f"{store} is folded to version {version}{gone}")
+    note = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""
+    out.show(data, f"{store} is folded to version {version}{note}")

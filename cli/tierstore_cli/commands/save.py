@@ -1,4 +1,4 @@
-"""`tierstore save`: copy a whole store, also while it is being trained."""
+"""Copy a whole store, also while it is being trained."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from tierstore_cli.text import some_rows
 @click.option(
     "--skip-damaged",
     is_flag=True,
-    help="Go on after damage: rows become zeros; tables, keys and payload are left out.",
+    help="Write damaged rows as zeros, leave out damaged tables, keys and payload.",
 )
 def save(out: Output, store: Place, dest: Place, version: int | None, skip_damaged: bool) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
-    The copy is a store of its own, complete and durable when it appears under its name. A trainer
-    may go on writing to STORE meanwhile. DEST may be a URL that fsspec knows; inspect, export,
-    verify and save read stores there, as programs do with tierstore.open(URL).
+    DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a
+    URL that fsspec knows: inspect, export, verify, save and tierstore.open read stores there.
 
-    Damage is never copied. Without --skip-damaged it ends the copy; with it, what is lacking is
-    named on stderr and, as "skipped", in --json. `tierstore repair` saves more of a damaged store.
+    Damage is never copied: it ends the copy, or with --skip-damaged is listed on stderr and as
+    "skipped" in --json. `tierstore repair` recovers more of a damaged store.
 
     \b
     Examples:
       tierstore save emb.tier backup/emb.tier
       tierstore save emb.tier epoch3.tier --version 812
-      tierstore save emb.tier what_is_left.tier --skip-damaged
+      tierstore save emb.tier intact.tier --skip-damaged
       tierstore save emb.tier s3://bucket/emb.tier
     """
     with open_store(store, version=version) as opened, Progress("copying") as progress:

@@ -1,0 +1,145 @@
+"""Show what is in a store."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from tierstore import Table
+from tierstore.budget import format_bytes
+from tierstore.spec import BACKENDS
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows
+from tierstore_cli.progress import Progress
+from tierstore_cli.rows import rows_data, rows_grid
+from tierstore_cli.rowstats import row_stats
+
+
+@click.command(cls=Command)
+@READ_STORE
+@TABLE
+@FIELD
+@click.option("--stats", is_flag=True, help="Norms, and counts of zero, NaN and infinite rows.")
+@click.option("--full", is_flag=True, help="With --stats: all rows, not a sample of 100,000.")
+@click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
+@click.option("--versions", is_flag=True, help="List the versions that are kept.")
+def inspect(
+    out: Output,
+    store: Place,
+    table: str | None,
+    field: str | None,
+    stats: bool,
+    full: bool,
+    span: Rows | None,
+    versions: bool,
+) -> None:
+    """Show the tables of STORE, their sizes, and how to open them without tierstore.
+
+    STATE lists the fields beside the first. DELTA counts the rows that are committed and not yet
+    folded into the base file. STORE may be written meanwhile. Damaged tables are left out, named
+    under "damaged" in --json, and the exit code is 4.
+
+    \b
+    Examples:
+      tierstore inspect emb.tier
+      tierstore inspect emb.tier --table item --stats
+      tierstore inspect emb.tier --table item --rows 0:5 --field exp_avg
+      tierstore inspect emb.tier --versions
+      tierstore inspect emb.tier --json | jq .version
+    """
+    with open_store(store) as opened:
+        info = opened.info()
+        data = info.to_dict()
+        parts: list[str | Grid] = [_headline(store, data)]
+
+        damaged = dict(opened.damaged) if table is None else {}
+        intact = [name for name in opened if name not in opened.damaged]
+        tables = [opened[name] for name in (intact if table is None else [table])]
+        names = [each.name for each in tables]
+        data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]
+        bases = {each.name: each.base for each in info.tables}
+        lines = [_opening_line(each, bases[each.name]) for each in tables]
+        parts += [_tables(data["tables"]), _how_to_open(store, info.folded, lines)]
+
+        if damaged:
+            data["damaged"] = {name: str(error) for name, error in damaged.items()}
+        if versions:
+            data["versions"] = [dataclasses.asdict(each) for each in opened.versions()]
+            parts += ["", _versions(data["versions"])]
+        if stats:
+            for entry, each in zip(data["tables"], tables, strict=True):
+                with Progress(f"reading {each.name}") as progress:
+                    found = row_stats(each, choose_field(each, field), full, progress)
+                entry["stats"] = dataclasses.asdict(found)
+                parts += ["", found.text(each)]
+        if span is not None:
+            shown = choose_table(opened, table)
+            ids = range(*choose_rows(shown, span))
+            data["rows"] = rows_data(shown, choose_field(shown, field), ids)
+            parts += ["", rows_grid(data["rows"])]
+    out.show(data, *parts)
+    for error in damaged.values():
+        raise error
+
+
+def _headline(store: Place, data: dict[str, Any]) -> str:
+    facts = [
+        f"format {data['format']}",
+        f"version {data['version']}",
+        None if data["step"] is None else f"step {data['step']:,}",
+        "folded" if data["folded"] else "not folded",
+        format_bytes(sum(each["disk_bytes"] + each["delta_bytes"] for each in data["tables"])),
+    ]
+    return f"{store}   {' · '.join(fact for fact in facts if fact)}"
+
+
+def _tables(tables: list[dict[str, Any]]) -> Grid:
+    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "BACKEND", "ROW", "DISK", "DELTA")
+    rows = [
+        (
+            each["name"],
+            f"{each['rows']:,}",
+            each["dim"],
+            each["dtype"],
+            " ".join(field["name"] for field in each["fields"][1:]) or "–",
+            each["backend"],
+            f"{each['record_bytes']} B",
+            format_bytes(each["disk_bytes"]),
+            f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
+        )
+        for each in tables
+    ]
+    return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+
+
+def _how_to_open(store: Place, folded: bool, lines: list[str]) -> str:
+    title = "open it without tierstore:"
+    if not folded:
+        title = f"the base files lack later commits; `tierstore fold {store}`, then:"
+    return "\n  ".join([title, *lines])
+
+
+def _opening_line(table: Table, base: str) -> str:
+    """Return a line of Python that opens the first field of a table from its base file."""
+    layout = table.spec.layout
+    _, field = layout.fields[0]
+    line = BACKENDS[table.spec.backend].opening_line(layout, base)
+    return f"{line}  # {field.dtype}, as bits" if field.element.as_bits else line
+
+
+def _versions(versions: list[dict[str, Any]]) -> Grid:
+    rows = [
+        (
+            each["version"],
+            "–" if each["step"] is None else f"{each['step']:,}",
+            f"{each['delta_rows']:,}",
+            format_bytes(each["delta_bytes"]),
+        )
+        for each in versions
+    ]
+    headers = ("VERSION", "STEP", "DELTA ROWS", "DELTA")
+    return Grid(headers, rows, right=frozenset(range(len(headers))))

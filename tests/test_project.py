@@ -1,0 +1,93 @@
+"""The project around the code: workflows, lowest versions, and what CONTRIBUTING.md says."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.test_packaging import EXTRAS, PROJECT, name_of
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+
+
+def loaded(path: Path):
+    return pytest.importorskip("yaml").safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_exist(path):
+    jobs = loaded(path)["jobs"]
+    called = set()
+    for job in jobs.values():
+        assert job["runs-on"] and job["timeout-minutes"] <= 90
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            called |= set(re.findall(r"^make ([\w-]+)", step.get("run", ""), re.MULTILINE))
+    assert called and called <= make_targets()
+
+
+def test_the_workflows_run_every_python_that_is_supported():
+    tests = loaded(ROOT / ".github/workflows/ci.yml")["jobs"]["test"]
+    versions = tests["strategy"]["matrix"]["python"]
+    assert f">={versions[0]}" == PROJECT["requires-python"]
+    minors = [int(version.removeprefix("3.")) for version in versions]
+    assert minors == list(range(minors[0], 15))
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
+def test_issue_forms_are_complete(path):
+    form = loaded(path)
+    assert form["name"] and form["description"] and form["body"]
+    for field in form["body"]:
+        assert field["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
+        assert field["attributes"].get("label") or field["type"] == "markdown"
+
+
+def test_the_lowest_versions_are_those_of_pyproject():
+    wanted = {}
+    for each in [*PROJECT["dependencies"], *(EXTRAS[extra][0] for extra in extras_of_users())]:
+        wanted[name_of(each)] = re.search(r">=([\d.]+)", each)[1]
+    lines = (ROOT / "tests/lowest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned.keys() == wanted.keys()
+    for name, version in pinned.items():
+        assert re.fullmatch(rf"{re.escape(wanted[name])}(\.0)*", version), name
+
+
+def extras_of_users() -> list[str]:
+    return re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(",")
+
+
+def test_the_layers_in_contributing_are_those_that_lint_checks():
+    spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/generate_layers.py")
+    generate_layers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate_layers)
+    assert "`errors`" in generate_layers.layers()
+    assert generate_layers.page() == CONTRIBUTING, "run make docs"
+
+
+def test_contributing_names_files_and_tests_that_exist():
+    for path in re.findall(
+        r"`((?:tierstore|cli|tests|benchmarks|docs)/[\w./*{}-]*)`", CONTRIBUTING
+    ):
+        found = list(ROOT.glob(path)) if "{" not in path else [path]
+        assert found, path
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", CONTRIBUTING):
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), name
+
+
+def test_contributing_names_every_target_and_marker():
+    pytest_options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    markers = pytest_options["tool"]["pytest"]["ini_options"]["markers"]
+    assert all(f"make {target}" in CONTRIBUTING for target in make_targets() - {"clean"})
+    assert all(f"`{each.partition(':')[0].partition('(')[0]}`" in CONTRIBUTING for each in markers)

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Build the wheel and use it in a fresh environment: without extras, then with torch alone.
+# usage: tests/wheel.sh PYTHON TORCH...   where TORCH is what pip installs for torch
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD python=$1
+shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+rm -rf dist
+"$python" -m venv "$work/build"
+"$work/build/bin/pip" install --quiet build
+"$work/build/bin/python" -m build --outdir dist
+
+"$python" -m venv "$work/user"
+PATH=$work/user/bin:$PATH
+pip install --quiet dist/*.whl
+cd "$work" # where `import tierstore` finds the wheel, not the source tree
+python -c 'import tierstore, sys; assert "site-packages" in tierstore.__file__; assert "torch" not in sys.modules'
+
+echo "== without extras"
+tierstore --version
+tierstore --help
+tierstore init a.tier --rows 1000 --dim 8 --init 'normal(0,1)'
+tierstore export a.tier a.npy
+tierstore load b.tier a.npy
+tierstore verify b.tier
+tierstore doctor || true # reports file systems that were not tested
+
+echo "== with torch"
+pip install --quiet "$@"
+python "$root/examples/matrix_factorization.py" --epochs 1 --device cpu
