@@ -83,9 +83,11 @@ def behind() -> list[Recording]:
 
 @cache
 def beside_a_reader() -> list[Recording]:
-    """A workload in which deltas are compacted, since the first version is being read."""
-    seed, steps, backend = COMPACTING[0]
-    return [Recording.of(seed, steps.split(), backend=backend, read=True)]
+    """Workloads in which deltas are compacted, since the first version is being read."""
+    return [
+        Recording.of(seed, steps.split(), backend=backend, read=True)
+        for seed, steps, backend in COMPACTING
+    ]
 
 
 def is_caught(pattern: str, within: Callable[[], list[Recording]] = recordings) -> bool:
