@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class ElementType:
         self.held_by = held_by
         self.kernel = kernel
 
-    @property
+    @cached_property
     def as_bits(self) -> bool:
         """Whether NumPy lacks the type, so that elements are stored as their bits."""
         return self.numpy != self.stored

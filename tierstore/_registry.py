@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from typing import TypeVar
 
 from tierstore.errors import InvalidInputError
@@ -51,6 +51,10 @@ class Registry(Mapping[str, T]):
     def __iter__(self) -> Iterator[str]:
         """Yield the names, sorted."""
         return iter(sorted(self._all()))
+
+    def values(self) -> ValuesView[T]:
+        """Return the kinds."""
+        return self._all().values()
 
     def __len__(self) -> int:
         """Return the number of kinds."""

@@ -62,14 +62,18 @@ def from_bytes(data: npt.NDArray[np.uint8], item: Field, ids: Ids) -> Any:
     Copies bytes that are not contiguous, bfloat16 for NumPy, which becomes float32, and for CuPy.
     """
     stored = np.ascontiguousarray(data).view(item.storage).reshape(*ids.shape, item.dim)
-    kind = ids.kind
+    kind, element = ids.kind, item.element
     if kind == "torch":
-        return item.element.to_torch(stored)
+        if element.as_bits:
+            return element.to_torch(stored)
+        import torch
+
+        return torch.from_numpy(stored)
     if kind == "cupy":
         import cupy
 
-        return item.element.to_cupy(cupy.asarray(stored))
-    return item.element.decode(stored)
+        return element.to_cupy(cupy.asarray(stored))
+    return element.decode(stored) if element.as_bits else stored
 
 
 def to_bytes(values: Any, item: Field, shape: tuple[int, ...], name: str) -> npt.NDArray[np.uint8]:
@@ -91,7 +95,7 @@ def _stored(values: Any, item: Field, name: str) -> npt.NDArray[Any]:
     if is_torch(values):
         values = values.detach().cpu().resolve_conj().resolve_neg()
         given = ELEMENT_TYPES.get(str(values.dtype).removeprefix("torch."))
-        array = values.numpy() if given is None else given.from_torch(values)
+        array = given.from_torch(values) if given and given.as_bits else values.numpy()
     elif is_cupy(values):
         array = values.get()
         given = ELEMENT_TYPES.get(array.dtype.name)
