@@ -2,7 +2,7 @@
 
 An object is sealed in an envelope with the crc32c of its bytes, so a file that was changed in any
 bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors.
-Whoever reads a file caps its size first.
+The caller caps the size of a file before reading it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing behind the caller: records wait in memory, in order, until a thread has written them.
 
-The thread begins when something waits and ends when nothing does. What it cannot write goes on
-waiting: whoever comes next tries that himself, and meets the error where he can be told of it. So
-an error comes from nowhere else than before, and nothing that was taken is lost.
+The thread starts when records are queued and ends when the queue is empty. A failed write stays
+queued: the next caller retries it and gets the exception. So an error is raised where a write
+without a thread would raise it, and no queued record is lost.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Behind:
         while True:
             with self._changed:
                 if not self._waiting:
-                    self._end()  # in the same moment, so that nothing is put where nobody looks
+                    self._end()  # under the lock, so that nothing is queued without a thread
                     return
                 piece, block = self._waiting[0]
             self._write(piece)

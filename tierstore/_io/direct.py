@@ -1,4 +1,4 @@
-"""Reads and writes past the page cache, for bytes that nobody reads soon.
+"""Reads and writes past the page cache, for bytes that are not read again soon.
 
 Where the cache has to make room first, it costs more than the disk: in a memory cgroup that was
 full, 4 MiB pieces were written four times as fast past it as through it. Only whole blocks can go

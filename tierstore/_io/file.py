@@ -233,7 +233,7 @@ class File(Descriptor):
         """Wait until a range has gone to the disk, and let the system forget it.
 
         Nothing is durable by it. Raises CommitFailedError, which is final. An error is taken off a
-        description of its own, so a sync of this one reports it all the same.
+        description of its own, so a sync of this one still reports it.
         """
         try:
             waiting = self.reopened(os.O_RDONLY)

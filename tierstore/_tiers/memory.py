@@ -87,7 +87,7 @@ class PinnedArena(PageableArena):
             ) from None
         self.device_pointer = pointer
         # A block that is dropped unclosed must not give its pages back while they are registered:
-        # whoever gets them next could not register them.
+        # their next owner could not register them.
         self._unpin = weakref.finalize(self, _unpin, runtime, self.array, os.getpid())
         self._unpin.atexit = False
 

@@ -329,7 +329,7 @@ def _link(nbytes: int) -> float | None:
             stream.synchronize()
             seconds.append(time.perf_counter() - begin)
         return float(nbytes / min(seconds))
-    except Exception:  # no CuPy, no device, no driver: all the same here
+    except Exception:  # no CuPy, no device or no driver: no speed to report
         return None
 
 

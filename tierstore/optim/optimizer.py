@@ -68,7 +68,7 @@ class TrainedField:
         return True
 
     def clear(self) -> None:
-        """Give up the gradients and let their rows go."""
+        """Drop the gradients and release their rows."""
         for gradient in self.gradients:
             gradient.batch.release()
         self.gradients.clear()
@@ -79,7 +79,7 @@ class TrainedField:
 
 
 class Compact:
-    """Distinct rows with their gradient, as a parameter of their own where somebody wants one."""
+    """Distinct rows with their gradient, as a parameter of their own for generic optimizers."""
 
     def __init__(self, of: TrainedField, gradient: Gradient) -> None:
         """Take the gradient of a batch; nothing is read yet."""
@@ -285,7 +285,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             yield from group["params"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Give up the gradients that have come; nothing is kept to be set to zero."""
+        """Drop the gradients that have come; no memory is kept to be set to zero."""
         for field in self._every():
             field.clear()
         for group in self._inner.param_groups:

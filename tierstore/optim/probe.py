@@ -1,4 +1,4 @@
-"""What an optimizer keeps of a row, found by running it on a few rows that are nobody's.
+"""What an optimizer keeps of a row, found by running it on a few made-up rows.
 
 An optimizer can train a table if its state consists of numbers and of values for each row, and if
 what it does to a row depends on that row's weight, gradient and state alone. Then it may be given

@@ -1,4 +1,4 @@
-"""The interface of a replacement policy: which slots a full tier gives up.
+"""The interface of a replacement policy: which slots a full tier frees.
 
 A policy is one module of this package. It declares a `PolicySpec`: the policy and its parameters,
 before a tier exists. The spec makes the `Policy` of a host tier and says how a GPU scores rows.
@@ -41,7 +41,7 @@ Barred = Callable[[Slots], npt.NDArray[np.bool_]]
 class Policy(ABC):
     """What a tier asks of a policy, batch by batch: `use`, `touch`, `victims`, `next_batch`.
 
-    A policy sees rows and slots, never bytes. It gives up the slots of least score; ties are open.
+    A policy sees rows and slots, never bytes. It frees the slots of least score; ties are open.
     """
 
     keeps_batch: bool = True

@@ -1,4 +1,4 @@
-"""Give up the slots of least score, by any ranking of rows.
+"""Free the slots of least score, by any ranking of rows.
 
 A ranking is one monotone 32-bit key a row. Each slot keeps a copy of its row's key, so that
 choosing victims is one pass over an array. The pass finds several batches' victims at once; a slot

@@ -46,7 +46,7 @@ class Copies:
     def __init__(self, table: Table, ids: Tensor, policy: str) -> None:
         """Remember whose rows they are; `policy` is "sum" or "mean"."""
         self._table = table
-        # Whoever gave them may go on to the next batch. Torch would wake all its threads to copy.
+        # The caller may reuse its ids for the next batch. Torch would wake all its threads to copy.
         self._ids = ids.clone() if ids.is_cuda else torch.from_numpy(ids.numpy().copy())
         self._mean = policy == "mean"
 
