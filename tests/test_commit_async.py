@@ -46,10 +46,10 @@ class Gate:
         self.reached, self.open = threading.Event(), threading.Event()
         publish = Ledger.publish
 
-        def wait_and_publish(ledger, manifest, settle):
+        def wait_and_publish(ledger, manifest, make_durable):
             self.reached.set()
             assert self.open.wait(60)
-            publish(ledger, manifest, settle)
+            publish(ledger, manifest, make_durable)
 
         monkeypatch.setattr(Ledger, "publish", wait_and_publish)
 
@@ -136,7 +136,7 @@ def test_a_close_waits_for_the_version(store, gate):
 
 
 def fail(monkeypatch, error):
-    def publish(ledger, manifest, settle):
+    def publish(ledger, manifest, make_durable):
         raise error
 
     monkeypatch.setattr(Ledger, "publish", publish)

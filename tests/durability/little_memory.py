@@ -35,7 +35,7 @@ SPECS = {
 }
 BUDGET = Budget(host_rows=FEW)
 PACKAGE = str(Path(tierstore.__file__).parent)
-SPARED = {"__del__", "__exit__", "_judge", "_leave", "close", "release", "settle"}
+SPARED = {"__del__", "__exit__", "_judge", "_leave", "close", "release", "wait_for_advice"}
 """Functions that end something, in which an error from elsewhere has no one left to help."""
 PATIENCE = 60
 """Seconds after which a call hangs."""

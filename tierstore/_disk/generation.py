@@ -238,7 +238,7 @@ class Generation:
             live = self.tier.live
             for delta in self._coming:
                 if live is not None and delta.info.name == live.name and delta.info in info.deltas:
-                    self.tier.settle(delta)
+                    self.tier.adopt(delta)
             if [delta.info for delta in self.tier.deltas] != list(info.deltas):
                 self.tier.follow(self.open_deltas(info))
         if info.digest != self.info.digest:

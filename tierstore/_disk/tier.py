@@ -478,7 +478,7 @@ class DiskTier:
     def flush(self) -> None:
         """Do nothing: what was written is in the live delta already."""
 
-    def settle(self, delta: Delta) -> None:
+    def adopt(self, delta: Delta) -> None:
         """Take the live delta, now committed as `delta`, among the committed ones."""
         if self._live is not None:
             self._live.close()

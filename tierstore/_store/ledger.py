@@ -55,13 +55,12 @@ _MAX_DEPTH = 64
 
 
 def publish(
-    directory: _io.Directory, manifest: Manifest, settle: Callable[[], object] = lambda: None
+    directory: _io.Directory, manifest: Manifest, make_durable: Callable[[], object] = lambda: None
 ) -> None:
     """Make a manifest the store as it is now.
 
-    `settle` makes those of its files durable that are not so yet. It is called when the disk has
-    the manifest too, so that all of it is on its way together, and before the manifest gets its
-    name.
+    `make_durable` waits for its files that are not durable yet. It is called when the manifest is
+    on its way to the disk too, and before the manifest gets its name.
 
     Raises InvalidInputError for one that could not be read back, StoreFullError or StoreIOError if
     nothing was published, ConcurrentWriterError if another writer was faster, and CommitFailedError
@@ -74,7 +73,7 @@ def publish(
         with directory.create(temporary) as file:
             file.write(data, 0)
             file.start_writing(0, len(data))
-            settle()
+            make_durable()
             file.sync()
         published = directory.put_if_absent(temporary, name)
     except TierStoreError:
@@ -258,9 +257,9 @@ class Ledger:
         """Return how many versions wait to be confirmed, or for one after them to be."""
         return len(self._kept) - bisect_right(list(self._kept), self.confirmed)
 
-    def publish(self, manifest: Manifest, settle: Callable[[], object]) -> None:
+    def publish(self, manifest: Manifest, make_durable: Callable[[], object]) -> None:
         """Publish a manifest; see `publish`."""
-        publish(self._directory, manifest, settle)
+        publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 
     def check_newest(self) -> None:

@@ -426,7 +426,7 @@ def mend_rows(state: State, report: VerifyReport) -> None:
 
 
 def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
-    table._tiers.settle()
+    table._tiers.flush_gpu()
     rows = np.array(bad, np.int64)
     live = table._disk.live
     done = rows[:0] if live is None else np.intersect1d(rows, live.ids)

@@ -265,11 +265,11 @@ class State:
             **changes,
         )
 
-        def settle() -> None:
+        def make_durable() -> None:
             complete()
             self.writer.check()
 
-        self.ledger.publish(manifest, settle)
+        self.ledger.publish(manifest, make_durable)
         self._check_alone()
         return manifest
 

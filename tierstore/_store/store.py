@@ -263,7 +263,7 @@ class Store(Mapping[str, Table]):
         """Drop everything written since the last commit, in all tables."""
         with self._guard.use(write=True) as use:
             with use.interruptible():
-                self._state.prefetcher.settle()
+                self._state.prefetcher.wait_for_advice()
             self._state.discard()
 
     def refresh(self) -> bool:

@@ -61,7 +61,7 @@ class Prefetcher:
                 except (TierStoreError, MemoryError):
                     self._waiting.clear()
 
-    def settle(self) -> None:
+    def wait_for_advice(self) -> None:
         """Wait for advice that is being taken; from within a use of the store no other begins.
 
         What closes files calls this first. It needs nothing that the thread could be waiting for.

@@ -502,7 +502,7 @@ class Table:
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._access.using():
-            self._tiers.settle()
+            self._tiers.flush_gpu()
             if damaged is None:
                 self._tiers.below.read(rows, out, lo, hi, admit=False)
             else:
@@ -622,13 +622,13 @@ class Table:
 
     def _discard(self) -> None:
         """Drop what was not committed; for the store, within its guard."""
-        self._owner.prefetcher.settle()
+        self._owner.prefetcher.wait_for_advice()
         self._tiers.discard()
         self.scalars = dict(self._generation.info.scalars)
 
     def _close(self) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
-        self._owner.prefetcher.settle()
+        self._owner.prefetcher.wait_for_advice()
         self._tiers.close()
         self._generation.close()
 

@@ -62,7 +62,7 @@ class Tiers:
         self._table = table
         self._disk = disk
 
-    def settle(self) -> None:
+    def flush_gpu(self) -> None:
         """Have the tiers below the GPU know every record that changed there; waits for it."""
         if self.gpu is not None:
             with on_device(self.gpu, self._table):
@@ -70,12 +70,12 @@ class Tiers:
 
     def flush(self) -> None:
         """Hand every changed record down to the disk tier."""
-        self.settle()
+        self.flush_gpu()
         self.below.flush()
 
     def uncommitted(self) -> npt.NDArray[np.int64]:
         """Return the rows that were written since the last commit, ascending."""
-        self.settle()
+        self.flush_gpu()
         nothing = np.empty(0, np.int64)
         handed_down = nothing if self._disk.live is None else self._disk.live.ids
         return np.union1d(handed_down, nothing if self.host is None else self.host.dirty())
