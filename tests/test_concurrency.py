@@ -209,7 +209,7 @@ class StoreProgram:
                 *(lambda r=reader: self.look(r) for reader in range(WRITERS)),
                 self.commit,
             )
-            with self.store._guard.use():  # a prefetch may be under way
+            with self.store._door.use():  # a prefetch may be under way
                 if self.table._host is not None:
                     check(self.table._host)
             self.versions.append(self.store.commit())
@@ -400,7 +400,7 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
         except ClosedError as error:
             caught.append(error)
 
-    with blocked(monkeypatch, miss), pytest.raises(MemoryError), store._guard.call():
+    with blocked(monkeypatch, miss), pytest.raises(MemoryError), store._door.call():
         raise MemoryError
     assert store.closed and len(caught) == 1
 

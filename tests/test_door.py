@@ -24,7 +24,7 @@ class CallersError(Exception):
 
 
 @pytest.fixture
-def guard() -> Door:
+def door() -> Door:
     return Door("somewhere", writable=True)
 
 
@@ -44,73 +44,73 @@ class Dropped:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(guard: Door) -> None:
+def test_an_interrupt_that_a_destructor_lost_is_raised_at_the_end(door: Door) -> None:
     reached = False
-    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
+    with pytest.raises(KeyboardInterrupt), door.use() as use, use.interruptible():
         Dropped()
         reached = True
     assert reached
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_passes_through_uses_within_uses(guard: Door) -> None:
+def test_it_passes_through_uses_within_uses(door: Door) -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
-        with guard.use() as inner, inner.interruptible():
+    with pytest.raises(KeyboardInterrupt), door.use() as use, use.interruptible():
+        with door.use() as inner, inner.interruptible():
             Dropped()
             done.append("inner")
         done.append("outer")
     assert done == ["inner"]
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
-def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(guard: Door) -> None:
-    with pytest.raises(KeyboardInterrupt), guard.use() as use, use.interruptible():
-        with guard.use():
+def test_an_interruptible_part_is_left_at_once_and_the_store_stays_open(door: Door) -> None:
+    with pytest.raises(KeyboardInterrupt), door.use() as use, use.interruptible():
+        with door.use():
             signal.raise_signal(signal.SIGINT)  # held back until the inner one is done
             held = True
         pytest.fail("went on")
     assert held
-    assert not guard.closed
-    assert_nothing_is_left(guard)
+    assert not door.closed
+    assert_nothing_is_left(door)
 
 
-def test_any_other_part_ends_first(guard: Door) -> None:
+def test_any_other_part_ends_first(door: Door) -> None:
     done = False
-    with pytest.raises(KeyboardInterrupt), guard.use():
+    with pytest.raises(KeyboardInterrupt), door.use():
         signal.raise_signal(signal.SIGINT)
         done = True
-    assert done and not guard.closed
-    with pytest.raises(KeyboardInterrupt), guard.use():
+    assert done and not door.closed
+    with pytest.raises(KeyboardInterrupt), door.use():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # a second one is not held back
-    assert guard.closed
-    assert_nothing_is_left(guard)
+    assert door.closed
+    assert_nothing_is_left(door)
 
 
-def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(guard: Door) -> None:
-    with pytest.raises(KeyboardInterrupt), guard.use() as use:
+def test_what_came_before_an_interruptible_part_does_not_wait_for_its_end(door: Door) -> None:
+    with pytest.raises(KeyboardInterrupt), door.use() as use:
         signal.raise_signal(signal.SIGINT)
         with use.interruptible():
             pytest.fail("went on")
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
 @pytest.mark.parametrize("interruptible", [False, True])
-def test_a_handler_that_raises_nothing_is_called_once(guard: Door, interruptible: bool) -> None:
+def test_a_handler_that_raises_nothing_is_called_once(door: Door, interruptible: bool) -> None:
     calls = []
     signal.signal(signal.SIGINT, lambda *_: calls.append(1))
-    with guard.use() as use, use.interruptible() if interruptible else contextlib.nullcontext():
+    with door.use() as use, use.interruptible() if interruptible else contextlib.nullcontext():
         signal.raise_signal(signal.SIGINT)
     assert calls == [1]
 
 
-def test_who_waits_for_another_thread_can_be_interrupted(guard: Door) -> None:
+def test_who_waits_for_another_thread_can_be_interrupted(door: Door) -> None:
     taken, over = threading.Event(), threading.Event()
 
     def take() -> None:
-        with guard.use():
+        with door.use():
             taken.set()
             over.wait(60)
 
@@ -119,36 +119,36 @@ def test_who_waits_for_another_thread_can_be_interrupted(guard: Door) -> None:
     assert taken.wait(60)
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
-    with pytest.raises(KeyboardInterrupt), guard.use():
+    with pytest.raises(KeyboardInterrupt), door.use():
         pytest.fail("two have the store")
     over.set()
     thread.join()
     interrupt.join()
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
-def plain(guard: Door) -> None:
-    with guard.use():
+def plain(door: Door) -> None:
+    with door.use():
         pass
 
 
-def nested(guard: Door) -> None:
-    with guard.use(), guard.use():
+def nested(door: Door) -> None:
+    with door.use(), door.use():
         pass
 
 
-def open_to_interrupts(guard: Door) -> None:
-    with guard.use() as use, use.interruptible(), guard.use():
+def open_to_interrupts(door: Door) -> None:
+    with door.use() as use, use.interruptible(), door.use():
         pass
 
 
-def beside(guard: Door) -> None:
-    with guard.call(), guard.call():
+def beside(door: Door) -> None:
+    with door.call(), door.call():
         pass
 
 
-def alone_within_a_call(guard: Door) -> None:
-    with guard.call(), guard.use(), guard.call():
+def alone_within_a_call(door: Door) -> None:
+    with door.call(), door.use(), door.call():
         pass
 
 
@@ -157,17 +157,17 @@ def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(body: Callable[[Door
     number, reached = 0, True
     while reached:
         number += 1
-        guard = Door("somewhere", writable=True)
+        door = Door("somewhere", writable=True)
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as moment:
-            body(guard)
+            body(door)
             reached = moment.reached
             assert not reached, f"{moment.where}: nothing was raised"
-        assert_nothing_is_left(guard, moment.where)
+        assert_nothing_is_left(door, moment.where)
     assert number > 100
 
 
 class Moment:
-    """The bytecodes of the guard, counted."""
+    """The bytecodes of the door, counted."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -201,14 +201,14 @@ def interrupted_at(number: int) -> Iterator[Moment]:
         sys.settrace(before)
 
 
-def assert_nothing_is_left(guard: Door, where: str = "") -> None:
+def assert_nothing_is_left(door: Door, where: str = "") -> None:
     """Another thread can have the store, and SIGINT is what it was."""
     free: list[bool] = []
-    thread = threading.Thread(target=lambda: free.append(guard.lock.acquire(blocking=False)))
+    thread = threading.Thread(target=lambda: free.append(door.lock.acquire(blocking=False)))
     thread.start()
     thread.join()
     assert free == [True], where
-    assert not guard.calls, where
+    assert not door.calls, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, where
     assert not interrupts_deferred._deferring, where
 
@@ -225,91 +225,91 @@ PASSING = [MemoryError(), KeyboardInterrupt(), SystemExit(3), TimeoutError(), Ca
 
 
 @pytest.mark.parametrize("error", OURS, ids=repr)
-def test_errors_of_this_library_leave_the_store_open(guard: Door, error: Exception) -> None:
-    with pytest.raises(type(error)), guard.use():
+def test_errors_of_this_library_leave_the_store_open(door: Door, error: Exception) -> None:
+    with pytest.raises(type(error)), door.use():
         raise error
-    assert not guard.closed
-    assert_nothing_is_left(guard)
+    assert not door.closed
+    assert_nothing_is_left(door)
 
 
 @pytest.mark.parametrize("error", [*BROKEN, *PASSING], ids=repr)
-def test_any_other_error_closes_the_store(guard: Door, error: BaseException) -> None:
+def test_any_other_error_closes_the_store(door: Door, error: BaseException) -> None:
     """What may have come from the middle of a change; of whose kind it is, decides what is seen."""
     kind = InternalError if error in BROKEN else type(error)
-    with pytest.raises(kind) as caught, guard.use():
+    with pytest.raises(kind) as caught, door.use():
         raise error
-    assert guard.closed
+    assert door.closed
     assert error in (caught.value, caught.value.__cause__)
     with pytest.raises(ClosedError, match="broken off"):
-        guard.check()
-    assert_nothing_is_left(guard)
+        door.check()
+    assert_nothing_is_left(door)
 
 
 @pytest.mark.parametrize("error", [*OURS, *BROKEN, *PASSING], ids=repr)
 def test_no_error_of_an_interruptible_part_closes_the_store(
-    guard: Door, error: BaseException
+    door: Door, error: BaseException
 ) -> None:
-    with pytest.raises(BaseException) as caught, guard.use() as use, use.interruptible():
+    with pytest.raises(BaseException) as caught, door.use() as use, use.interruptible():
         raise error
     assert error in (caught.value, caught.value.__cause__)
     assert isinstance(caught.value, InternalError) == (error in BROKEN[:3])
-    assert not guard.closed
-    assert_nothing_is_left(guard)
+    assert not door.closed
+    assert_nothing_is_left(door)
 
 
-def test_an_error_after_an_interruptible_part_closes_the_store(guard: Door) -> None:
-    with pytest.raises(CallersError), guard.use() as use:
+def test_an_error_after_an_interruptible_part_closes_the_store(door: Door) -> None:
+    with pytest.raises(CallersError), door.use() as use:
         with contextlib.suppress(CallersError), use.interruptible():
             raise CallersError
-        assert not guard.closed
+        assert not door.closed
         raise CallersError
-    assert guard.closed
+    assert door.closed
 
 
 @pytest.mark.parametrize("enter", [Door.use, Door.call], ids=["use", "call"])
 def test_nothing_is_allocated_before_the_store_is_closed(enter: Callable[[Door], Use]) -> None:
     memory = pytest.importorskip("_testcapi")
     for number in range(60):
-        guard, entered = Door("somewhere", writable=True), False
+        door, entered = Door("somewhere", writable=True), False
         memory.set_nomemory(number, number + 1)
         try:
-            with enter(guard):
+            with enter(door):
                 entered = True
                 raise SystemError
         except BaseException:
             pass
         finally:
             memory.remove_mem_hooks()
-        assert guard.closed or not entered
-        assert_nothing_is_left(guard)
+        assert door.closed or not entered
+        assert_nothing_is_left(door)
 
 
-def test_what_closing_left_is_done_when_the_outermost_use_ends(guard: Door) -> None:
+def test_what_closing_left_is_done_when_the_outermost_use_ends(door: Door) -> None:
     done: list[bool] = []
-    with guard.use():
-        with guard.use():
-            guard.close("it was closed within", then=lambda: done.append(guard.held))
+    with door.use():
+        with door.use():
+            door.close("it was closed within", then=lambda: done.append(door.held))
         assert done == []
         with pytest.raises(ClosedError, match="closed within"):
-            guard.check()
+            door.check()
     assert done == [False]
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
-def test_calls_run_beside_each_other_and_a_use_alone(guard: Door) -> None:
+def test_calls_run_beside_each_other_and_a_use_alone(door: Door) -> None:
     inside, over, done = threading.Barrier(3), threading.Event(), []
 
     def call() -> None:
-        with guard.call():
+        with door.call():
             inside.wait(60)
             over.wait(60)
-            with guard.call():  # though a use waits
+            with door.call():  # though a use waits
                 done.append("call")
 
     def use() -> None:
-        with guard.use():
+        with door.use():
             done.append("use")
-            assert not guard.busy(threading.get_ident())
+            assert not door.busy(threading.get_ident())
 
     calls = [threading.Thread(target=call) for _ in range(2)]
     for thread in calls:
@@ -317,11 +317,11 @@ def test_calls_run_beside_each_other_and_a_use_alone(guard: Door) -> None:
     inside.wait(60)
     alone = threading.Thread(target=use)
     alone.start()
-    while not guard.fenced:
+    while not door.fenced:
         pass
 
     def come_late() -> None:
-        with guard.call():
+        with door.call():
             done.append("late")
 
     late = threading.Thread(target=come_late)
@@ -334,11 +334,11 @@ def test_calls_run_beside_each_other_and_a_use_alone(guard: Door) -> None:
     assert sorted(done[:2]) == ["call", "call"] and done[2:] == ["use", "late"]
 
 
-def test_who_waits_for_a_call_can_be_interrupted(guard: Door) -> None:
+def test_who_waits_for_a_call_can_be_interrupted(door: Door) -> None:
     inside, over = threading.Event(), threading.Event()
 
     def call() -> None:
-        with guard.call():
+        with door.call():
             inside.set()
             over.wait(60)
 
@@ -347,23 +347,23 @@ def test_who_waits_for_a_call_can_be_interrupted(guard: Door) -> None:
     assert inside.wait(60)
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
-    with pytest.raises(KeyboardInterrupt), guard.use():
+    with pytest.raises(KeyboardInterrupt), door.use():
         pytest.fail("a use beside a call")
     over.set()
     thread.join()
     interrupt.join()
-    assert_nothing_is_left(guard)
+    assert_nothing_is_left(door)
 
 
-def test_a_call_that_another_broke_raises_at_its_end(guard: Door) -> None:
-    with pytest.raises(ClosedError, match="broken off"), guard.call():
-        breaking = threading.Thread(target=lambda: broken(guard))
+def test_a_call_that_another_broke_raises_at_its_end(door: Door) -> None:
+    with pytest.raises(ClosedError, match="broken off"), door.call():
+        breaking = threading.Thread(target=lambda: broken(door))
         breaking.start()
         breaking.join()
-        assert guard.closed
-    assert_nothing_is_left(guard)
+        assert door.closed
+    assert_nothing_is_left(door)
 
 
-def broken(guard: Door) -> None:
-    with contextlib.suppress(MemoryError), guard.call():
+def broken(door: Door) -> None:
+    with contextlib.suppress(MemoryError), door.call():
         raise MemoryError

@@ -178,7 +178,7 @@ def test_an_interrupt_while_a_commit_waits_for_the_store_gives_it_up(
     store["t"].write([3], np.full((1, DIM), 7, np.float32))
 
     def take() -> None:
-        with store._guard.use():
+        with store._door.use():
             taken.set()
             over.wait(60)
 
@@ -274,7 +274,7 @@ def test_first_requests_of_many_threads_start_one(store: tierstore.Store) -> Non
 
 def test_a_prefetch_keeps_the_ids_it_was_given(store: tierstore.Store) -> None:
     ids = np.arange(10, 20)
-    with store._guard.use():  # so that the request waits
+    with store._door.use():  # so that the request waits
         store["t"].prefetch(ids)
         ids[:] = np.arange(100, 110)
     store._state.prefetcher.wait()

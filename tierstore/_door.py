@@ -174,11 +174,11 @@ class Use(interrupts_deferred):
     in between would leave the store taken.
     """
 
-    __slots__ = ("_alone", "_guard", "_harmless", "_thread", "_write")
+    __slots__ = ("_alone", "_door", "_harmless", "_thread", "_write")
 
-    def __init__(self, guard: Door, *, write: bool, alone: bool = True) -> None:
+    def __init__(self, door: Door, *, write: bool, alone: bool = True) -> None:
         """Prepare to enter; nothing is held yet."""
-        self._guard = guard
+        self._door = door
         self._write = write
         self._alone = alone
         self._harmless: BaseException | None = None
@@ -186,31 +186,31 @@ class Use(interrupts_deferred):
 
     def __enter__(self) -> Self:
         """Defer interrupts, wait for the other threads as far as needed, check that all is well."""
-        guard = self._guard
-        if os.getpid() != guard.pid:
-            guard.check_process()
+        door = self._door
+        if os.getpid() != door.pid:
+            door.check_process()
         self._handler = None
         if not interrupts_deferred._deferring:
             interrupts_deferred.__enter__(self)
         try:
-            if not self._alone and self._thread in guard.calls:
-                guard.calls[self._thread] += 1
+            if not self._alone and self._thread in door.calls:
+                door.calls[self._thread] += 1
             else:
-                if not guard.lock.acquire(blocking=False):
+                if not door.lock.acquire(blocking=False):
                     self._wait()
                 if not self._alone:  # a call has the lock only while it counts itself
                     try:
-                        guard.calls[self._thread] = 1
+                        door.calls[self._thread] = 1
                     finally:
-                        guard.lock.release()
+                        door.lock.release()
         except BaseException:
             interrupts_deferred.__exit__(self)
             raise
         try:
-            if self._alone and guard.calls:
+            if self._alone and door.calls:
                 self._wait_for_calls()
-            if guard.reason or (self._write and not guard.writable):
-                guard.check_open(write=self._write)
+            if door.reason or (self._write and not door.writable):
+                door.check_open(write=self._write)
         except BaseException:
             self._leave()
             raise
@@ -218,18 +218,18 @@ class Use(interrupts_deferred):
 
     def _wait(self) -> None:
         """Wait for the lock; an interrupt is raised at once."""
-        while not self._guard.lock.acquire(timeout=_PATIENCE):
+        while not self._door.lock.acquire(timeout=_PATIENCE):
             self._tell()
 
     def _wait_for_calls(self) -> None:
         """Wait until no other thread is in a call; none begins meanwhile."""
-        guard = self._guard
-        guard.fenced = True
-        while guard.busy(self._thread):
-            guard.ended.wait(_PATIENCE)
-            guard.ended.clear()
+        door = self._door
+        door.fenced = True
+        while door.busy(self._thread):
+            door.ended.wait(_PATIENCE)
+            door.ended.clear()
             self._tell()
-        guard.fenced = False
+        door.fenced = False
 
     def _tell(self) -> None:
         """Deliver an interrupt that was held back."""
@@ -255,8 +255,8 @@ class Use(interrupts_deferred):
         try:
             if error is not None:
                 self._judge(error)
-            elif self._guard.reason and not self._alone:
-                self._guard.check_open(write=False)  # another thread's call broke off beside this
+            elif self._door.reason and not self._alone:
+                self._door.check_open(write=False)  # another thread's call broke off beside this
         finally:
             self._harmless = None  # its traceback holds this
             self._leave()
@@ -268,14 +268,14 @@ class Use(interrupts_deferred):
         else comes from here may have come from anywhere, and is an InternalError if it is not
         MemoryError, an interrupt, or an exception of the caller's.
         """
-        guard = self._guard
-        if isinstance(error, _FINAL) or (isinstance(error, NotAStoreError) and guard.writable):
-            guard.close(error.args[0] if error.args else _BROKEN_OFF)
+        door = self._door
+        if isinstance(error, _FINAL) or (isinstance(error, NotAStoreError) and door.writable):
+            door.close(error.args[0] if error.args else _BROKEN_OFF)
         elif error is self._harmless:
             if _is_internal(error):
                 raise internal_error(error, "the store stays open, with all that it had") from error
         elif not isinstance(error, _HARMLESS):
-            guard.close(_BROKEN_OFF)
+            door.close(_BROKEN_OFF)
             if (
                 isinstance(error, Exception)
                 and not isinstance(error, _PASSING)
@@ -287,18 +287,18 @@ class Use(interrupts_deferred):
 
     def _leave(self) -> None:
         # Nothing here takes memory, as super() would: else Ctrl-C might be held back for ever.
-        guard = self._guard
+        door = self._door
         try:
             if self._alone:
-                guard.lock.release()
-            elif guard.calls[self._thread] > 1:
-                guard.calls[self._thread] -= 1
+                door.lock.release()
+            elif door.calls[self._thread] > 1:
+                door.calls[self._thread] -= 1
             else:
-                del guard.calls[self._thread]
-                if guard.fenced:
-                    guard.ended.set()
-            if guard.then is not None and not guard.held:
-                then, guard.then = guard.then, None
+                del door.calls[self._thread]
+                if door.fenced:
+                    door.ended.set()
+            if door.then is not None and not door.held:
+                then, door.then = door.then, None
                 then()
         finally:
             if self._handler is not None:

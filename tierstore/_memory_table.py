@@ -38,7 +38,7 @@ class MemoryTable:
 
     Attributes:
         table: the table, which has all that a table of a store has but the store.
-        guard, prefetcher, sync_checks, store: for the table.
+        door, prefetcher, sync_checks, store: for the table.
     """
 
     sync_checks = False
@@ -64,8 +64,8 @@ class MemoryTable:
 
         Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
         """
-        self.guard = Door(f"table {name!r}", writable=True)
-        self.prefetcher = Prefetcher(self.guard)
+        self.door = Door(f"table {name!r}", writable=True)
+        self.prefetcher = Prefetcher(self.door)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         tiers = place(origin, name, budget, share=1.0, device=find_device(device), policy=lru())
@@ -87,8 +87,8 @@ class MemoryTable:
     def close(self) -> None:
         """Give the memory back, and the rows with it; harmless when repeated."""
         self.prefetcher.close()
-        with contextlib.suppress(ClosedError), self.guard.use():
-            self.guard.close()
+        with contextlib.suppress(ClosedError), self.door.use():
+            self.door.close()
             self.table._close()
 
     def __enter__(self) -> Self:

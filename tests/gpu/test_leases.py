@@ -136,7 +136,7 @@ def test_a_lease_is_checked_within_the_guard_and_seldom_before(
     check, held = gpu_lease.GpuLease.check, []
 
     def checking(lease: Any) -> None:
-        held.append(store._state.guard.held)
+        held.append(store._state.door.held)
         check(lease)
 
     with store["t"].lease([1, 2, 3]) as lease:
@@ -186,7 +186,7 @@ def test_a_call_that_waits_while_another_thread_ends_its_epoch_raises(
     released = table.lease([1, 2, 3])
     given = [call for call, _ in calls] + [released.release]
     threads = [threading.Thread(target=run, args=(call,)) for call in given]
-    with store._state.guard.use():
+    with store._state.door.use():
         for thread in threads:
             waits.clear()
             thread.start()
@@ -365,7 +365,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._state.guard, "call", interrupted)
+    monkeypatch.setattr(store._state.door, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     monkeypatch.undo()

@@ -52,10 +52,10 @@ def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]
     A context manager made of a generator would not do: an interrupt that came as it is left would
     leave it unfinished.
     """
-    with state.guard.use(write=True) as use, state.alone(change), use.interruptible():
+    with state.door.use(write=True) as use, state.alone(change), use.interruptible():
         with put_off(state):
             folder.finish()
-        state.guard.check(write=True)
+        state.door.check(write=True)
         work()
         clean_up(state, folder)
 

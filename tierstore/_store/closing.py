@@ -30,19 +30,19 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
     Where it waits for a fold under way, an interrupt, or `at_once`, ends the wait. Within a use of
     the store, by a callback, it happens when that use ends.
     """
-    guard = state.guard
-    if os.getpid() != guard.pid:
+    door = state.door
+    if os.getpid() != door.pid:
         return
     state.prefetcher.close()
-    if guard.held:
-        guard.close("it was closed from within this call", then=partial(close, state, folder))
+    if door.held:
+        door.close("it was closed from within this call", then=partial(close, state, folder))
         return
     lost = 0
     try:
-        if guard.writable:
+        if door.writable:
             with contextlib.suppress(ClosedError):
                 _end_fold(state, folder, at_once=at_once)
-        with contextlib.suppress(ClosedError), guard.use():
+        with contextlib.suppress(ClosedError), door.use():
             lost = _wind_up(state, folder)
     finally:
         folder.stop()
@@ -57,7 +57,7 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
 
 
 def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
-    with state.guard.use(write=True) as use, use.interruptible(), put_off(state):
+    with state.door.use(write=True) as use, use.interruptible(), put_off(state):
         if at_once:
             folder.stop()
         else:
@@ -67,7 +67,7 @@ def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
 def _wind_up(state: State, folder: Folder) -> int:
     """Drop what was not committed, refuse every call from now on; return the rows dropped."""
     try:
-        if not state.guard.writable:
+        if not state.door.writable:
             return 0
         lost = state.uncommitted_rows()
         state.discard()
@@ -75,7 +75,7 @@ def _wind_up(state: State, folder: Folder) -> int:
             folder.fold_if_quick()
         return lost
     finally:
-        state.guard.close()
+        state.door.close()
 
 
 class Lock(Protocol):

@@ -164,7 +164,7 @@ def put_off(state: State) -> Iterator[None]:
         yield
     except (TierStoreError, OSError, MemoryError) as error:
         if isinstance(error, CommitFailedError):
-            state.guard.close(str(error))
+            state.door.close(str(error))
         warnings.warn(
             f"version {state.manifest.version} is committed; removing or folding what came "
             f"before is put off: {error}",
@@ -223,14 +223,14 @@ class PendingCommit(Future[int]):
         An interrupt waits while rows are flushed; one that comes before that cancels the commit.
         """
         state = self._opened
-        if state.guard.held:
+        if state.door.held:
             raise InvalidInputError(
                 "commit_async cannot be called from within another call of the store, such as "
                 "a progress callback; call it when that is done"
             )
         # Turning values into bytes may run code of the caller's, which may read rows: the thread
         # must not have the store yet.
-        with state.guard.use(write=True) as use, state.alone("commit"), use.interruptible():
+        with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
             draft = CommitDraft(state, step, payload, confirm=confirm)
         self.set_running_or_notify_cancel()
         try:
@@ -263,7 +263,7 @@ class PendingCommit(Future[int]):
     def _work(self, draft: CommitDraft) -> None:
         """Hold the store from before rows are flushed until they are a version."""
         try:
-            with self._opened.guard.use(write=True) as use, self._opened.alone("commit"):
+            with self._opened.door.use(write=True) as use, self._opened.alone("commit"):
                 self._held.set()
                 version = commit(draft, self._folder, use, lambda _: self._await_flush(use))
         except BaseException as error:

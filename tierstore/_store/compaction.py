@@ -155,7 +155,7 @@ def _compacted(generation: Generation, compactions: list[Compaction]) -> TableIn
 
 
 class Folder:
-    """Folds and compacts a store; its methods expect the guard, as its only writer."""
+    """Folds and compacts a store; its methods expect to be called within `Door.use`."""
 
     def __init__(self, state: State) -> None:
         """Do nothing yet."""

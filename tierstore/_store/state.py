@@ -47,11 +47,11 @@ def _nothing() -> None:
 
 
 class State:
-    """What is open of a store; its methods expect to be called inside the guard.
+    """What is open of a store; its methods expect to be called within `Door.use`.
 
     Attributes:
         store: the public store; its tables answer by it.
-        guard, prefetcher, sync_checks: what the tables share.
+        door, prefetcher, sync_checks: what the tables share.
         manifest: the version that is open.
         tables: the tables that are whole, by name.
         damaged: why the others could not be opened.
@@ -61,8 +61,8 @@ class State:
     def __init__(self, options: Options, store: Store) -> None:
         """Open a store, and as its writer remove what no version names."""
         self.store = store
-        self.guard = Door(str(options.path), writable=options.writable)
-        self.prefetcher = Prefetcher(self.guard)
+        self.door = Door(str(options.path), writable=options.writable)
+        self.prefetcher = Prefetcher(self.door)
         self.sync_checks = options.check_ids == "sync"
         self.tables: dict[str, Table] = {}
         self.damaged: dict[str, CorruptStoreError] = {}
@@ -90,7 +90,7 @@ class State:
 
     def _start(self, version: int | None) -> None:
         self.manifest = self._find(version)
-        if self.guard.writable:
+        if self.door.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
             self.ledger = Ledger(self.directory, self.history)
             if version is not None:
@@ -98,7 +98,7 @@ class State:
                 self._go_back(self.manifest)
         opening = self._open_all(version)
         self.damaged = self._explained(opening)
-        if self.guard.writable:
+        if self.door.writable:
             self.sweep(self.keep)
             if not self.damaged:
                 self.ledger.sweep_leftovers(self.manifest, self.writer.reads_other_than)
@@ -121,19 +121,19 @@ class State:
         """
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
-            if self.guard.writable or found.version in self.reader.held:
+            if self.door.writable or found.version in self.reader.held:
                 self._floor = self.history.floor()
                 return found
             self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
 
     def _hold_only_what_is_open(self) -> None:
-        if not self.guard.writable:
+        if not self.door.writable:
             is_old = self.manifest.format == 1
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
     def _has_moved(self, version: int | None) -> bool:
         """Whether a writer published meanwhile, so that what is missing may be no damage."""
-        if self.guard.writable:
+        if self.door.writable:
             return False
         seen = self.manifest.seq, self._floor
         self.manifest = self._find(version)
@@ -166,7 +166,7 @@ class State:
         """
         while True:
             opening = Opening()
-            seq = self.ledger.seq + 1 if self.guard.writable else None
+            seq = self.ledger.seq + 1 if self.door.writable else None
             try:
                 self._opener.open_all(
                     self.manifest, self.tables, opening, seq=seq, floor=self._floor
@@ -198,7 +198,7 @@ class State:
         """
         is_missing = False
         self._held = {}
-        if self.guard.writable:
+        if self.door.writable:
             return is_missing
         for name, info in self.manifest.payload.items():
             try:
@@ -212,7 +212,7 @@ class State:
     @property
     def payload(self) -> dict[str, Payload]:
         """The values that were committed with the version that is open, by name."""
-        if not self.guard.writable:
+        if not self.door.writable:
             return dict(self._held)
         return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
 
@@ -255,7 +255,7 @@ class State:
         `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
         callback has closed the store.
         """
-        self.guard.check(write=True)
+        self.door.check(write=True)
         manifest = dataclasses.replace(
             self.manifest,
             seq=self.ledger.seq + 1,
@@ -338,7 +338,7 @@ class State:
             except TierStoreError:
                 raise
             except BaseException:
-                self.guard.close("it was interrupted in the middle of a commit")
+                self.door.close("it was interrupted in the middle of a commit")
                 raise
 
     @contextlib.contextmanager
@@ -352,7 +352,7 @@ class State:
             yield
         except BaseException as error:
             is_unknown = isinstance(error, CommitFailedError | ConcurrentWriterError)
-            if self.ledger.seq == before and not is_unknown and not self.guard.closed:
+            if self.ledger.seq == before and not is_unknown and not self.door.closed:
                 with contextlib.suppress(TierStoreError, OSError):
                     remove()
             raise
@@ -381,7 +381,7 @@ class State:
         what was open. It costs what has changed: a table whose base is the same keeps that, its
         deltas, and what it has in host memory of other rows.
         """
-        if self.guard.writable:
+        if self.door.writable:
             return False
         before, held = self.manifest, self._held
         try:
@@ -402,7 +402,7 @@ class State:
                 self._follow(opening)
                 self.damaged = damaged
             except BaseException as error:
-                self.guard.close(f"a refresh broke off in the middle ({error}); open it again")
+                self.door.close(f"a refresh broke off in the middle ({error}); open it again")
                 raise
         self._hold_only_what_is_open()
         return True
@@ -454,7 +454,7 @@ class State:
 
     def release(self) -> None:
         """Give back memory, files and locks, whatever the state; no file is removed."""
-        self.guard.close()
+        self.door.close()
         for table in self.tables.values():
             table._close()
         for value in self._held.values():

@@ -70,7 +70,7 @@ class Store(Mapping[str, Table]):
         self._pending: PendingCommit | None = None
         self._state = State(options, self)
         self._folder = Folder(self._state)
-        self._guard = self._state.guard
+        self._door = self._state.door
         self._forget = closing.watch(self, str(options.path), self._state.locks)
 
     # -- the tables
@@ -155,11 +155,11 @@ class Store(Mapping[str, Table]):
     @property
     def closed(self) -> bool:
         """Whether the store can no longer be used."""
-        return self._guard.closed
+        return self._door.closed
 
     def info(self) -> StoreInfo:
         """Return what the store is made of, and the memory its tiers were given."""
-        with self._guard.use():
+        with self._door.use():
             tables = tuple(table._information() for table in self._state.tables.values())
         return StoreInfo(
             store=str(self.path),
@@ -173,7 +173,7 @@ class Store(Mapping[str, Table]):
 
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
-        with self._guard.use():
+        with self._door.use():
             return [Version.of(each) for each in self._state.history.versions().values()]
 
     # -- versions
@@ -202,7 +202,7 @@ class Store(Mapping[str, Table]):
         opened again; the version before is intact.
         """
         step = self._checked(step, payload)
-        with self._guard.use(write=True) as use, self._state.alone("commit"):
+        with self._door.use(write=True) as use, self._state.alone("commit"):
             with use.interruptible():  # it turns the caller's values into bytes
                 draft = CommitDraft(self._state, step, payload, confirm=confirm)
             return commit(draft, self._folder, use, flush)
@@ -241,19 +241,19 @@ class Store(Mapping[str, Table]):
         for name in payload or ():
             check_name(name, "payload")
         self._raise_unseen()
-        self._guard.check(write=True)
+        self._door.check(write=True)
         return step
 
     def _raise_unseen(self) -> None:
         """Raise the error of a commit in the background that was not asked for."""
         pending, self._pending = self._pending, None
-        if pending is not None and not pending.seen and os.getpid() == self._guard.pid:
+        if pending is not None and not pending.seen and os.getpid() == self._door.pid:
             pending.result()
 
     def confirm(self, version: int) -> None:
         """Say that `version` can be resumed from, so that older ones may go."""
         version = whole_number("version", version)
-        with self._guard.use(write=True), self._state.alone("confirm a version"):
+        with self._door.use(write=True), self._state.alone("confirm a version"):
             if version not in self._state.ledger.versions:
                 raise InvalidInputError(f"version {version} is not kept and cannot be confirmed")
             self._state.change(confirmed=version)
@@ -261,14 +261,14 @@ class Store(Mapping[str, Table]):
 
     def rollback(self) -> None:
         """Drop everything written since the last commit, in all tables."""
-        with self._guard.use(write=True) as use:
+        with self._door.use(write=True) as use:
             with use.interruptible():
                 self._state.prefetcher.wait_for_advice()
             self._state.discard()
 
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one."""
-        with self._guard.use():
+        with self._door.use():
             return self._state.refresh()
 
     def fold(self) -> list[int]:
@@ -279,7 +279,7 @@ class Store(Mapping[str, Table]):
         if there is anything uncommitted.
         """
         state = self._state
-        with self._guard.use(write=True) as use, state.alone("fold"), use.interruptible():
+        with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
             state.check_clean("fold")
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version):
@@ -291,7 +291,7 @@ class Store(Mapping[str, Table]):
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        with self._guard.use():
+        with self._door.use():
             return self._state.uncommitted_rows()
 
     # -- schema changes: each is a commit of its own, and needs everything committed
@@ -515,11 +515,11 @@ class Store(Mapping[str, Table]):
         """
         if damaged not in ("raise", "skip"):
             raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
-        self._guard.check()
+        self._door.check()
         with internal_errors():
             where, skip = _io.locate(path), damaged == "skip"
             wanted = self.version if version is None else whole_number("version", version)
-            if not self._guard.writable and wanted == self.version:
+            if not self._door.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
             options = Options(
                 path=self._options.path,
@@ -553,7 +553,7 @@ class Store(Mapping[str, Table]):
         checks a store that does not open.
         """
         state = self._state
-        with self._guard.use(write=mend) as use:
+        with self._door.use(write=mend) as use:
             with use.interruptible():
                 report = verify_open(state, sample, progress)
             if mend:
@@ -609,7 +609,7 @@ class Store(Mapping[str, Table]):
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         """Pickle a reader as what it takes to open it; refuse for a writer."""
-        if self._guard.writable:
+        if self._door.writable:
             raise InvalidTypeError(
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
                 "tierstore.open(path), or commit and pass the path"

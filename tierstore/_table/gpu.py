@@ -80,7 +80,7 @@ class _Using(Use):
     __slots__ = ("_access", "_before")
 
     def __init__(self, access: DeviceArrays, *, write: bool) -> None:
-        super().__init__(access.guard, write=write)
+        super().__init__(access.door, write=write)
         self._access = access
         self._before = -1
 
@@ -128,18 +128,18 @@ class DeviceArrays:
         gpu: the tier.
         device: where it is.
         layout: of its records.
-        guard: who may use the store.
+        door: who may use the store.
         name: of the table, for messages.
         sync_checks: every use ends by looking for bad ids, which waits.
     """
 
     def __init__(
-        self, gpu: GpuTier, layout: RecordLayout, guard: Door, name: str, *, sync_checks: bool
+        self, gpu: GpuTier, layout: RecordLayout, door: Door, name: str, *, sync_checks: bool
     ) -> None:
         """Refer to an open GPU tier."""
         self.gpu = gpu
         self.layout = layout
-        self.guard = guard
+        self.door = door
         self.name = name
         self.device = gpu.device
         self.sync_checks = sync_checks
@@ -509,7 +509,7 @@ class DeviceAccess(DeviceArrays):
             def advise() -> None:
                 if advice is not None:
                     advice()
-                gpu.await_fetches()  # nor does the host tier wait for them within the guard
+                gpu.await_fetches()  # nor does the host tier wait for them within the use
 
             return advise
 

@@ -183,10 +183,10 @@ class HostTiers(Protocol):
 class HostAccess:
     """Access from the host to the host tier, or to the disk tier where there is none."""
 
-    def __init__(self, tiers: HostTiers, layout: RecordLayout, guard: Door) -> None:
+    def __init__(self, tiers: HostTiers, layout: RecordLayout, door: Door) -> None:
         """Refer to the tiers, none of which is on a GPU."""
         self.tiers = tiers
-        self.guard = guard
+        self.door = door
         self.layout = layout
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
         self._top = tiers.below
@@ -197,7 +197,7 @@ class HostAccess:
 
     def using(self, *, write: bool = False) -> Use:
         """Enter the store beside the calls of other threads."""
-        return self.guard.call(write=write)
+        return self.door.call(write=write)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
@@ -206,7 +206,7 @@ class HostAccess:
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         if ids.rows.size:
-            with self.guard.call():
+            with self.door.call():
                 if self.tiers.epoch.ended:
                     self.tiers.epoch.check_open()
                 self._top.read(ids.rows, out, lo, hi, admit=admit)
@@ -218,7 +218,7 @@ class HostAccess:
         rows = rows if last is None else rows[last]
         if not rows.size:
             return
-        enter = self.guard.call if len(pieces) == 1 else self.guard.use  # or half a row might show
+        enter = self.door.call if len(pieces) == 1 else self.door.use  # or half a row might show
         with enter(write=True):
             if self.tiers.epoch.ended:
                 self.tiers.epoch.check_open()
@@ -247,7 +247,7 @@ class HostAccess:
             return None if epoch.ended else self._top.prefetch(rows)
 
         def fetch() -> None:
-            with self.guard.call():
+            with self.door.call():
                 if self.tiers.host is not None and not epoch.ended:
                     self.tiers.host.fetch(rows, window)
 
@@ -271,12 +271,12 @@ class HostLease:
         self.bound = int(self.rows.size)
         self._access = access
         self._fields = access.fields
-        self._guard = access.guard
+        self._door = access.door
         self._tiers = access.tiers
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False
-        with self._guard.call():
+        with self._door.call():
             self._epoch = self._tiers.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
@@ -330,7 +330,7 @@ class HostLease:
             for lo, hi, piece in pieces:
                 data[:, lo - columns.lo : hi - columns.lo] = piece
             pieces = [(columns.lo, columns.hi, data)]
-        enter = self._guard.call if len(pieces) == 1 else self._guard.use
+        enter = self._door.call if len(pieces) == 1 else self._door.use
         with enter(write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
@@ -353,7 +353,7 @@ class HostLease:
     def _gather(self, lo: int, hi: int) -> Any:
         """Return bytes `lo:hi` of the distinct rows."""
         out = np.empty((self.bound, hi - lo), np.uint8)
-        with self._guard.call():
+        with self._door.call():
             if self._released or self._epoch.ended:
                 self._refuse()
             if self._tiers.host is not None:
@@ -366,7 +366,7 @@ class HostLease:
         """End the lease; harmless when repeated."""
         if self._released or self._epoch.ended:
             return
-        with contextlib.suppress(ClosedError), self._guard.call():  # a closed store has no pins
+        with contextlib.suppress(ClosedError), self._door.call():  # a closed store has no pins
             host = self._tiers.host
             if host is not None and self._slots is not None and not self.ended:
                 host.give_back(self._slots)

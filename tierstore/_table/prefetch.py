@@ -32,9 +32,9 @@ class Prefetcher:
     same reason an error is dropped too; the read that needs the row meets it again.
     """
 
-    def __init__(self, guard: Door) -> None:
+    def __init__(self, door: Door) -> None:
         """Start nothing: there is a thread while there are requests, and a little longer."""
-        self._guard = guard
+        self._door = door
         self._waiting: deque[Request] = deque()
         self._changed = Condition()
         self._worker: Worker | None = None
@@ -105,7 +105,7 @@ class Prefetcher:
 
     def _take(self, look: Callable[[], Advice | None]) -> None:
         with contextlib.ExitStack() as stack:
-            with self._guard.call():
+            with self._door.call():
                 advice = look()
                 if advice is None:
                     return

@@ -52,7 +52,7 @@ _SCAN_BYTES = 8 << 20
 class Owner(Protocol):
     """What the tables of a store share; `store` is None for a table in memory alone."""
 
-    guard: Door
+    door: Door
     prefetcher: Prefetcher
     sync_checks: bool
 
@@ -90,11 +90,11 @@ class Table:
         """Values that belong to the whole table; committed and rolled back with its rows."""
 
     def _make_access(self) -> Access:
-        guard, gpu = self._owner.guard, self._tiers.gpu
+        door, gpu = self._owner.door, self._tiers.gpu
         if gpu is None:
-            return HostAccess(self._tiers, self._layout, guard)
+            return HostAccess(self._tiers, self._layout, door)
         checks = self._owner.sync_checks
-        return DeviceAccess(gpu, self._layout, guard, self.name, sync_checks=checks)
+        return DeviceAccess(gpu, self._layout, door, self.name, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:
@@ -350,7 +350,7 @@ class Table:
         What is written is seen by every read at once and is durable after `store.commit()`. Raises
         RowIndexError, InvalidTypeError or InvalidInputError before anything has changed.
         """
-        self._owner.guard.check(write=True)
+        self._owner.door.check(write=True)
         if isinstance(rows, Mapping) and field is not None:
             raise InvalidInputError("give a dict of fields or field=, not both")
         try:
@@ -421,7 +421,7 @@ class Table:
         if self._host is None:
             return 0
         rows, keys = rows_to_warm(self._host, ids, counts)
-        with self._owner.guard.use() as use:
+        with self._owner.door.use() as use:
 
             def report(done: int, total: int) -> None:
                 if progress is not None:
@@ -438,7 +438,7 @@ class Table:
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
         most 62. Never changes a result, and may be dropped where too many are waiting.
         """
-        self._owner.guard.check()
+        self._owner.door.check()
         self._access.prefetch(ids, window, self._owner.prefetcher)
 
     def scan(
@@ -621,7 +621,7 @@ class Table:
         self.scalars = dict(info.scalars)
 
     def _discard(self) -> None:
-        """Drop what was not committed; for the store, within its guard."""
+        """Drop what was not committed; for the store, within `Door.use`."""
         self._owner.prefetcher.wait_for_advice()
         self._tiers.discard()
         self.scalars = dict(self._generation.info.scalars)
