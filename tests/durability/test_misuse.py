@@ -208,7 +208,8 @@ def test_state_and_weight_belong_to_one_version(tmp_path: Path) -> None:
     import tierstore.nn
     import tierstore.optim
 
-    with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(ROWS, DIM)}) as store:
+    spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=5))
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
         layer = tierstore.nn.TieredEmbedding(store["t"])
         optimizer = tierstore.optim.TieredOptimizer(torch.optim.Adam, [layer], lr=0.1)
         versions = {}

@@ -131,7 +131,8 @@ def test_a_state_field_may_be_narrower_than_the_state(place: Place, weights: Ten
 
 @pytest.mark.fault(16)
 def test_a_field_of_another_width_is_refused(place: Place) -> None:
-    fields = {"weight": tierstore.Field(DIM), "exp_avg": tierstore.Field(2)}
+    weight = tierstore.Field(DIM, init=tierstore.normal(seed=5))
+    fields = {"weight": weight, "exp_avg": tierstore.Field(2)}
     table = place.store({"item": tierstore.TableSpec(ROWS, fields=fields)})["item"]
     with pytest.raises(InvalidInputError, match=r"exp_avg.*2 elements.*6"):
         TieredOptimizer(torch.optim.Adam, [TieredEmbedding(table)])

@@ -164,6 +164,7 @@ def test_clipping_sees_float32(place: Place) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_other_types_are_refused(place: Place, dtype: str) -> None:
-    table = place.store({"item": tierstore.TableSpec(ROWS, DIM, dtype)})["item"]
+    spec = tierstore.TableSpec(ROWS, DIM, dtype, init=tierstore.normal(seed=5))
+    table = place.store({"item": spec})["item"]
     with pytest.raises(InvalidInputError, match=f"for bfloat16; field 'weight' of .*is {dtype}"):
         TieredOptimizer(SGD, [TieredEmbedding(table)], lr=0.1, stochastic_rounding=True)
