@@ -350,6 +350,9 @@ def test_warming_by_counts_of_another_shape_leaves_the_store_open(
     with pytest.raises(ClosedError, match="other fields or rows"):
         item.warm(counts=np.arange(ROWS))
     assert item.rows == 2 * ROWS and item.warm() == SMALL.host_rows
+    with pytest.raises(ClosedError, match="other fields or rows"):
+        item.warm(progress=lambda *_: store.add_fields("item", {"more": Field(1)}))
+    assert item.warm() == SMALL.host_rows
 
 
 def test_no_row_is_dropped_unasked(store: tierstore.Store, truth: dict[str, np.ndarray]) -> None:

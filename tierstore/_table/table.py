@@ -430,6 +430,7 @@ class Table:
                 if progress is not None:
                     with use.interruptible():
                         progress(done, total)
+                    tiers.epoch.check_open()  # which the callback may have ended
 
             if keys is not None:
                 tiers.host.map.prime(keys)
