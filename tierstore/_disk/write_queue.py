@@ -1,8 +1,8 @@
 """Writing behind the caller: records wait in memory, in order, until a thread has written them.
 
 The thread begins when something waits and ends when nothing does. What it cannot write goes on
-waiting: whoever comes next tries that himself, and meets the error where he can be told of it. So
-an error comes from nowhere else than before, and nothing that was taken is lost.
+waiting: the next caller tries it again and meets the error. So errors are raised where they were
+before, and nothing that was taken is lost.
 """
 
 from __future__ import annotations
