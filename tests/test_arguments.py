@@ -88,7 +88,6 @@ CALLS: dict[str, Call] = {
     "open discard_newer": lambda s, x: tierstore.open(s.path, discard_newer=x).close(),
     "open keep": lambda s, x: tierstore.open(s.path, keep=x).close(),
     "open allow_untested": lambda s, x: tierstore.open(s.path, allow_untested=x).close(),
-    "open allow_network": lambda s, x: tierstore.open(s.path, allow_network=x).close(),
     "open device": lambda s, x: tierstore.open(s.path, device=x).close(),
     "open check_ids": lambda s, x: tierstore.open(s.path, check_ids=x).close(),
     "create": lambda s, x: tierstore.create(Path(s.path).parent / "new", x).close(),

@@ -210,8 +210,8 @@ class StoreProgram:
                 self.commit,
             )
             with self.store._door.use():  # a prefetch may be under way
-                if self.table._host is not None:
-                    check(self.table._host)
+                if self.table._tiers.host is not None:
+                    check(self.table._tiers.host)
             self.versions.append(self.store.commit())
             assert self.store.verify().ok
         for version in self.versions:

@@ -16,7 +16,7 @@ import pytest
 
 from tierstore import _door as module
 from tierstore._door import Door, Use, interrupts_deferred
-from tierstore.errors import ClosedError, InternalError, InvalidInputError
+from tierstore.errors import ClosedError, CommitFailedError, InternalError, InvalidInputError
 
 
 class CallersError(Exception):
@@ -292,6 +292,16 @@ def test_what_closing_left_is_done_when_the_outermost_use_ends(door: Door) -> No
         assert done == []
         with pytest.raises(ClosedError, match="closed within"):
             door.check()
+    assert done == [False]
+    assert_nothing_is_left(door)
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), CommitFailedError("the sync failed")])
+def test_what_closing_left_is_done_after_an_error_too(door: Door, error: Exception) -> None:
+    done: list[bool] = []
+    with pytest.raises(type(error)), door.use():
+        door.close("it was closed within", then=lambda: done.append(door.held))
+        raise error
     assert done == [False]
     assert_nothing_is_left(door)
 

@@ -14,7 +14,9 @@ import pytest
 import tierstore
 from tests.oracle import values
 from tierstore import Budget, Field, TableSpec
+from tierstore._table.warming import rows_to_warm
 from tierstore.errors import (
+    ClosedError,
     CorruptStoreError,
     ExistsError,
     InvalidInputError,
@@ -284,6 +286,73 @@ def test_a_table_is_dropped(store: tierstore.Store, truth: dict[str, np.ndarray]
     store.commit()
     assert not (Path(store.path) / "user").exists()
     assert store.verify()
+
+
+@pytest.mark.parametrize("budget", [Budget(host=0), SMALL, Budget(host_rows=ROWS)], ids=str)
+@pytest.mark.parametrize("end", ["renamed", "dropped"])
+def test_a_table_object_that_is_gone_says_so_and_the_store_stays_open(
+    store: tierstore.Store, truth: dict[str, np.ndarray], budget: Budget, end: str
+) -> None:
+    path = store.path
+    store.close()
+    with tierstore.open(path, "r+", budget=budget) as store:
+        gone = store["item"]
+        begun, lease = gone.scan(block_rows=7), gone.lease([3])
+        next(begun)
+        store.rename("item", "thing") if end == "renamed" else store.drop("item")
+        calls = [
+            lambda: gone.read([3]),
+            lambda: gone.write([3], np.ones((1, DIM), np.float32)),
+            lambda: gone.lease([3]),
+            lambda: lease.read("weight"),
+            lambda: list(gone.scan()),
+            lambda: next(begun),
+            gone.stats,
+            gone.occupancy,
+        ]
+        for call in calls if budget.host == 0 else [*calls, gone.warm]:
+            with pytest.raises(ClosedError, match="renamed or dropped"):
+                call()
+        gone.prefetch([3])
+        assert store["user"].read([0]).shape == (1, 3)
+        if end == "renamed":
+            check(store, truth, "thing")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_scan_mixes_no_two_shapes_of_a_table(
+    store: tierstore.Store, truth: dict[str, np.ndarray], raw: bool
+) -> None:
+    """The bytes that a field had before are another field's, or none, afterwards."""
+    item = store["item"]
+    begun = item.scan("sum", block_rows=7, raw=raw)
+    assert np.array_equal(next(begun), truth["sum"][:7])
+    store.add_fields("item", {"more": Field(1)})
+    store.drop_fields("item", ["weight"])
+    with pytest.raises(ClosedError, match="other fields or rows"):
+        next(begun)
+    assert np.array_equal(np.concatenate(list(item.scan("sum"))), truth["sum"])
+
+
+def test_warming_by_counts_of_another_shape_leaves_the_store_open(
+    store: tierstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table grows while the call that has checked its counts waits for its turn."""
+    item = store["item"]
+
+    def rows_then_growth(*args: Any) -> Any:
+        monkeypatch.undo()
+        found = rows_to_warm(*args)
+        store.grow("item", 2 * ROWS)
+        return found
+
+    monkeypatch.setattr("tierstore._table.table.rows_to_warm", rows_then_growth)
+    with pytest.raises(ClosedError, match="other fields or rows"):
+        item.warm(counts=np.arange(ROWS))
+    assert item.rows == 2 * ROWS and item.warm() == SMALL.host_rows
+    with pytest.raises(ClosedError, match="other fields or rows"):
+        item.warm(progress=lambda *_: store.add_fields("item", {"more": Field(1)}))
+    assert item.warm() == SMALL.host_rows
 
 
 def test_no_row_is_dropped_unasked(store: tierstore.Store, truth: dict[str, np.ndarray]) -> None:

@@ -299,7 +299,8 @@ class Use(interrupts_deferred):
                     door.ended.set()
             if door.then is not None and not door.held:
                 then, door.then = door.then, None
-                then()
+                if then is not None:  # else another thread that is leaving has taken it
+                    then()
         finally:
             if self._handler is not None:
                 interrupts_deferred.__exit__(self)
@@ -389,6 +390,9 @@ class Door:
     def close(
         self, reason: str = "it was closed", *, then: Callable[[], object] | None = None
     ) -> None:
-        """Refuse every call from now on; call `then` when the calling thread's uses have ended."""
+        """Refuse every call from now on; call `then` when the calling thread's uses have ended.
+
+        The first `then` counts: an error afterwards does not take it back.
+        """
         self.reason = self.reason or reason
-        self.then = then
+        self.then = self.then or then

@@ -125,7 +125,6 @@ def test_a_mount_whose_locks_are_its_own_is_refused(tmp_path: Path) -> None:
         with tierstore.open(tmp_path / "fuse/s", budget=NONE) as reader:
             assert reader.verify().ok
         train(tmp_path / "fuse/s", allow_untested=True)
-        train(tmp_path / "fuse/s", allow_network=True)
     finally:
         unmount(tmp_path / "fuse")
 

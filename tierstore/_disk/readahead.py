@@ -41,7 +41,7 @@ __all__ = [
 
 PAGE = mmap.PAGESIZE
 USUAL_GAP = 12 << 10
-"""Bytes that most disks read in the time of one more request; `tuning.merge_gap` knows better."""
+"""Bytes that most disks read in the time of one more request; `merge_gap` measures it."""
 
 _RANGES_PER_CALL = 512
 _SAMPLES = 64

@@ -91,7 +91,6 @@ def open(
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
-    allow_network: bool = False,
     device: str | torch.device | Device = "cpu",
     check_ids: Literal["async", "sync"] = "async",
 ) -> Store:
@@ -110,7 +109,6 @@ def open(
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
         allow_untested: write on a file system on which it was not tested whether locks and syncs
             hold, such as one of another machine; see docs/durability.md.
-        allow_network: an older name of `allow_untested`.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one, or a torch.device:
             where the nearest tier is, and torch rows come to.
         check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
@@ -127,7 +125,7 @@ def open(
             version=version,
             discard_newer=discard_newer,
             keep=keep,
-            allow_untested=allow_untested or allow_network,
+            allow_untested=allow_untested,
             device=find_device(device),
             check_ids=check_ids,
         )

@@ -430,8 +430,9 @@ def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifes
     rows = np.array(bad, np.int64)
     live = table._disk.live
     done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
-    if table._host is not None:
-        done = np.union1d(done, table._host.mark_changed(np.setdiff1d(rows, done)))
+    host = table._tiers.host
+    if host is not None:
+        done = np.union1d(done, host.mark_changed(np.setdiff1d(rows, done)))
     rest = np.setdiff1d(rows, done)
     if rest.size:
         done = np.union1d(done, _mend_from_disk(state, table, rest, kept))

@@ -22,6 +22,7 @@ from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
 from tierstore._table.tiers import Tiers
+from tierstore._tiers.epoch import GONE
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -293,7 +294,7 @@ class State:
         """
         try:
             for name in self.tables.keys() - manifest.tables.keys():
-                self.tables.pop(name)._close()
+                self.tables.pop(name)._close(GONE)
             for name in self.damaged.keys() - manifest.tables.keys():
                 del self.damaged[name]
             for name, table in self.tables.items():
@@ -410,7 +411,7 @@ class State:
     def _follow(self, opening: Opening) -> None:
         """Have the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
-            self.tables.pop(name)._close()
+            self.tables.pop(name)._close(GONE)
         for name, deltas in opening.deltas.items():
             self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opening.new)

@@ -1,7 +1,7 @@
 """How a table reaches its tiers from the host: NumPy arrays, and torch tensors on the CPU.
 
 An access turns what users give into rows and bytes, hands them to the nearest tier, and turns bytes
-into what users get. `device_access` does the same on a GPU; a table has one of the two.
+into what users get. `DeviceAccess` does the same on a GPU; a table has one of the two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Lease(Protocol):
     A lease ends at `release`, at `store.rollback()`, and when its table gets other fields or rows,
     or another version. From then on `trim`, reads and writes raise ClosedError; `release` does
     nothing more.
-
     """
 
     @property

@@ -25,6 +25,8 @@ from tierstore._table.tiers import Tiers
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._table.warming import rows_to_warm
+from tierstore._tiers.base import Tier
+from tierstore._tiers.epoch import OPENED_ANEW
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 
@@ -79,11 +81,10 @@ class Table:
     def _attach(self, generation: Generation, tiers: Tiers) -> None:
         """Use these tiers from now on: the table grew, or has other fields."""
         self._generation = generation
-        self._tiers = tiers
         self._disk = generation.tier
-        self._host = tiers.host
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
+        self._tiers = tiers  # behind the fields: a call of another thread takes tiers, then fields
         self._access = self._make_access()
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
@@ -262,7 +263,7 @@ class Table:
         try:
             if isinstance(field, list | tuple):
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
-            access = self._access  # before its fields, which `_attach` sets before it
+            access = self._access  # before its fields; see `_attach`
             item, lo, hi = self._spans[self._named(field)]
             batch = self._batch(ids, record=cache)
             batch = batch.for_tensors() if as_tensor else batch
@@ -418,19 +419,22 @@ class Table:
 
         With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
         """
-        if self._host is None:
+        tiers = self._tiers
+        if tiers.host is None:
             return 0
-        rows, keys = rows_to_warm(self._host, ids, counts)
+        rows, keys = rows_to_warm(tiers.host, ids, counts)
         with self._owner.door.use() as use:
+            tiers.epoch.check_open()
 
             def report(done: int, total: int) -> None:
                 if progress is not None:
                     with use.interruptible():
                         progress(done, total)
+                    tiers.epoch.check_open()  # which the callback may have ended
 
             if keys is not None:
-                self._host.map.prime(keys)
-            return self._host.warm(rows, report)
+                tiers.host.map.prime(keys)
+            return tiers.host.warm(rows, report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
@@ -463,6 +467,7 @@ class Table:
                 it they raise CorruptRowError.
 
         Uncommitted rows are seen; the caches keep what they hold. Arguments are checked at once.
+        Where the table gets other fields or rows meanwhile, the next block raises ClosedError.
         """
         name = self._named(field)
         start, stop = _whole(start, "start"), _whole(self.rows if stop is None else stop, "stop")
@@ -479,10 +484,10 @@ class Table:
     def _scan(
         self, name: str, starts: range, stop: int, damaged: list[int] | None, *, raw: bool
     ) -> Iterator[npt.NDArray[Any]]:
-        (lo, hi), item = self._layout.span(name), self._layout.field(name)
+        tiers, (item, lo, hi) = self._tiers, self._spans[name]
         for begin in starts:
             end = min(begin + starts.step, stop)
-            data = self._block(begin, end, lo, hi, damaged)
+            data = self._block(tiers, begin, end, lo, hi, damaged)
             rows = np.arange(begin, end, dtype=np.int64)
             yield (
                 data.view(item.storage)
@@ -492,39 +497,25 @@ class Table:
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
-        step, width = max(1, _SCAN_BYTES // self._layout.record_bytes), self._layout.record_bytes
+        tiers, width = self._tiers, self._layout.record_bytes
+        step = max(1, _SCAN_BYTES // width)
         for begin in range(0, self.rows, step):
-            yield self._block(begin, min(begin + step, self.rows), 0, width, damaged)
+            yield self._block(tiers, begin, min(begin + step, self.rows), 0, width, damaged)
 
     def _block(
-        self, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
+        self, tiers: Tiers, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
     ) -> npt.NDArray[np.uint8]:
+        """Return bytes `lo:hi` of some records; raises ClosedError if the table has other tiers."""
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._access.using():
-            self._tiers.flush_gpu()
+            tiers.epoch.check_open()
+            tiers.flush_gpu()
             if damaged is None:
-                self._tiers.below.read(rows, out, lo, hi, admit=False)
+                tiers.below.read(rows, out, lo, hi, admit=False)
             else:
-                damaged += self._read_sound(rows, out, lo, hi)
+                damaged += _read_sound(tiers.below, rows, out, lo, hi)
         return out
-
-    def _read_sound(
-        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], lo: int, hi: int
-    ) -> list[int]:
-        """Read the rows that are whole, zero the others in `out` and return them."""
-        try:
-            self._tiers.below.read(rows, out, lo, hi, admit=False)
-        except CorruptStoreError:
-            if rows.size == 1:
-                out[:] = 0
-                return [int(rows[0])]
-            half = rows.size // 2
-            return [
-                *self._read_sound(rows[:half], out[:half], lo, hi),
-                *self._read_sound(rows[half:], out[half:], lo, hi),
-            ]
-        return []
 
     @property
     def keys(self) -> Keys | None:
@@ -579,11 +570,13 @@ class Table:
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         with self._access.using():
+            self._tiers.epoch.check_open()
             return self._tiers.stats()
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
         with self._access.using():
+            self._tiers.epoch.check_open()
             return self._tiers.occupancy()
 
     def _information(self) -> TableInformation:
@@ -626,11 +619,29 @@ class Table:
         self._tiers.discard()
         self.scalars = dict(self._generation.info.scalars)
 
-    def _close(self) -> None:
+    def _close(self, reason: str = OPENED_ANEW) -> None:
         """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
         self._owner.prefetcher.wait_for_advice()
-        self._tiers.close()
+        self._tiers.close(reason)
         self._generation.close()
+
+
+def _read_sound(
+    tier: Tier, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], lo: int, hi: int
+) -> list[int]:
+    """Read the rows that are whole, zero the others in `out` and return them."""
+    try:
+        tier.read(rows, out, lo, hi, admit=False)
+    except CorruptStoreError:
+        if rows.size == 1:
+            out[:] = 0
+            return [int(rows[0])]
+        half = rows.size // 2
+        return [
+            *_read_sound(tier, rows[:half], out[:half], lo, hi),
+            *_read_sound(tier, rows[half:], out[half:], lo, hi),
+        ]
+    return []
 
 
 def _whole(number: object, what: str) -> int:

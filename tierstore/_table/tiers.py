@@ -123,10 +123,11 @@ class Tiers:
             found.append(TierInformation("host", host.nbytes, host.slots, host.arena.kind))
         return tuple(found)
 
-    def close(self) -> None:
+    def close(self, reason: str = OPENED_ANEW) -> None:
         """End every lease and give the memory back, even where the GPU has failed."""
-        self.epoch.end(OPENED_ANEW)
+        self.epoch.end(reason)
         if self.gpu is not None:
+            self.gpu.epoch.end(reason)
             with contextlib.suppress(Exception), self.gpu.device.current():
                 self.gpu.close()
         if self.host is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tierstore.errors import ClosedError
 
-__all__ = ["OPENED_ANEW", "REFRESHED", "ROLLED_BACK", "Epoch", "lease_ended"]
+__all__ = ["GONE", "OPENED_ANEW", "REFRESHED", "ROLLED_BACK", "Epoch", "lease_ended"]
 
 ROLLED_BACK = "the store was rolled back"
 REFRESHED = "the store was refreshed"
 OPENED_ANEW = "the table got other fields or rows, or another version,"
+GONE = "the table was renamed or dropped"
 
 
 class Epoch:
@@ -31,6 +32,8 @@ class Epoch:
 
     def check_open(self) -> None:
         """Raise ClosedError for a call that comes too late for its tiers."""
+        if self.ended == GONE:
+            raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
         if self.ended:
             raise ClosedError(f"{self.ended} while this call waited for another thread; repeat it")
 

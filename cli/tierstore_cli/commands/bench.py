@@ -29,6 +29,7 @@ from tierstore_cli.speeds import speed_lines
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
     default=0.5,
     show_default=True,
     help="Time for each figure.",

@@ -26,7 +26,12 @@ from tierstore_cli.progress import Progress
     help="How to fill damaged rows; repeatable, tried in turn. Default: version, then zeros.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, help="Seed of an initializer in --fill."
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Seed of an initializer in --fill.",
 )
 @click.option(
     "--list",

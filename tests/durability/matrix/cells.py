@@ -55,7 +55,7 @@ class Trial:
     @property
     def how(self) -> dict[str, Any]:
         """Arguments that open a store for writing here."""
-        return {} if self.disk.system.tested else {"allow_network": True}
+        return {} if self.disk.system.tested else {"allow_untested": True}
 
     def random(self, number: int) -> random.Random:
         """Return the generator of one round."""
@@ -538,7 +538,7 @@ def second_writers(trial: Trial) -> Iterator[Outcome]:
     for when, order in _ORDERS.items():
         for allow in (False, True):
             for name, other in disk.second_mounts():
-                how = {"allow_network": True} if allow else trial.how
+                how = {"allow_untested": True} if allow else trial.how
                 yield trial.judge(
                     f"{name}, {when}{', allowed' if allow else ''}",
                     partial(_two_writers, path, other, how, order, _nothing),
