@@ -79,7 +79,7 @@ def use(held: Any, rows: int, batch: int) -> None:
 def measure(kind: str, rows: int, dim: int, batch: int, cache: int, path: str) -> dict[str, Any]:
     """Return bytes that holding a table takes; in a process of its own."""
     if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")  # what the driver takes is nobody's
+        torch.zeros(1, device="cuda")  # what the driver takes is not counted
     before = available(), private_bytes(), free_on_gpu()
     held = make(kind, rows, dim, cache, path)
     if isinstance(held, Held):

@@ -79,7 +79,7 @@ def back_free_memory(nbytes: int = 64 << 20) -> None:
     """Touch free memory, so that the next pages taken are backed by the machine.
 
     A virtual machine may hand memory that was freed back to its host, and the first touch of such
-    a page then takes some 10 µs, whoever touches it. Elsewhere this changes nothing.
+    a page then takes some 10 µs in any program. Elsewhere this changes nothing.
     """
     np.ones(nbytes, np.uint8)
 

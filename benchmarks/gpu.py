@@ -88,7 +88,7 @@ def in_turn(
     """Time every contestant `repeat` times, one after another in each round.
 
     Each is called twice in a row with numbers that count up, and the second call is timed: so
-    nobody starts with caches and address translations that another one filled.
+    none starts with caches and address translations that another one filled.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(0, 2 * repeat, 2):

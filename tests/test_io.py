@@ -137,7 +137,7 @@ def test_a_sync_that_fails_is_final(directory, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINTR, errno.EDQUOT])
 def test_closing_tells_only_of_what_was_not_synced(directory, monkeypatch, number):
-    """NFS, FUSE and quotas may answer `close` with an error, and close all the same."""
+    """NFS, FUSE and quotas may answer `close` with an error, and have closed the file."""
     directory.write_file("read", b"content")
     read, synced, written, dropped = (
         directory.open_file("read"), *(directory.create(name) for name in "abc")

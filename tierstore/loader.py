@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["Lookahead", "lookahead"]
 
 Batch = TypeVar("Batch")
-
-
-class Prefetching(Protocol):
-    """A table, or a layer over one."""
-
-    def prefetch(self, ids: Any, *, window: int) -> None:
-        """Start bringing rows nearer, to stay until used or `window` newer batches came."""
 
 
 class Lookahead(Generic[Batch]):

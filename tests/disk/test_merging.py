@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer
+from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer, rows_upto
 from tests.oracle import records
 from tests.tier.stack import read
 from tierstore._disk import fold
@@ -105,6 +105,6 @@ def test_what_other_deltas_hold_is_not_touched(tmp_path):
     for row in (3, 40):
         writer.tier.write(np.array([row]), records(rng, 1, WIDTH))
         writer.commit()
-    assert writer.tier.rows_upto(2).tolist() == [3]
+    assert rows_upto(writer.tier, 2).tolist() == [3]
     assert len(list(writer.tier.merge(2).steps())) == 2  # one to write it, one to prove it
     assert np.flatnonzero((in_base(writer) != oracle).any(axis=1)).tolist() == [3]

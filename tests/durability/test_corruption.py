@@ -114,7 +114,7 @@ def flipped(bit: int) -> Callable[[bytes], bytes]:
 
 
 def survives_flip(store: Sample, path: Path, bit: int) -> bool:
-    """Whether nobody notices a flipped bit, and every row is read as it was."""
+    """Whether a flipped bit goes unnoticed, and every row is read as it was."""
     with damaged(path, flipped(bit)):
         return not is_noticed(store)
 

@@ -1,4 +1,4 @@
-"""Payload trees and keys that somebody made up, with valid checksums: a typed error, nothing else.
+"""Made-up payload trees and keys, with valid checksums: a typed error, nothing else.
 
 Manifests and STORE.json of that kind are in test_manifests.
 """

@@ -156,7 +156,7 @@ def test_verify_names_the_versions_that_are_whole(two: Two) -> None:
 
 
 def test_a_version_that_does_not_show_the_damage_is_whole(two: Two) -> None:
-    """A base row that a delta holds too can be read; it is damage all the same."""
+    """A base row that a delta holds too can be read; it still counts as damage."""
     row = next(iter(set(range(ROWS)) - set(two.only_in_base())))
     hurt_row(two, row)
     report = tierstore.verify(two.path)

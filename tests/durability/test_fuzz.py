@@ -137,7 +137,7 @@ def opens_or_says_why(path: Path) -> None:
 
 
 def test_a_crafted_manifest_opens_or_says_why(store: Sample) -> None:
-    """With a valid checksum, as somebody with bad intent would write it."""
+    """With a valid checksum, as an attacker would write it."""
     rng = random.Random(2)
     data = newest_manifest(store.path).read_bytes()
     body = body_of(data)

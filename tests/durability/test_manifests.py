@@ -38,7 +38,7 @@ def opens(store: Sample) -> None:
 
 
 def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    """Change a text in the body and seal it again, as somebody with bad intent would."""
+    """Change a text in the body and seal it again, as an attacker would."""
 
     def change(data: bytes) -> bytes:
         body = body_of(data)

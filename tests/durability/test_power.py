@@ -35,7 +35,7 @@ def run(*command: str | Path) -> None:
 
 
 def unmount(place: Path) -> None:
-    """Unmount what somebody may still hold, if need be as soon as nobody does."""
+    """Unmount what may still be in use, if need be as soon as it is not."""
     gc.collect()
     for _ in range(50):
         if subprocess.run(["umount", place], capture_output=True).returncode == 0:

@@ -1,4 +1,4 @@
-"""A disk that loses what a fold wrote, whoever is told of it first: the fold fails, no row is lost.
+"""A disk that loses what a fold wrote, wherever the error shows first: the fold fails, rows stay.
 
 Beside a stand-in for the system, XFS on a loop device whose file lies on a full tmpfs.
 """

@@ -1,4 +1,4 @@
-"""A GPU tier gives up the rows of least score, whatever the policy."""
+"""A GPU tier evicts the rows of least score, whatever the policy."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_numpy_ids_give_tensors_that_nobody_waits_for(tmp_path: Path, place: Pla
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", ["ids", "rows"])
 def test_work_goes_into_torchs_stream_if_ids_or_rows_are_torchs(tmp_path: Path, what: str) -> None:
-    """The other is NumPy's; whoever looks in another stream sees what was there before."""
+    """The other is NumPy's; another stream sees what was there before."""
     spec = {"t": TableSpec(rows=ROWS, dim=4)}
     budget = Budget(gpu_rows=ROWS)
     ids, rows = np.arange(7), np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)

@@ -497,11 +497,6 @@ class DiskTier:
             live.remove()
         return rows
 
-    def rows_upto(self, version: int) -> npt.NDArray[np.int64]:
-        """Return the rows in committed deltas of versions up to this one, ascending."""
-        ids = [np.asarray(delta.ids) for delta in self._upto(version)]
-        return unique(np.concatenate([np.empty(0, np.int64), *ids]))
-
     def touched(self, version: int, rows: int) -> npt.NDArray[np.int64]:
         """Return which blocks of so many rows are touched by deltas up to a version, ascending."""
         blocks = np.zeros(-(-self.rows // rows), np.bool_)

@@ -548,9 +548,8 @@ class ReplacedError(TierStoreError, NotImplementedError):
 
 def _replaced(name: str) -> NoReturn:
     raise ReplacedError(
-        f"{name} replaced CuPy's allocator for the whole process; nothing here does. "
-        'tierstore._tiers.memory.allocate(nbytes, "pinned") is memory that the GPU reads, and '
-        "CPUPinn=True a table in such memory"
+        f"{name} replaced CuPy's allocator for the whole process, which nothing here does: give "
+        "CPUPinn=True for a table in pinned memory, and use cupyx.empty_pinned for other arrays"
     )
 
 

@@ -246,7 +246,7 @@ class Disk:
     # -- power cuts
 
     def copy(self) -> Path:
-        """Copy the disk as it is at this moment; whoever writes to it must be stopped.
+        """Copy the disk as it is at this moment; stop its writers first.
 
         The kernel may still write by itself, so what is copied while it does is copied again.
         """
