@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -20,55 +20,18 @@ from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
-from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore.errors import (
-    CapacityError,
     ClosedError,
     DeviceError,
-    DeviceLostError,
     InvalidInputError,
     InvalidTypeError,
 )
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease", "explained", "on_device"]
-
-
-def explained(error: BaseException | None, table: str) -> BaseException | None:
-    """Return what an error of the CUDA driver means to a user, other errors as they are."""
-    kind = type(error).__name__
-    if kind == "OutOfMemoryError":
-        return CapacityError(
-            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
-            "give the store a smaller gpu budget, or the batch fewer ids"
-        )
-    if kind in ("CUDARuntimeError", "CUDADriverError"):
-        return DeviceLostError(
-            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
-            "the last commit is intact; start a new process and open the store again"
-        )
-    return error
-
-
-@contextlib.contextmanager
-def on_device(gpu: GpuTier | None, table: str) -> Iterator[None]:
-    """Make the device of a table's GPU tier the current one, and explain the driver's errors.
-
-    Without a GPU tier this does nothing.
-    """
-    if gpu is None:
-        yield
-        return
-    try:
-        with gpu.device.current():
-            yield
-    except Exception as error:
-        meaning = explained(error, table)
-        if meaning is error or meaning is None:
-            raise
-        raise meaning from error
+__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 
 class _Using(Use):
@@ -115,7 +78,7 @@ class _Using(Use):
         if found is None:
             super().__exit__()
             return
-        meaning = explained(found, self._access.name) or found
+        meaning = device_error(found, self._access.name) or found
         super().__exit__(type(meaning), meaning)
         if meaning is not error:
             raise meaning from (found if meaning is not found else None)
@@ -504,7 +467,7 @@ class DeviceAccess(DeviceArrays):
         def look() -> Callable[[], None] | None:
             if epoch.ended:
                 return None
-            advice = gpu.host.prefetch(rows)
+            advice = gpu.host.stage(rows)
 
             def advise() -> None:
                 if advice is not None:

@@ -145,12 +145,12 @@ class GpuMemory:
 
     def reach(self, host: HostTier) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
+        view = host.view()
         self.argument.direct = host.direct
-        views = {"host": host.records, "host_dirty": host.map.dirty}
-        if not host.direct:
-            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
-        for name, view in views.items():
-            setattr(self.argument, name, self._device.host_pointer(host.arena, view))
+        views = {"host": view.records, "host_dirty": view.dirty, "host_slot_of": view.slot_of}
+        for name, array in views.items():
+            if array is not None:
+                setattr(self.argument, name, self._device.host_pointer(host.arena, array))
 
     @classmethod
     def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, scored: bool = False) -> int:
