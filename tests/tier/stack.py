@@ -86,6 +86,6 @@ def read(tier: Any, rows: Any, lo: int = 0, hi: int | None = None, **options: An
     """Return byte ranges of records as a fresh array."""
     rows = np.asarray(rows, np.int64)
     out = np.empty((rows.size, (tier.record_bytes if hi is None else hi) - lo), np.uint8)
-    nearest = tier if isinstance(tier, HostTier) else Uncached(tier)
+    nearest = tier if isinstance(tier, HostTier | Uncached) else Uncached(tier)
     nearest.read(rows, out, lo, hi, **options)
     return out

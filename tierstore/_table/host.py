@@ -176,6 +176,8 @@ class HostAccess:
     def __init__(self, space: Space, extent: Extent, layout: RecordLayout, door: Door) -> None:
         """Refer to the rows of one table in a space that has no GPU tier."""
         self.extent = extent
+        self.start = extent.start
+        self.rows = extent.rows
         self.door = door
         self.layout = layout
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
@@ -183,7 +185,7 @@ class HostAccess:
 
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to the host; see `host_ids`."""
-        return host_ids(ids, self.extent.rows)
+        return host_ids(ids, self.rows)
 
     def using(self, *, write: bool = False) -> Use:
         """Enter the store beside the calls of other threads."""
@@ -200,7 +202,7 @@ class HostAccess:
             with self.door.call():
                 if extent.epoch.ended:
                     extent.epoch.check_open()
-                rows = ids.rows if not extent.start else extent.in_space(ids.rows)
+                rows = ids.rows + self.start if self.start else ids.rows
                 self.nearest.read(rows, out, lo, hi, admit=admit)
         return out if into is None else into
 
@@ -213,7 +215,7 @@ class HostAccess:
         enter = self.door.call if len(pieces) == 1 else self.door.use  # or half a row might show
         with enter(write=True):
             self.extent.epoch.check_open()
-            rows = self.extent.in_space(rows)
+            rows = rows + self.start if self.start else rows
             for lo, hi, data in pieces:
                 self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
@@ -234,7 +236,7 @@ class HostAccess:
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
         nearest, epoch = self.nearest, self.extent.epoch
-        rows = self.extent.in_space(self.ids(ids).rows.copy())  # the ids are the caller's
+        rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
         def look() -> Callable[[], None] | None:
             return None if epoch.ended else nearest.stage(rows)
@@ -266,7 +268,7 @@ class HostLease:
         self._fields = access.fields
         self._door = access.door
         self._nearest = access.nearest
-        self._held = access.extent.in_space(self.rows)
+        self._held = self.rows + access.start if access.start else self.rows
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False

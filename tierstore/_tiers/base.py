@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tierstore._counters import TierStats
 
-__all__ = ["Bytes", "DeviceView", "LowestTier", "Rows", "Tier", "parts_of"]
+__all__ = ["Bytes", "DeviceView", "LowestTier", "Rows", "Tier"]
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -85,8 +85,3 @@ class DeviceView(NamedTuple):
     records: Bytes
     dirty: npt.NDArray[np.uint8]
     slot_of: npt.NDArray[np.int32] | None
-
-
-def parts_of(count: int, step: int) -> list[slice]:
-    """Return slices of at most `step` that cover `count`."""
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]

@@ -23,7 +23,7 @@ from tierstore import _rowcopy
 from tierstore._counters import Occupancy, TierStats
 from tierstore._threads import Condition
 from tierstore._tiers import capacity, memory
-from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier, parts_of
+from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore._tiers.uncached import read_ranges, write_ranges
@@ -453,7 +453,8 @@ class HostTier:
             write_ranges(self.below, rows, records, lo)
 
     def _parts(self, count: int) -> list[slice]:
-        return parts_of(count, self._part)
+        step = self._part
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
     # -- rows that are not used yet
 

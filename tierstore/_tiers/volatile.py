@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tierstore import _rowcopy
 from tierstore._counters import TierStats
 from tierstore._disk.generation import initial_records
-from tierstore._tiers.base import Bytes, Rows, parts_of
+from tierstore._tiers.base import Bytes, Rows
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import TableSpec
 
@@ -68,10 +68,10 @@ class Origin:
         """Yield the records of `rows` part by part; an array is good until the next one."""
         step = max(1, _PART_BYTES // self.record_bytes)
         block = np.empty((min(rows.size, step), self.record_bytes), np.uint8)
-        for part in parts_of(rows.size, step):
-            records = block[: part.stop - part.start]
-            self.read(rows[part], records)
-            yield part, records
+        for start in range(0, rows.size, step):
+            part = slice(start, min(start + step, rows.size))
+            self.read(rows[part], block[: part.stop - start])
+            yield part, block[: part.stop - start]
 
     def _block(self, number: int) -> Bytes:
         """Return the first records of a block of rows; the last one made is at hand."""
