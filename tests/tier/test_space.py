@@ -15,7 +15,7 @@ from tests.tier.stack import ArrayTier, check, random_span, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.placement import Placement
-from tierstore._tiers.router import Router
+from tierstore._tiers.space import Router
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError
 

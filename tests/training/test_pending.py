@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.training.conftest import DIM, ROWS, Place, rows_of
-from tierstore._tiers.epoch import Epoch
+from tierstore._tiers.base import Epoch
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.nn import autograd as nn_batch
 from tierstore.optim import TieredOptimizer

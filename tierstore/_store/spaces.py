@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from tierstore._disk.generation import Generation
 from tierstore._store.options import Options
 from tierstore._table.table import Owner, Table
-from tierstore._tiers.epoch import GONE
+from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
 from tierstore.spec import TableSpec

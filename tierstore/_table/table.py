@@ -17,13 +17,12 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
 from tierstore._info import TableInformation, TierInformation
-from tierstore._table.address import Ids, on_host
+from tierstore._table.address import Ids, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
-from tierstore._table.warming import rows_to_warm
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
@@ -427,7 +426,7 @@ class Table:
         host, extent = self._space.host, self._extent
         if host is None:
             return 0
-        rows, keys = rows_to_warm(host, ids, counts)
+        rows, keys = rows_to_warm(self.rows, host.slots, ids, counts)
         with self._owner.door.use() as use:
             extent.epoch.check_open()
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._counters import TierStats
-from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
+from tierstore._tiers.base import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
