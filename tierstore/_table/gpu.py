@@ -74,7 +74,7 @@ class _Using(Use):
         self._end(error, found)
 
     def _end(self, error: BaseException | None, found: BaseException | None) -> None:
-        """Let the next thread in, and raise what was found where the body did not raise that."""
+        """Leave the store, and raise what was found where the body did not raise that."""
         if found is None:
             super().__exit__()
             return
@@ -137,7 +137,7 @@ class DeviceArrays:
         if self.device.capturing(stream):
             raise DeviceError(
                 f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
-                "read what lay in the slots now; read the rows before, and let the graph start "
+                "read what is in the slots now; read the rows before, and have the graph start "
                 "from a copy of them"
             )
         return stream
@@ -226,7 +226,7 @@ class DeviceLease:
     def rows(self) -> Any:
         """The id of each distinct row, int64 `(bound,)`; undefined behind the distinct rows.
 
-        The lease's own, whatever becomes of the ids it was asked for.
+        The lease's own: the ids it was asked for may change.
         """
         return self._rows[: self.bound]
 

@@ -72,11 +72,11 @@ class _Move:
 
 
 class HostTier:
-    """Records of the rows worth keeping, at most `slots` of them, in one arena.
+    """Records of the rows that the policy keeps, at most `slots` of them, in one arena.
 
-    Reads and writes admit the rows they miss; those that the policy values least make room, and
+    Reads and writes admit the rows they miss; those that score least by the policy make room, and
     those of them that changed go to the tier below. Rows of a batch that find no room, because all
-    others are worth more, or the batch itself or open leases fill the tier, are served by the tier
+    others score more, or the batch itself or open leases fill the tier, are served by the tier
     below.
 
     What stands outside `read`, `write`, `lease`, `read_held`, `write_held`, `give_back`, `fetch`
@@ -200,7 +200,7 @@ class HostTier:
     def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
 
-        They are admitted whatever they are worth: a step reads and writes them field by field.
+        They are admitted whatever they score: a step reads and writes them field by field.
         `positions` says which of them each id of the batch is, for the counters.
         """
         with self._lock:
@@ -300,7 +300,7 @@ class HostTier:
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
-        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
+        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows score.
         `positions`: which of `rows`, distinct, each id of the batch is.
         """
         slots, missing = self._find(rows)
@@ -381,7 +381,7 @@ class HostTier:
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
-        """Give the lock up while `rows`, which have no slot, are on their way."""
+        """Release the lock while `rows`, which have no slot, are on their way."""
         move = _Move(np.sort(np.concatenate(rows)) if rows else _NO_ROWS)
         self._moves.append(move)
         self._lock.release()

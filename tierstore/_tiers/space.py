@@ -1,6 +1,6 @@
 """A space: tables whose records are equally long, under one host tier and one GPU tier.
 
-A space is a list of extents that lie end to end, one for each table. The tiers above the lowest
+A space is a list of extents placed end to end, one for each table. The tiers above the lowest
 know rows of the space alone: row = start of the extent + row of the table.
 """
 
@@ -80,7 +80,7 @@ def lowest_of(extents: Sequence[Extent]) -> Tier:
 
 
 class Router:
-    """The lowest tier of a space of several extents, which lie end to end."""
+    """The lowest tier of a space of several extents, placed end to end."""
 
     def __init__(self, tiers: Sequence[LowestTier]) -> None:
         """Lay the rows of `tiers`, whose records are equally long, end to end."""
