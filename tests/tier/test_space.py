@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tests.gpu.emulator import EmulatedDevice
 from tests.oracle import records
 from tests.tier.stack import ArrayTier, check, random_span, read
 from tierstore import Budget, Field, TableSpec
@@ -17,7 +18,7 @@ from tierstore._tiers.host import HostTier
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Router
 from tierstore._tiers.uncached import Uncached
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, RowIndexError
 
 WIDTH, DIM = 48, 6
 SIZES = (5, 1, 60, 17)
@@ -80,12 +81,12 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 class Program:
     """Random work on tables of a store, and arrays that get the same."""
 
-    def __init__(self, path: Path, seed: int, budget: Budget | None) -> None:
+    def __init__(self, path: Path, seed: int, budget: Budget | None, device: Any = "cpu") -> None:
         self.rng = np.random.default_rng(seed)
-        self.path, self.budget = path, budget
+        self.path, self.options = path, {"budget": budget, "device": device}
         specs = {f"t{n}": TableSpec(rows, DIM) for n, rows in enumerate(SIZES)}
         specs["wide"] = TableSpec(9, 2 * DIM)
-        self.store = tierstore.create(path, specs, budget=budget)
+        self.store = tierstore.create(path, specs, **self.options)
         self.truth = {
             name: np.zeros((spec.rows, spec.dim), np.float32) for name, spec in specs.items()
         }
@@ -123,11 +124,13 @@ class Program:
     def lease(self, name: str) -> None:
         ids, field = self.ids(name), next(iter(self.store[name].fields))
         with self.store[name].lease(ids) as lease:
-            assert np.array_equal(lease.rows, np.sort(ids))
+            lease.trim(wait=True)
+            held = np.asarray(lease.rows)
+            assert np.array_equal(np.sort(held), np.sort(ids))
             rows = lease.read(field)
-            assert np.array_equal(rows, self.truth[name][lease.rows])
+            assert np.array_equal(rows, self.truth[name][held])
             lease.write(field, rows + 1)
-            self.truth[name][lease.rows] += 1
+            self.truth[name][held] += 1
 
     def scan(self, name: str) -> None:
         assert np.array_equal(np.concatenate(list(self.store[name].scan())), self.truth[name])
@@ -175,7 +178,7 @@ class Program:
 
     def follow(self) -> None:
         """A reader that was open before a commit shows it after a refresh."""
-        with tierstore.open(self.path, budget=self.budget) as reader:
+        with tierstore.open(self.path, **self.options) as reader:
             for name, rows in self.committed.items():
                 assert np.array_equal(reader[name].read(np.arange(len(rows))), rows)
             self.commit()
@@ -186,7 +189,7 @@ class Program:
     def reopen(self) -> None:
         self.commit()
         self.store.close()
-        self.store = tierstore.open(self.path, "r+", budget=self.budget)
+        self.store = tierstore.open(self.path, "r+", **self.options)
         for name in self.truth:
             self.scan(name)
 
@@ -213,6 +216,32 @@ def test_tables_that_share_a_space_are_tables_of_their_own(
     tmp_path: Path, seed: int, budget: str
 ) -> None:
     Program(tmp_path / "s", seed, BUDGETS[budget]).run(60)
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (9, 2), (200, 3), (3, 200), (200, 200)])
+@pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tables_share_a_space_on_a_gpu(tmp_path: Path, device: str, rows: tuple[int, int]) -> None:
+    host, gpu = rows
+    place = EmulatedDevice() if device == "emulated" else device
+    Program(tmp_path / "s", host, Budget(host_rows=host, gpu_rows=gpu), place).run(40)
+
+
+@pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("bad", [-1, 40, 41, 79, 80, 1 << 40, -(1 << 61), -(1 << 63), 2**63 - 1])
+def test_a_bad_id_on_a_gpu_names_its_table(tmp_path: Path, device: str, bad: int) -> None:
+    """Also one that is a row of another table of the space."""
+    torch = pytest.importorskip("torch")
+    place = EmulatedDevice() if device == "emulated" else device
+    specs = {name: TableSpec(40, DIM) for name in "ab"}
+    with tierstore.create(tmp_path / "s", specs, device=place) as made:
+        ids = torch.tensor([3, bad, 5]).to(made["b"]._access.torch_device)
+        for name in "ab":
+            made[name].write(np.arange(40), np.ones((40, DIM), np.float32))
+        rows = made["b"].read(ids)
+        assert torch.isnan(rows[1]).all() and (rows[[0, 2]] == 1).all()
+        with pytest.raises(RowIndexError, match=rf"row {bad} at position 1 .* table 'b', .* 39;"):
+            made.commit()
+        made.rollback()
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ class Table:
         if gpu is None:
             return HostAccess(self._space, self._extent, self._layout, door)
         checks = self._owner.sync_checks
-        return DeviceAccess(gpu, self._layout, door, self.name, sync_checks=checks)
+        return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:

@@ -56,6 +56,11 @@ class Extent:
         """Number of rows."""
         return self.tier.rows
 
+    @property
+    def range(self) -> range:
+        """Its rows in the space."""
+        return range(self.start, self.start + self.rows)
+
     def in_space(self, rows: Rows) -> Rows:
         """Return rows of the table as rows of the space; no copy where they are the same."""
         return rows + self.start if self.start else rows
@@ -163,6 +168,8 @@ class Space:
         self.extents = tuple(extents)
         self.host = host
         self.gpu = gpu
+        if gpu is not None:
+            gpu.tables = [(extent.table, extent.range) for extent in self.extents]
         self.nearest: Nearest = Uncached(below) if host is None else host
 
     @contextlib.contextmanager
