@@ -437,7 +437,7 @@ class Table:
                     extent.epoch.check_open()  # which the callback may have ended
 
             if keys is not None:
-                host.map.prime(keys)
+                host.map.prime(keys, extent.start)
             return host.warm(extent.in_space(rows), report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:

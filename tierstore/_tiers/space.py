@@ -237,7 +237,7 @@ class Space:
         with self.on_device():
             found = {
                 **({} if self.gpu is None else {"gpu": self.gpu.stats}),
-                **({} if self.host is None else {"host": self.host.stats}),
+                **({} if self.host is None else {"host": self.host.stats_from(extent.start)}),
                 "disk": extent.tier.stats,
             }
             return {name: dataclasses.replace(stats) for name, stats in found.items()}
