@@ -87,7 +87,7 @@ class Policy(ABC):
         """Note that a batch to come, after those announced before, will use `rows`."""
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Replace what was seen of rows from `start` by `counts`, how often each was used before."""
+        """Replace what was seen of rows from `start` by `counts` of uses before."""
 
 
 @dataclass(frozen=True)
