@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.oracle import records
 from tests.tier.stack import random_span, read
 from tierstore import _io
-from tierstore._disk import delta_writer as live_delta
+from tierstore._disk import delta as live_delta
 from tierstore._disk import write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.base import CHECKSUMS, Base, Progress
-from tierstore._disk.binding import (
+from tierstore._disk.base import (
+    CHECKSUMS,
     DIGEST_ROWS,
+    Base,
+    Progress,
     block_sums,
     foreign_blocks,
     read_digest,
     write_digest,
 )
-from tierstore._disk.compact import Compaction
-from tierstore._disk.delta import Delta
-from tierstore._disk.delta_writer import LiveDelta
+from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.keys import KeyFile, Keys, open_keys
 from tierstore._disk.manifest import (
     DELTA_NAME,
@@ -36,6 +36,7 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._disk.merging import Compaction
 from tierstore._disk.tier import DiskTier
 from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from tierstore._counters import TierStats
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
-from tierstore._disk.delta import Delta
-from tierstore._disk.delta_writer import LiveDelta
-from tierstore._disk.fold import Merge
+from tierstore._disk.delta import Delta, LiveDelta
+from tierstore._disk.merging import Merge
 from tierstore._disk.readahead import MappedRows, paced
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._rowcopy import unique

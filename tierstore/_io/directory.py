@@ -13,8 +13,7 @@ from typing import Self
 
 from tierstore._io import system
 from tierstore._io.file import Buffer, Descriptor, File
-from tierstore._io.filesystems import filesystem_of
-from tierstore._io.system import explained, raise_explained, sync_descriptor
+from tierstore._io.system import explained, filesystem_of, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
 __all__ = ["Directory", "component"]

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from tierstore._io.directory import Directory
 from tierstore._io.file import File
-from tierstore._io.filesystems import TESTED, filesystem_of
+from tierstore._io.system import TESTED, filesystem_of
 from tierstore.errors import CommitFailedError, ConcurrentWriterError, StoreIOError
 
 __all__ = ["Held", "Holder", "hold_directory", "hold_file"]

@@ -29,10 +29,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Protocol
 
-from tierstore._disk.compact import Compaction, spans
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DigestInfo, TableInfo
+from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
 from tierstore._store.state import State

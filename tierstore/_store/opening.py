@@ -17,8 +17,8 @@ from tierstore._door import internal_errors
 from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
-from tierstore._store.options import Options
 from tierstore._store.store import Store
+from tierstore._store.tables import Options
 from tierstore._table.placement import check_fit, check_names, find_device
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget, Size

@@ -15,9 +15,8 @@ from tierstore._disk.manifest import FORMAT, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
-from tierstore._store.options import Options
 from tierstore._store.payload import Payload
-from tierstore._store.tables import Opener, Opening
+from tierstore._store.tables import Opener, Opening, Options
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table

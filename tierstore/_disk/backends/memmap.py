@@ -9,8 +9,7 @@ import numpy as np
 
 from tierstore import _io
 from tierstore._disk.backends import Backend, PlainFiles, Records
-from tierstore._disk.files import Files
-from tierstore._disk.remote import record_files
+from tierstore._disk.records import Files, record_files
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
 
