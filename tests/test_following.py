@@ -224,7 +224,7 @@ def test_a_refresh_that_fails_leaves_what_was_open(root):
         trainer.check(reader)
         trainer.commit()
         with (
-            mock.patch.object(Delta, "_check_size", side_effect=StoreIOError("no more")),
+            mock.patch.object(Delta, "open", side_effect=StoreIOError("no more")),
             pytest.raises(StoreIOError, match="no more"),
         ):
             reader.refresh()

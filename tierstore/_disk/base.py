@@ -18,7 +18,7 @@ from tierstore import _checksum, _io
 from tierstore._checksum import crc32c
 from tierstore._disk import readahead
 from tierstore._disk.backends import Records
-from tierstore._disk.manifest import DigestInfo, unique_name
+from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.records import BLOCK_BYTES, Files, record_files
 from tierstore.errors import (
@@ -309,10 +309,9 @@ def _block_count(rows: int) -> int:
     return -(-rows // DIGEST_ROWS)
 
 
-def write_digest(generation: _io.Directory, sums: Sums, seq: int) -> DigestInfo:
-    """Write a digest for the manifest of a number; its bytes are durable, its name is not."""
+def write_digest(generation: _io.Directory, sums: Sums, name: str) -> DigestInfo:
+    """Write a digest under a fresh name; its bytes are durable, its name is not."""
     data = sums.astype("<u4").tobytes()
-    name = unique_name("digest-", seq, ".crc")
     generation.write_file(name, data)
     return DigestInfo(name, len(data), crc32c(data))
 

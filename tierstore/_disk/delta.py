@@ -31,7 +31,13 @@ from tierstore import _checksum, _io
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.readahead import MappedRows
 from tierstore._disk.write_queue import Behind, Piece
-from tierstore.errors import ROW_CURE, CorruptRowError, CorruptStoreError, StoreIOError
+from tierstore.errors import (
+    ROW_CURE,
+    ConcurrentWriterError,
+    CorruptRowError,
+    CorruptStoreError,
+    StoreIOError,
+)
 
 __all__ = ["FOOTER_BYTES", "Delta", "LiveDelta", "footer_checksum", "make_footer", "read_records"]
 
@@ -85,30 +91,26 @@ def read_records(
 class Delta:
     """A sealed delta, immutable, mapped to be read by position."""
 
-    def __init__(
-        self, directory: _io.Directory, info: DeltaInfo, *, store: bytes, record_bytes: int
-    ) -> None:
-        """Open and check a delta: its exact size, its footer, its ids and checksums.
+    def __init__(self, file: _io.File, info: DeltaInfo, *, store: bytes, record_bytes: int) -> None:
+        """Map and check a delta: its exact size, its footer, its ids and checksums.
 
-        Raises CorruptStoreError if anything differs from what the manifest says.
+        The file may be closed afterwards. Raises CorruptStoreError if anything differs from what
+        the manifest says.
         """
         self.info = info
         self.record_bytes = record_bytes
-        self._sums_at = info.rows * (record_bytes + 8)
-        try:
-            file = directory.open_file(info.name)
-        except FileNotFoundError:
-            raise CorruptStoreError(
-                f"{directory.join(info.name)} is missing, which version {info.version} needs; "
-                "restore it from a copy, or open an older version"
-            ) from None
-        with file:
-            self._check_size(file)
-            data = _io.map_files([file], info.size, advice=mmap.MADV_RANDOM)
         body = info.rows * record_bytes
+        sums_at = body + 8 * info.rows
+        expected_size, found_size = sums_at + 4 * info.rows + FOOTER_BYTES, file.size
+        if not info.size == expected_size == found_size:
+            raise CorruptStoreError(
+                f"{file.path} has {found_size} bytes, {expected_size} are expected; restore it "
+                "from a copy, or open an older version"
+            )
+        data = _io.map_files([file], info.size, advice=mmap.MADV_RANDOM)
         self.records: npt.NDArray[np.uint8] = data[:body].reshape(info.rows, record_bytes)
-        self.ids: npt.NDArray[np.int64] = data[body : self._sums_at].view("<i8")
-        self.sums: npt.NDArray[np.uint32] = data[self._sums_at : -FOOTER_BYTES].view("<u4")
+        self.ids: npt.NDArray[np.int64] = data[body:sums_at].view("<i8")
+        self.sums: npt.NDArray[np.uint32] = data[sums_at:-FOOTER_BYTES].view("<u4")
         expected = make_footer(
             store, info.version, info.rows, record_bytes, _checksum.crc32c(data[body:-FOOTER_BYTES])
         )
@@ -119,13 +121,20 @@ class Delta:
                 "store or version; restore it from a copy, or open an older version"
             )
 
-    def _check_size(self, file: _io.File) -> None:
-        expected = self._sums_at + 4 * self.info.rows + FOOTER_BYTES
-        if self.info.size != expected or file.size != expected:
+    @classmethod
+    def open(
+        cls, directory: _io.Directory, info: DeltaInfo, *, store: bytes, record_bytes: int
+    ) -> Delta:
+        """Open a delta by its name, and check it; raises CorruptStoreError."""
+        try:
+            file = directory.open_file(info.name)
+        except FileNotFoundError:
             raise CorruptStoreError(
-                f"{file.path} has {file.size} bytes, {expected} are expected; restore it from a "
-                "copy, or open an older version"
-            )
+                f"{directory.join(info.name)} is missing, which version {info.version} needs; "
+                "restore it from a copy, or open an older version"
+            ) from None
+        with file:
+            return cls(file, info, store=store, record_bytes=record_bytes)
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
@@ -325,32 +334,35 @@ class LiveDelta:
         """Wait until all records are in the file, though not durable. Raises as `put` does."""
         self._behind.drain()
 
-    def seal(self, *, store: bytes, version: int) -> DeltaInfo:
-        """Complete the file, which is not durable until it is synced.
+    def seal(self, *, store: bytes, version: int) -> Delta:
+        """Complete the file, which is not durable until it is synced; map it as it will be read.
 
         Where the version is not published after all, records may be put again and the delta be
-        sealed again. Raises StoreIOError where records were damaged by a write that failed.
+        sealed again. Raises StoreIOError where records were damaged by a write that failed,
+        ConcurrentWriterError where another program removed the file.
         """
         self.drain()
-        self._refuse(self._torn)
+        if self._torn.size:
+            self._refuse(self._torn)
         tail = self.ids.astype("<i8").tobytes() + self._sums[: self.count].astype("<u4").tobytes()
         footer = make_footer(store, version, self.count, self.record_bytes, _checksum.crc32c(tail))
         body = self.count * self.record_bytes
         size = body + len(tail) + FOOTER_BYTES
+        info = DeltaInfo(self.name, size, self.count, version, footer_checksum(footer))
         with self._file.use() as file:
-            file.allocate(body, size - body)
+            if size > self._allocated:
+                file.allocate(body, size - body)
             file.write(tail + footer, body)
             file.truncate(size)
             self._allocated = body
             self._mapped = self._mapped[: self.count]
             file.start_writing(body, size - body)
-        return DeltaInfo(self.name, size, self.count, version, footer_checksum(footer))
-
-    @property
-    def nameless(self) -> bool:
-        """Whether the file was removed by another program."""
-        with self._file.use() as file:
-            return file.nameless
+            if file.nameless:
+                raise ConcurrentWriterError(
+                    f"{file.path} was removed before it was committed: another writer takes the "
+                    "store for its own, which the lock should prevent; open it again"
+                )
+            return Delta(file, info, store=store, record_bytes=self.record_bytes)
 
     def sync(self) -> None:
         """Make the file durable; its name is not, until the directory is synced."""

@@ -217,15 +217,12 @@ class Compaction:
         Where that fails, or is stopped, no file is left.
         """
         try:
-            with self._directory.use() as directory:
-                with directory.create(self.name) as file:
-                    info = yield from self._write(file)
-                    file.sync()
-                    directory.sync()
-                    yield from self._prove(file, info)
-                self.delta = Delta(
-                    directory, info, store=self._store, record_bytes=self._record_bytes
-                )
+            with self._directory.use() as directory, directory.create(self.name) as file:
+                info = yield from self._write(file)
+                file.sync()
+                directory.sync()
+                yield from self._prove(file, info)
+                self.delta = Delta(file, info, store=self._store, record_bytes=self._record_bytes)
         except BaseException:
             self.remove()
             raise

@@ -54,6 +54,9 @@ class DiskTier:
     Attributes:
         queue_bytes: bytes of records that may wait in memory for a thread to write them; at first
             0: a write is done when it returns.
+        deltas: the committed deltas, oldest first.
+        delta_bytes: bytes of their files.
+        live: the delta of uncommitted records, if there are any.
     """
 
     def __init__(
@@ -75,34 +78,19 @@ class DiskTier:
         self._base = base
         self._step = max(1, BLOCK_BYTES // self.record_bytes)
         self._new_live = new_live
-        self._live: LiveDelta | None = None
+        self.live: LiveDelta | None = None
         self._superseded = 0
         self._index = np.zeros(self.rows, np.int32)
         self._replaced = np.empty(0, np.int32)
-        self._deltas: list[Delta] = []
-        self._delta_bytes = 0
+        self.deltas: list[Delta] = []
+        self.delta_bytes = 0
         self._starts = np.zeros(1, np.int64)
         self.follow(deltas)
-
-    @property
-    def deltas(self) -> Sequence[Delta]:
-        """The committed deltas, oldest first."""
-        return self._deltas
-
-    @property
-    def live(self) -> LiveDelta | None:
-        """The delta of uncommitted records, if there are any."""
-        return self._live
 
     @property
     def index_bytes(self) -> int:
         """Most bytes the index can take."""
         return self._index.nbytes
-
-    @property
-    def delta_bytes(self) -> int:
-        """Bytes of the files of all committed deltas."""
-        return self._delta_bytes
 
     def follow(self, deltas: Sequence[Delta]) -> None:
         """Replace the committed deltas by `deltas`, oldest first; those that stay keep places.
@@ -121,11 +109,11 @@ class DiskTier:
             self._exchange(begin, end, coming)
             if end > begin:
                 self._base.forget()
-        gaps = int(self._starts[-1]) - sum(delta.info.rows for delta in self._deltas)
+        gaps = int(self._starts[-1]) - sum(delta.info.rows for delta in self.deltas)
         if self._starts[-1] > _MAX_POSITIONS // 2 and gaps > _MAX_POSITIONS // 8:
             self._close_gaps()
         self._lay_live(live_rows)
-        self._delta_bytes = sum(delta.info.size for delta in self._deltas)
+        self.delta_bytes = sum(delta.info.size for delta in self.deltas)
 
     def changed(self, deltas: Sequence[Delta], folded: int) -> npt.NDArray[np.int64]:
         """Return the rows whose committed image may be another once it follows `deltas`.
@@ -135,7 +123,7 @@ class DiskTier:
         """
         parts = [np.empty(0, np.int64)]
         for begin, end, coming in self._segments(deltas):
-            gone = self._deltas[begin:end]
+            gone = self.deltas[begin:end]
             if len(coming) == 1 and gone and coming[0].info.version == gone[-1].info.version:
                 continue
             gone = [delta for delta in gone if delta.info.version > folded]
@@ -144,11 +132,11 @@ class DiskTier:
 
     def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
         """Return which of the committed deltas, from one to before another, give way to which."""
-        places = {id(delta): number for number, delta in enumerate(self._deltas)}
+        places = {id(delta): number for number, delta in enumerate(self.deltas)}
         segments: list[tuple[int, int, list[Delta]]] = []
         begin, coming = 0, list[Delta]()
         for delta in [*deltas, None]:
-            place = len(self._deltas) if delta is None else places.get(id(delta), -1)
+            place = len(self.deltas) if delta is None else places.get(id(delta), -1)
             if delta is not None and place < begin:
                 coming.append(delta)
                 continue
@@ -159,12 +147,12 @@ class DiskTier:
 
     def _exchange(self, begin: int, end: int, coming: list[Delta]) -> None:
         """Lay deltas in the place of those from number `begin` to before `end`."""
-        gone, is_last = self._deltas[begin:end], end == len(self._deltas)
+        gone, is_last = self.deltas[begin:end], end == len(self.deltas)
         first = int(self._starts[begin])
         starts = np.cumsum([first, *(delta.info.rows for delta in coming)])
         last = int(starts[-1] if is_last else self._starts[end])
         if starts[-1] > last:  # they need more room than there is: all behind them move
-            self._exchange(begin, len(self._deltas), [*coming, *self._deltas[end:]])
+            self._exchange(begin, len(self.deltas), [*coming, *self.deltas[end:]])
             return
         self._check_positions(last)
         for delta in gone:
@@ -183,7 +171,7 @@ class DiskTier:
         self._starts = np.concatenate(
             [self._starts[:begin], starts[:-1], [last], self._starts[end + 1 :]]
         )
-        self._deltas[begin:end] = coming
+        self.deltas[begin:end] = coming
 
     def _check_rows(self, delta: Delta) -> None:
         ids = np.asarray(delta.ids)
@@ -201,7 +189,7 @@ class DiskTier:
 
     def _lift_live(self) -> npt.NDArray[np.int64]:
         """Point the index to committed records alone; return the ids of the live delta's."""
-        ids = np.empty(0, np.int64) if self._live is None else self._live.ids
+        ids = np.empty(0, np.int64) if self.live is None else self.live.ids
         self._index[ids] = self._replaced[: ids.size]  # the same for each that repeats
         return ids
 
@@ -215,7 +203,7 @@ class DiskTier:
 
     def _close_gaps(self) -> None:
         """Give the committed deltas their positions anew, end to end."""
-        sizes = [delta.info.rows for delta in self._deltas]
+        sizes = [delta.info.rows for delta in self.deltas]
         starts = np.cumsum([0, *sizes])
         shift = (self._starts[:-1] - starts[:-1]).astype(np.int32)
         for at in range(0, self.rows, _INDEX_ROWS):
@@ -361,9 +349,9 @@ class DiskTier:
         """Split index entries by delta: the delta, its first position, which entries are in it."""
         number = np.searchsorted(self._starts, places - 1, side="right") - 1
         parts: list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]] = []
-        sources: list[Delta | LiveDelta] = [*self._deltas]
-        if self._live is not None:
-            sources.append(self._live)
+        sources: list[Delta | LiveDelta] = [*self.deltas]
+        if self.live is not None:
+            sources.append(self.live)
         for found in np.unique(number[places > 0]).tolist():
             which = np.flatnonzero((number == found) & (places > 0))
             parts.append((sources[found], int(self._starts[found]), which))
@@ -411,9 +399,9 @@ class DiskTier:
             self.read(rows, whole)
             whole[:, lo:hi] = records
             records = whole
-        live = self._live
+        live = self.live
         if live is None:
-            live = self._live = self._create_live()
+            live = self.live = self._create_live()
             self._superseded = 0
         start, first = int(self._starts[-1]), live.count
         places = self._index[rows]
@@ -439,7 +427,8 @@ class DiskTier:
         replaced[first:count] = places[new]
         self._replaced = replaced
         self._index[rows[new]] = positions[new] + 1 + start
-        self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
+        self.stats.written += rows.size
+        self.stats.bytes_in += rows.size * self.record_bytes
         self._superseded += superseded
         if self._superseded > live.count // 2 and not live.full:
             self._compact(live)
@@ -465,7 +454,7 @@ class DiskTier:
             live.full = True
             return
         self._replaced = self._replaced[places]
-        self._live, self._superseded = compact, 0
+        self.live, self._superseded = compact, 0
         self._index[rows] = np.arange(1, rows.size + 1, dtype=np.int32) + self._starts[-1]
         live.remove()
 
@@ -479,19 +468,19 @@ class DiskTier:
 
     def adopt(self, delta: Delta) -> None:
         """Take the live delta, now committed as `delta`, among the committed ones."""
-        if self._live is not None:
-            self._live.close()
-        self._live = None
+        if self.live is not None:
+            self.live.close()
+        self.live = None
         stop = int(self._starts[-1]) + delta.info.rows
         self._check_positions(stop)
-        self._deltas.append(delta)
+        self.deltas.append(delta)
         self._starts = np.append(self._starts, stop)
-        self._delta_bytes += delta.info.size
+        self.delta_bytes += delta.info.size
 
     def discard(self) -> npt.NDArray[np.int64]:
         """Drop the live delta; return the rows it held, which show committed values again."""
         rows = unique(self._lift_live())
-        live, self._live = self._live, None
+        live, self.live = self.live, None
         if live is not None:
             live.remove()
         return rows
@@ -516,7 +505,7 @@ class DiskTier:
         return Merge(self._base, self._upto(version))
 
     def _upto(self, version: int) -> Sequence[Delta]:
-        return [delta for delta in self._deltas if delta.info.version <= version]
+        return [delta for delta in self.deltas if delta.info.version <= version]
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """Return those of `rows` whose record in the base does not match its checksum."""
@@ -528,11 +517,11 @@ class DiskTier:
 
     def close(self) -> None:
         """Close the files; a live delta stays, for the next writer to sweep up."""
-        if self._live is not None:
-            self._live.close()
-        self._live = None
+        if self.live is not None:
+            self.live.close()
+        self.live = None
         self._base.close()
-        self._deltas = []
+        self.deltas = []
 
 
 def _grown(array: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:

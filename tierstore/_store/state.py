@@ -166,10 +166,10 @@ class State:
         """
         while True:
             opening = Opening()
-            seq = self.ledger.seq + 1 if self.door.writable else None
+            next_seq = self.ledger.next_number if self.door.writable else None
             try:
                 self._opener.open_all(
-                    self.manifest, self.tables, opening, seq=seq, floor=self._floor
+                    self.manifest, self.tables, opening, next_seq=next_seq, floor=self._floor
                 )
                 is_missing = self._hold_payload()
                 if (opening.errors or is_missing) and self._has_moved(version):
@@ -239,7 +239,8 @@ class State:
         if name in self.tables:
             self.tables[name]._close()
         try:
-            opened = self._opener.open(self.manifest, name, self.ledger.seq + 1, self._floor)
+            next_seq = self.ledger.next_number
+            opened = self._opener.open(self.manifest, name, next_seq, self._floor)
             self._attach({name: opened})
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
@@ -255,10 +256,10 @@ class State:
         `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
         callback has closed the store.
         """
-        self.door.check(write=True)
+        self.door.check_open(write=True)
         manifest = dataclasses.replace(
             self.manifest,
-            seq=self.ledger.seq + 1,
+            seq=self.ledger.next_number(),
             keep=self.keep,
             last_version=self.ledger.last_version,
             format=FORMAT,
@@ -296,10 +297,12 @@ class State:
                 self.tables.pop(name)._close(GONE)
             for name in self.damaged.keys() - manifest.tables.keys():
                 del self.damaged[name]
-            for name, table in self.tables.items():
-                info = manifest.tables[name]
+            before = self.manifest.tables
+            for name, info in manifest.tables.items():
+                if info is before.get(name) or (table := self.tables.get(name)) is None:
+                    continue  # nothing is new of it, or it is to be opened yet
                 if info.generation == table._generation.info.generation:
-                    table._generation.committed(info, manifest.seq + 1)
+                    table._generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {manifest.version} is committed, but it could not be opened ({error}); "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -137,7 +137,7 @@ class Opener:
         tables: Mapping[str, Table],
         opening: Opening,
         *,
-        seq: int | None,
+        next_seq: Callable[[], int] | None,
         floor: int,
     ) -> None:
         """Open what a manifest names: all of a table, or only the deltas of one that can follow.
@@ -150,28 +150,27 @@ class Opener:
                 if table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
                 else:
-                    opening.new[name] = self.open(manifest, name, seq, floor)
+                    opening.new[name] = self.open(manifest, name, next_seq, floor)
             except (CorruptStoreError, FormatError) as error:
                 opening.errors[name] = error
 
     def open(
-        self, manifest: Manifest, name: str, seq: int | None, floor: int
+        self, manifest: Manifest, name: str, next_seq: Callable[[], int] | None, floor: int
     ) -> tuple[Generation, Tiers]:
         """Open a table of a manifest, and place its tiers.
 
-        `seq` is the number of the next manifest, `floor` the version up to which a fold may be
-        merging deltas into the base. Raises CorruptStoreError and FormatError.
+        `next_seq` returns the number of the next manifest, for a writer; `floor` is the version up
+        to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
         try:
             with self._directory.directory(name) as table:
-                generation = Generation(table, info, store=manifest.uuid, seq=seq)
+                generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
                 "restore it from a copy"
             ) from None
-        total = sum(each.spec.nbytes for each in manifest.tables.values())
         try:
             if not isinstance(self._options.path, _io.Objects):
                 generation.check_base(floor)
@@ -179,7 +178,7 @@ class Opener:
                 generation.tier,
                 name,
                 self._options.budget,
-                share=info.spec.nbytes / total,
+                share=info.spec.nbytes / manifest.nbytes,
                 device=self._options.device,
                 policy=choose(self._options.policy, name),
             )
@@ -213,6 +212,6 @@ class Opener:
                     self._directory.directory(name) as table,
                 ):
                     info: TableInfo = other.tables[name]
-                    Generation(table, info, store=manifest.uuid, seq=None).close()
+                    Generation(table, info, store=manifest.uuid, next_seq=None).close()
                     return number
         return None

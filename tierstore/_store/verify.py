@@ -368,7 +368,7 @@ class _Check:
                     if delta is None and directory is not None:
                         width = info.spec.layout.record_bytes
                         secret = bytes.fromhex(store)
-                        delta = Delta(directory, each, store=secret, record_bytes=width)
+                        delta = Delta.open(directory, each, store=secret, record_bytes=width)
                     if delta is not None and self._sample is None:
                         bad = np.array(delta.damaged(), np.int64)
                 except TierStoreError as error:

@@ -64,7 +64,7 @@ class History:
     def _load(self, seq: int) -> Manifest:
         name = manifest_name(seq)
         path = self._directory.join(name)
-        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path)
+        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path, self._known)
         if manifest.uuid != self._store:
             raise FormatError(f"{path} belongs to another store, {manifest.uuid}")
         if manifest.seq != seq:
