@@ -7,8 +7,10 @@ changed, that holds the crc32c of each 65,536 row checksums. A fold writes the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
 from typing import Protocol
 
 import numpy as np
@@ -38,16 +40,47 @@ Progress = Callable[[int, int], None]
 
 
 class Base:
-    """Records and their checksums. Only creation and folding write to it."""
+    """Records and their checksums. Only creation and folding write to it.
 
-    def __init__(self, records: Records, checksums: Records, *, sparse: bool, gap: int) -> None:
-        """Take over open files; pages at most `gap` bytes apart are fetched in one piece."""
-        self._records = records
-        self._checksums = checksums
-        self._sparse = sparse
-        self.rows = records.rows
-        self.record_bytes = records.record_bytes
-        self.gap = gap
+    What `open` has checked is mapped when it is needed first: of a thousand tables that are opened
+    together, few may be read.
+    """
+
+    def __init__(
+        self, directory: _io.Holder, spec: TableSpec, opened: tuple[Records, Records] | None = None
+    ) -> None:
+        """Take over records and checksums, or open them later through `directory`."""
+        self.rows = spec.rows
+        self.record_bytes = spec.layout.record_bytes
+        self._directory = directory
+        self._spec = spec
+        self._sparse = spec.sparse
+        self._opened = opened
+        self._opening = threading.Lock()
+
+    @property
+    def _files(self) -> tuple[Records, Records]:
+        """Records and checksums, open; raises CorruptStoreError as `open` does."""
+        if self._opened is None:
+            with self._opening, _missing_explained(self._directory):
+                if self._opened is None:  # else another thread was faster
+                    records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
+                    sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
+                    self._opened = records, sums
+        return self._opened
+
+    @property
+    def _records(self) -> Records:
+        return self._files[0]
+
+    @property
+    def _checksums(self) -> Records:
+        return self._files[1]
+
+    @cached_property
+    def gap(self) -> int:
+        """Bytes between pages that are fetched in one piece, at most."""
+        return readahead.merge_gap(self._directory.path)
 
     @classmethod
     def create(
@@ -65,9 +98,7 @@ class Base:
         """
         files = _checksum_files(directory, spec)
         checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
-        records = BACKENDS[spec.backend].create(directory, spec)
-        gap = readahead.merge_gap(directory.path)
-        base = cls(records, checksums, sparse=spec.sparse, gap=gap)
+        base = cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
         try:
             done = 0
             for block in blocks:
@@ -93,19 +124,21 @@ class Base:
     def open(cls, directory: _io.Holder, spec: TableSpec) -> Base:
         """Open the files of a table, whose names, sizes and headers must be what the spec gives.
 
-        What is written later is opened then, through `directory`, which must stay open or held.
+        What is read or written later is opened then, through `directory`, which must stay open or
+        held.
 
         Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
-        try:
-            records = BACKENDS[spec.backend].open(directory, spec)
-            checksums = _checksums(_checksum_files(directory, spec), spec)
-        except FileNotFoundError as error:
-            raise CorruptStoreError(
-                f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
-            ) from None
-        gap = readahead.merge_gap(directory.path)
-        return cls(records, checksums, sparse=spec.sparse, gap=gap)
+        with _missing_explained(directory), directory.use() as generation:
+            base = cls(directory, spec)
+            if not BACKENDS[spec.backend].examine(generation, spec):
+                base._records.forget()  # which opens them
+            elif generation.size(CHECKSUMS) != 4 * spec.rows:
+                raise CorruptStoreError(
+                    f"{generation.join(CHECKSUMS)} has {generation.size(CHECKSUMS)} bytes, "
+                    f"{4 * spec.rows} are expected; restore it from a copy"
+                )
+        return base
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and check each.
@@ -209,8 +242,18 @@ class Base:
 
     def close(self) -> None:
         """Close the files."""
-        self._records.close()
-        self._checksums.close()
+        for files in self._opened or ():
+            files.close()
+
+
+@contextlib.contextmanager
+def _missing_explained(directory: _io.Holder) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptStoreError(
+            f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
+        ) from None
 
 
 def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
@@ -284,7 +327,9 @@ def foreign_blocks(
     others are compared, spread evenly. Where the records alone give what the digest says, checksums
     are damaged and the base is not another: those rows cannot be read, and others can.
     """
-    blocks = np.setdiff1d(np.arange(digest.size), touched)
+    blocks = np.arange(digest.size)
+    if touched.size:
+        blocks = np.setdiff1d(blocks, touched)
     if most is not None and blocks.size > most:
         blocks = blocks[np.linspace(0, blocks.size - 1, most).astype(np.int64)]
     differing = blocks[block_sums(generation, rows, blocks) != digest[blocks]].tolist()

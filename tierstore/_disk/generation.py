@@ -214,10 +214,10 @@ class Generation:
 
         On overlayfs a writer may have copied the base since, which what is mapped does not show.
         """
+        if info.generation != self.info.generation or info.keys != self.info.keys:
+            return False
         with self.directory.use() as directory:
-            if directory.filesystem == "overlay":
-                return False
-        return info.generation == self.info.generation and info.keys == self.info.keys
+            return directory.filesystem != "overlay"
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
         """Take, as a reader, what a later manifest says, whose deltas were opened.

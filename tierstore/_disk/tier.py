@@ -487,6 +487,8 @@ class DiskTier:
 
     def touched(self, version: int, rows: int) -> npt.NDArray[np.int64]:
         """Return which blocks of so many rows are touched by deltas up to a version, ascending."""
+        if not self.deltas:
+            return np.empty(0, np.int64)
         blocks = np.zeros(-(-self.rows // rows), np.bool_)
         for delta in self._upto(version):
             blocks[np.asarray(delta.ids) // rows] = True

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import FORMAT, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
@@ -40,6 +42,9 @@ __all__ = ["State"]
 
 _MOST_HELD = 64
 """Values of a version that a reader holds open; others can be read until they are swept away."""
+
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def _nothing() -> None:
@@ -414,6 +419,8 @@ class State:
         """Have the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
             self.tables.pop(name)._close(GONE)
+        for name in opening.same:
+            self.tables[name]._tiers.forget(_NO_ROWS)  # which ends leases
         for name, deltas in opening.deltas.items():
             self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opening.new)

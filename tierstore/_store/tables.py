@@ -103,17 +103,19 @@ class Opening:
 
     Attributes:
         new: those that were not open before.
-        deltas: the deltas of those that were open and follow the manifest.
+        same: those of which the manifest says what they show.
+        deltas: the deltas of the others that were open and follow the manifest.
         errors: what opening the others raised.
     """
 
     new: dict[str, tuple[Generation, Tiers]] = field(default_factory=dict)
+    same: list[str] = field(default_factory=list)
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
     errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any table was opened."""
-        return bool(self.new or self.deltas)
+        return bool(self.new or self.same or self.deltas)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -147,7 +149,9 @@ class Opener:
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
-                if table is not None and table._can_follow(info):
+                if table is not None and table._generation.info is info:
+                    opening.same.append(name)
+                elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
                 else:
                     opening.new[name] = self.open(manifest, name, next_seq, floor)

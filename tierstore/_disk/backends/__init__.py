@@ -124,6 +124,14 @@ class Backend(ABC):
         Raises CorruptStoreError, FileNotFoundError.
         """
 
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> bool:
+        """Check what `open` does without opening what it opens; return whether that was possible.
+
+        Raises CorruptStoreError, FileNotFoundError.
+        """
+        del directory, spec
+        return False
+
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
         """Return the places of records in files, for repairs; None if they are packed."""

@@ -52,12 +52,15 @@ class Memmap(Backend):
         """Open the file, whose header must be that of the spec byte for byte."""
         files = _files(directory, spec)
         with files.open(0) as file:
-            if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
-                raise CorruptStoreError(
-                    f"{file.path}: the header is not that of a table of {spec.rows} rows; "
-                    "restore the file from a copy"
-                )
+            _check_header(file, spec)
         return _records(files, spec)
+
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> bool:
+        """Check size and header, unless the file cannot be mapped."""
+        with _files(directory, spec).open(0) as file:
+            if file.mappable:
+                _check_header(file, spec)
+            return file.mappable
 
     def plain_files(self, spec: TableSpec) -> PlainFiles:
         """Return the one file."""
@@ -67,6 +70,14 @@ class Memmap(Backend):
         """Load the file, and of records with several fields take one."""
         line = f"np.load({path!r}, mmap_mode='r')"
         return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
+
+
+def _check_header(file: _io.File, spec: TableSpec) -> None:
+    if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
+        raise CorruptStoreError(
+            f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+            "restore the file from a copy"
+        )
 
 
 def _file_name(number: int) -> str:
