@@ -241,7 +241,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
     with tierstore.open(trainer.path, budget=NONE) as reader:
         trainer.commit()
         with (
-            mock.patch("tierstore._disk.tier.DiskTier._point", side_effect=MemoryError),
+            mock.patch("tierstore._disk.index.DeltaIndex._point", side_effect=MemoryError),
             pytest.raises(MemoryError),
         ):
             reader.refresh()

@@ -10,9 +10,9 @@ from tests.oracle import records
 from tests.tier.stack import read
 from tierstore import _io
 from tierstore._disk import merging
+from tierstore._disk.index import DeltaIndex
 from tierstore._disk.manifest import DeltaInfo
 from tierstore._disk.merging import spans
-from tierstore._disk.tier import DiskTier
 from tierstore.errors import CorruptRowError, StoreFullError, StoreIOError
 from tierstore.spec import TableSpec
 
@@ -228,10 +228,10 @@ def test_a_record_is_written_a_few_times(most, times):
 
 def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch):
     """The index has room for a number of positions, which many compactions must not use up."""
-    monkeypatch.setattr("tierstore._disk.tier._MAX_POSITIONS", 2000)
+    monkeypatch.setattr("tierstore._disk.index._MAX_POSITIONS", 2000)
     closed = []
-    gaps = DiskTier._close_gaps
-    monkeypatch.setattr(DiskTier, "_close_gaps", lambda tier: (closed.append(1), gaps(tier)))
+    gaps = DeltaIndex._close_gaps
+    monkeypatch.setattr(DeltaIndex, "_close_gaps", lambda index: (closed.append(1), gaps(index)))
     oracle = records(rng, ROWS, WIDTH)
     writer = Writer(tmp_path, TableSpec(ROWS, DIM), oracle)
     for number in range(200):

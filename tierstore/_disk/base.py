@@ -22,7 +22,7 @@ from tierstore._disk import readahead
 from tierstore._disk.backends import Records
 from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
-from tierstore._disk.records import BLOCK_BYTES, Files, record_files
+from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, record_files
 from tierstore.errors import (
     ROW_CURE,
     CorruptRowError,
@@ -56,6 +56,7 @@ class Base:
         self._spec = spec
         self._sparse = spec.sparse
         self._opened = opened
+        self._examined: tuple[int, ...] = ()
         self._opening = threading.Lock()
 
     @property
@@ -66,6 +67,9 @@ class Base:
                 if self._opened is None:  # else another thread was faster
                     records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
                     sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
+                    for files, inode in zip((records, sums), self._examined, strict=False):
+                        if isinstance(files, RecordFiles):
+                            files.check_same(inode)
                     self._opened = records, sums
         return self._opened
 
@@ -131,13 +135,17 @@ class Base:
         """
         with _missing_explained(directory), directory.use() as generation:
             base = cls(directory, spec)
-            if not BACKENDS[spec.backend].examine(generation, spec):
+            inode = BACKENDS[spec.backend].examine(generation, spec)
+            if inode is None:
                 base._records.forget()  # which opens them
-            elif generation.size(CHECKSUMS) != 4 * spec.rows:
+                return base
+            status = generation.status(CHECKSUMS)
+            if status.st_size != 4 * spec.rows:
                 raise CorruptStoreError(
-                    f"{generation.join(CHECKSUMS)} has {generation.size(CHECKSUMS)} bytes, "
-                    f"{4 * spec.rows} are expected; restore it from a copy"
+                    f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, {4 * spec.rows} are "
+                    "expected; restore it from a copy"
                 )
+            base._examined = inode, status.st_ino
         return base
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
@@ -159,9 +167,10 @@ class Base:
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
         """Copy records into `out` and return the positions that fail their checksum."""
-        self._records.read(rows, out)
+        records, checksums = self._files
+        records.read(rows, out)
         sums = np.empty((rows.size, 4), np.uint8)
-        self._checksums.read(rows, sums)
+        checksums.read(rows, sums)
         return _checksum.mismatches(rows, out, sums.view("<u4").ravel(), sparse=self._sparse)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
@@ -196,7 +205,8 @@ class Base:
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where `rows` and their checksums are mapped."""
-        return self._records.places(rows) + self._checksums.places(rows)
+        records, checksums = self._files
+        return records.places(rows) + checksums.places(rows)
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the disk read the pages of `rows`."""

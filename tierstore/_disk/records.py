@@ -165,6 +165,12 @@ class RecordFiles(LaidRecords):
             self._inodes[number] = file.inode
             yield file
 
+    def check_same(self, inode: int) -> None:
+        """Raise CorruptStoreError if the first file is not the one that had this inode before."""
+        if inode != int(self._inodes[0]):
+            with self._files.place() as place:
+                raise _replaced(place.join(self._files.name(0)))
+
     def _file(self, number: int) -> _io.File:
         """Return a file that is written to, which stays open until it is synced.
 

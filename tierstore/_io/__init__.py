@@ -13,9 +13,10 @@ from tierstore._io.directory import Directory
 from tierstore._io.file import File, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
 from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
-from tierstore._io.system import TESTED, explained, filesystem
+from tierstore._io.system import LASTING_INODES, TESTED, explained, filesystem
 
 __all__ = [
+    "LASTING_INODES",
     "TESTED",
     "Directory",
     "File",

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from tierstore._io.directory import Directory
 from tierstore._io.file import File
-from tierstore._io.system import TESTED, filesystem_of
+from tierstore._io.system import LASTING_INODES, filesystem_of
 from tierstore.errors import CommitFailedError, ConcurrentWriterError, StoreIOError
 
 __all__ = ["Held", "Holder", "hold_directory", "hold_file"]
@@ -34,8 +34,6 @@ _SHARE = 4
 """Of the descriptors that a process may have, so many are left to others for each one held."""
 _SPARE = 8
 """One in so many is closed beside what must be, where that takes no sync."""
-_LASTING_INODES = TESTED - {"overlay"}
-"""File systems on which a file keeps its inode number while it is not open."""
 
 
 class Held(Generic[D]):
@@ -91,7 +89,7 @@ class Held(Generic[D]):
             fresh = self._reopen()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _replaced(self.path) from error
-        if fresh.identity != self._identity and filesystem_of(fresh.fd) in _LASTING_INODES:
+        if fresh.identity != self._identity and filesystem_of(fresh.fd) in LASTING_INODES:
             fresh.close()
             raise _replaced(self.path)
         return fresh

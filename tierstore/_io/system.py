@@ -28,6 +28,7 @@ import numpy.typing as npt
 from tierstore.errors import CommitFailedError, StoreFullError, StoreIOError, TierStoreError
 
 __all__ = [
+    "LASTING_INODES",
     "TESTED",
     "Calls",
     "calls",
@@ -276,6 +277,8 @@ def _sync_failed(path: str, error: OSError) -> CommitFailedError:
 
 TESTED = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "tmpfs", "overlay"})
 """File systems on which locks, syncs, renames and mappings were tested to hold."""
+LASTING_INODES = TESTED - {"overlay"}
+"""File systems on which a file keeps its inode number while it is not open."""
 
 _MAGIC = {
     0xEF53: "ext4",

@@ -176,7 +176,8 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         return _io.Directory.open(path)
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{path} does not exist; tierstore.create makes a store", filename=path
+            f"{path} does not exist; check the path, tierstore.create makes a new store",
+            filename=path,
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None

@@ -124,13 +124,14 @@ class Backend(ABC):
         Raises CorruptStoreError, FileNotFoundError.
         """
 
-    def examine(self, directory: _io.Directory, spec: TableSpec) -> bool:
-        """Check what `open` does without opening what it opens; return whether that was possible.
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
+        """Check what `open` does and map nothing; return the number of the file's inode.
 
-        Raises CorruptStoreError, FileNotFoundError.
+        None: that is not possible, and the files are to be opened. Raises CorruptStoreError,
+        FileNotFoundError.
         """
         del directory, spec
-        return False
+        return None
 
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:

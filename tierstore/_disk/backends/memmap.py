@@ -55,12 +55,13 @@ class Memmap(Backend):
             _check_header(file, spec)
         return _records(files, spec)
 
-    def examine(self, directory: _io.Directory, spec: TableSpec) -> bool:
-        """Check size and header, unless the file cannot be mapped."""
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
+        """Check size and header of a file that can be told from one that takes its place."""
+        if not directory.removable or directory.filesystem not in _io.LASTING_INODES:
+            return None
         with _files(directory, spec).open(0) as file:
-            if file.mappable:
-                _check_header(file, spec)
-            return file.mappable
+            _check_header(file, spec)
+            return file.inode
 
     def plain_files(self, spec: TableSpec) -> PlainFiles:
         """Return the one file."""
