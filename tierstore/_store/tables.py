@@ -149,7 +149,8 @@ class Opener:
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
-                if table is not None and table._generation.info is info:
+                shown = None if table is None else table._generation.info
+                if table is not None and shown is info and table._tiers.gpu is None:
                     opening.same.append(name)
                 elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
