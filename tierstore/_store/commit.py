@@ -101,7 +101,7 @@ def flush(draft: CommitDraft) -> None:
     for name, table in draft.state.tables.items():
         if table.scalars:
             draft.scalars[name] = json_values(table.scalars)
-        table._tiers.flush()
+    draft.state.spaces.flush()
 
 
 def seal(draft: CommitDraft) -> dict[str, TableInfo]:

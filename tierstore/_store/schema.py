@@ -14,8 +14,8 @@ from tierstore._disk.base import Progress
 from tierstore._store import alter
 from tierstore._store.alter import Rewrite
 from tierstore._store.compaction import Folder
+from tierstore._store.options import whole_number
 from tierstore._store.state import State
-from tierstore._store.tables import whole_number
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError
 from tierstore.initializers import Initializer

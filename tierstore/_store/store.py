@@ -22,11 +22,11 @@ from tierstore._store import closing
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
+from tierstore._store.options import Options, whole_number
 from tierstore._store.payload import Payload
 from tierstore._store.repair import mend_rows
 from tierstore._store.schema import SchemaChanges
 from tierstore._store.state import State
-from tierstore._store.tables import Options, whole_number
 from tierstore._store.verify import VerifyReport, verify_open
 from tierstore._store.versions import check_pointer, make_pointer
 from tierstore._table.table import Table

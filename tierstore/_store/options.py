@@ -1,0 +1,84 @@
+"""How a store is to be opened."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tierstore import _io
+from tierstore._tiers.gpu.device import Device
+from tierstore.budget import Budget
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.policy import Policies
+
+__all__ = ["Options", "whole_number"]
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return a whole number of any type that is one, such as np.int64; raises InvalidTypeError."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise InvalidTypeError(f"{name} is an int, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of `tierstore.open`, checked, with the device found; None is the CPU.
+
+    `mark` is the one that the version must have: it tells it from the version of the same number in
+    a copy of the store. `within` is a directory that is open already, to be read whatever lies at
+    the path by now.
+
+    Raises InvalidTypeError, and InvalidInputError for what contradicts itself.
+    """
+
+    path: Path | _io.Objects
+    mode: str = "r"
+    budget: Budget = field(default_factory=Budget)
+    policy: Policies | None = None
+    version: int | None = None
+    discard_newer: bool = False
+    keep: int | None = None
+    allow_untested: bool = False
+    device: Device | None = None
+    check_ids: str = "async"
+    mark: str | None = None
+    within: _io.Directory | None = None
+
+    def __post_init__(self) -> None:
+        """Check each, and that they go together."""
+        if not isinstance(self.budget, Budget):
+            raise InvalidTypeError(f"a budget is a tierstore.Budget, not {self.budget!r}")
+        for name, number in (("keep", self.keep), ("version", self.version)):
+            if number is not None:
+                object.__setattr__(self, name, whole_number(name, number))
+        if self.mode not in ("r", "r+"):
+            raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
+        if self.keep is not None and self.keep < 1:
+            raise InvalidInputError(f"at least one version is kept, not {self.keep}")
+        if self.writable and self.version is not None and not self.discard_newer:
+            raise InvalidInputError(
+                "to write on from an older version, newer ones must go: give discard_newer=True"
+            )
+        if not self.writable and self.keep is not None:
+            raise InvalidInputError("only a writer keeps versions: give keep with mode 'r+'")
+        if self.discard_newer and (self.version is None or not self.writable):
+            raise InvalidInputError(
+                "discard_newer drops the versions after one: give version, and mode 'r+'"
+            )
+        if self.check_ids not in ("async", "sync"):
+            raise InvalidInputError(f"check_ids is 'async' or 'sync', not {self.check_ids!r}")
+        if self.writable and not isinstance(self.path, Path):
+            raise InvalidInputError(
+                f"{self.path} is not on a disk, and can only be read; save it to a disk to go on "
+                "from there"
+            )
+
+    @property
+    def writable(self) -> bool:
+        """Whether the store is opened by its one writer."""
+        return self.mode == "r+"
