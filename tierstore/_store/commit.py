@@ -101,7 +101,8 @@ def flush(draft: CommitDraft) -> None:
     for name, table in draft.state.tables.items():
         if table.scalars:
             draft.scalars[name] = json_values(table.scalars)
-    draft.state.spaces.flush()
+    for space in draft.state.spaces.open:
+        space.flush()
 
 
 def seal(draft: CommitDraft) -> dict[str, TableInfo]:
