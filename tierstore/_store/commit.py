@@ -112,6 +112,8 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
     changed: dict[str, TableInfo] = {}
     for name, table in state.tables.items():
         info, scalars = state.manifest.tables[name], draft.scalars.get(name, {})
+        if table._disk.live is None and not (scalars or info.scalars):
+            continue  # as most of many tables
         if table._disk.live is not None and (delta := table._generation.seal(version)) is not None:
             info = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
         elif not _same(scalars, info.scalars):
