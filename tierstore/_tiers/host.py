@@ -121,6 +121,7 @@ class HostTier:
         self.direct = self.slots == self.rows
         self._starts = tuple(starts)
         self._counted = [TierStats() for _ in starts]
+        self._only = self._counted[0] if len(starts) == 1 else None
         self._batches = 0
         self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
@@ -206,7 +207,7 @@ class HostTier:
                 absent = self._overwrite(self._locate(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            stats = self._stats_of(rows)
+            stats = self._only or self._stats_of(rows)
             stats.written += rows.size
             stats.bytes_in += records.size
 
@@ -228,7 +229,7 @@ class HostTier:
             missing = self._copy(rows, None, out, lo)
             if missing.size:
                 self._read_below(rows, missing, out, lo)
-            self._stats_of(rows).bytes_out += out.size
+            (self._only or self._stats_of(rows)).bytes_out += out.size
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
@@ -237,7 +238,7 @@ class HostTier:
             absent = self._overwrite(self.map.lookup(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            stats = self._stats_of(rows)
+            stats = self._only or self._stats_of(rows)
             stats.written += rows.size
             stats.bytes_in += records.size
 
@@ -386,13 +387,13 @@ class HostTier:
         self.before_change()
         slots = self.map.free(rows)
         if slots.size == rows.size:
-            return _Room(slots, 0, slots[:0], _NO_ROWS, self._stats_of(rows))
+            return _Room(slots, 0, slots[:0], _NO_ROWS, (self._only or self._stats_of(rows)))
         victims = self.map.victims(rows[slots.size :], force=force)
         down = victims.compress(self.map.dirty.take(victims) != 0)
         down_rows = self.map.rows(down)
         self.map.evict(victims)
         slots = np.concatenate([slots, victims])
-        return _Room(slots, victims.size, down, down_rows, self._stats_of(rows))
+        return _Room(slots, victims.size, down, down_rows, (self._only or self._stats_of(rows)))
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
@@ -508,7 +509,9 @@ class HostTier:
                 if absent.size == rows.size:
                     self.below.read(rows, self.records[start : start + step])
                     self.map.bind(rows, rows)
-                    self._stats_of(rows).bytes_promoted += rows.size * self.record_bytes
+                    (self._only or self._stats_of(rows)).bytes_promoted += (
+                        rows.size * self.record_bytes
+                    )
                 elif absent.size:
                     self._promote(absent, force=True)
             if progress is not None:
@@ -600,13 +603,13 @@ class HostTier:
 
     def _stats_of(self, rows: Rows) -> TierStats:
         """Return the counters of the range that a batch is in."""
-        if len(self._starts) == 1 or not rows.size:
+        if not rows.size:
             return self._counted[0]
         return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
 
     def _count(self, rows: Rows, slots: Slots, missing: int) -> TierStats:
         """Count a batch of ids, whose slots are negative where they are missing."""
-        stats = self._stats_of(rows)
+        stats = self._only or self._stats_of(rows)
         stats.requested += rows.size
         stats.hits += rows.size - missing
         if self._batches % _SAMPLE == 0:
@@ -619,7 +622,7 @@ class HostTier:
 
     def _count_distinct(self, rows: Rows, slots: Slots, missing: int, positions: Positions) -> None:
         """Count a batch whose distinct rows are known: their slots, and which each id is."""
-        stats, absent = self._stats_of(rows), 0
+        stats, absent = self._only or self._stats_of(rows), 0
         if missing:
             absent = int(np.count_nonzero(slots[positions] < 0))
         stats.requested += positions.size
