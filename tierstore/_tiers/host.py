@@ -387,13 +387,13 @@ class HostTier:
         self.before_change()
         slots = self.map.free(rows)
         if slots.size == rows.size:
-            return _Room(slots, 0, slots[:0], _NO_ROWS, (self._only or self._stats_of(rows)))
+            return _Room(slots, 0, slots[:0], _NO_ROWS, self._only or self._stats_of(rows))
         victims = self.map.victims(rows[slots.size :], force=force)
         down = victims.compress(self.map.dirty.take(victims) != 0)
         down_rows = self.map.rows(down)
         self.map.evict(victims)
         slots = np.concatenate([slots, victims])
-        return _Room(slots, victims.size, down, down_rows, (self._only or self._stats_of(rows)))
+        return _Room(slots, victims.size, down, down_rows, self._only or self._stats_of(rows))
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
@@ -509,9 +509,8 @@ class HostTier:
                 if absent.size == rows.size:
                     self.below.read(rows, self.records[start : start + step])
                     self.map.bind(rows, rows)
-                    (self._only or self._stats_of(rows)).bytes_promoted += (
-                        rows.size * self.record_bytes
-                    )
+                    stats = self._only or self._stats_of(rows)
+                    stats.bytes_promoted += rows.size * self.record_bytes
                 elif absent.size:
                     self._promote(absent, force=True)
             if progress is not None:
