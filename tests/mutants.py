@@ -1,7 +1,7 @@
 """Mutants: small mistakes in the library, each of which the tests of `make test` must notice.
 
     python -m tests.mutants               every mutant, one at a time
-    python -m tests.mutants -j 4 slots    those with the word in their path, four at a time
+    python -m tests.mutants -j 4 slots    those with the word in file or text, four at a time
 
 Each is made in a copy of the tree, where the tests named beside it must fail. Those tests must pass
 without it, which is tried first. Where one survives, a test is missing.
@@ -273,12 +273,6 @@ MUTANTS = [
         "rows = rows[block.all(axis=1)]",
         "tests/disk/test_base.py",
     ),
-    Mutant(
-        "_disk/compressed.py",
-        "if decoded.size != nbytes:",
-        "if False:",
-        "tests/durability/test_crafted.py tests/disk/test_base.py",
-    ),
     # Deltas.
     Mutant(
         "_disk/delta.py",
@@ -290,7 +284,7 @@ MUTANTS = [
         "_disk/delta_writer.py",
         "self._torn = np.union1d(self._torn, positions[positions < self.count])",
         "pass",
-        "tests/disk/test_tier.py",
+        "tests/durability/test_places.py",
     ),
     Mutant(
         "_disk/delta_writer.py",
@@ -302,13 +296,13 @@ MUTANTS = [
         "_disk/delta_writer.py",
         "self.drain()\n        self._refuse(self._torn)",
         "self.drain()",
-        "tests/disk/test_tier.py",
+        "tests/durability/test_places.py",
     ),
     Mutant(
         "_disk/delta_writer.py",
         "            written[which] = False\n        if written.all():",
         "            pass\n        if written.all():",
-        "tests/disk/test_behind.py",
+        "tests/durability/test_write_back.py",
     ),
     Mutant(
         "_disk/tier.py",
@@ -327,7 +321,7 @@ MUTANTS = [
         "_disk/fold.py",
         "np.unique(ids[::-1], return_index=True)",
         "np.unique(ids[::1], return_index=True)",
-        "tests/disk/test_merging.py",
+        "tests/test_folding.py",
     ),
     Mutant(
         "_disk/fold.py",
@@ -521,10 +515,20 @@ def copy() -> Iterator[Path]:
         yield tree
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
     """Run tests of a copy; return pytest's exit code and its last line."""
     paths = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'cli'}", "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *options,
+        *tests,
+    ]
     try:
         done = subprocess.run(
             command,
@@ -554,17 +558,17 @@ def survives(mutant: Mutant) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("words", nargs="*", help="mutants with any of these in their path")
+    parser.add_argument("words", nargs="*", help="mutants with any of these in their lines")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
     given = parser.parse_args()
     chosen = [
         mutant
         for mutant in MUTANTS
-        if not given.words or any(word in mutant.file for word in given.words)
+        if not given.words or any(word in str(mutant) for word in given.words)
     ]
     with copy() as tree:
         tests = sorted({test for mutant in chosen for test in mutant.tests.split()})
-        code, line = run_tests(tree, tests)
+        code, line = run_tests(tree, tests, "-n", str(given.jobs))
     print(f"without a mutant: {line}", flush=True)
     if code != _PASSED:
         return 1
