@@ -56,7 +56,7 @@ def together(*works: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive() or errors, "a thread hangs"
     if errors:
         raise errors[0]
