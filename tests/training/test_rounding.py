@@ -57,6 +57,8 @@ def test_the_neighbour_is_the_one_that_is_drawn() -> None:
     )
     values = values.astype(np.float32)
     values[0, :4] = np.inf, -np.inf, np.nan, 0
+    # NaNs that would become an infinity without their low half, or zero by a carry
+    values.view(np.uint32)[1] = np.resize([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001], 9)
     rows = np.concatenate([rng.integers(0, 2**40, 39), [2**40 - 1]])
     found = rounded_at_random(torch.from_numpy(values), torch.from_numpy(rows), 2**31 + 5)
     expected = oracle(values, rows, 2**31 + 5)
