@@ -84,7 +84,7 @@ def test_the_sizes_of_blocks_do_not_matter(
 
 @every_sink
 def test_more_rows_than_the_writer_takes_at_once(tmp_path, suffix):
-    matrix = random_matrix(9_001, 150)
+    matrix = random_matrix(9_001, 60)
     path = tmp_path / f"file{suffix}"
     write_file(path, matrix, "float32", block_rows=1_234, **keys_for(suffix, 9_001))
     assert read_file(path, block_rows=1_000).tobytes() == matrix.tobytes()
