@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.tier.stack import ArrayTier, check, read
+from tests.tiers.stack import ArrayTier, check, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier

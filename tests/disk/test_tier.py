@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tests.tier.stack import random_span, read
+from tests.tiers.stack import random_span, read
 from tierstore import _io
 from tierstore._disk import delta_writer as live_delta
 from tierstore._disk import write_queue

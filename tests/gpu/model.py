@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.tier.stack import check
+from tests.tiers.stack import check
 from tierstore._counters import TierStats
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
