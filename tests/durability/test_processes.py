@@ -192,7 +192,7 @@ class Rows:
         return self.store["t"].read([row])[0]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.fault(25)
 def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
     data = pytest.importorskip("torch.utils.data")
