@@ -77,12 +77,6 @@ MUTANTS = [
     ),
     Mutant(
         "_tiers/host.py",
-        "records[:, lo : lo + out.shape[1]]",
-        "records[:, : out.shape[1]]",
-        "tests/tiers/test_host.py",
-    ),
-    Mutant(
-        "_tiers/host.py",
         "np.union1d(self._changed(), slots[slots >= 0])",
         "self._changed()",
         "tests/store/test_following.py",
@@ -92,6 +86,43 @@ MUTANTS = [
         "self._are_moving(rows.take(missing))):",
         "False):",
         "tests/test_concurrency.py",
+    ),
+    # Byte ranges that the tier below serves, and spaces of several tables.
+    Mutant(
+        "_tiers/uncached.py",
+        "block = np.arange(part.start, part.stop), records[:, lo : lo + width]",
+        "block = np.arange(part.start, part.stop), records[:, :width]",
+        "tests/tiers",
+    ),
+    Mutant(
+        "_tiers/uncached.py",
+        "whole[:, lo : lo + records.shape[1]] = records.take(order, axis=0)",
+        "whole[:, lo : lo + records.shape[1]] = records",
+        "tests/tiers",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "return rows + self.start if self.start else rows",
+        "return rows",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "part, rows[part] - self._starts[number]",
+        "part, rows[part]",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "rows, records = rows.take(order), records.take(order, axis=0)",
+        "rows = rows.take(order)",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "np.union1d(handed_down, extent.own(self.nearest.dirty()))",
+        "extent.own(self.nearest.dirty())",
+        "tests/tiers tests/store/test_store.py",
     ),
     # Slots.
     Mutant(
