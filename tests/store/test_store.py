@@ -261,6 +261,16 @@ def test_versions_after_the_last_confirmed_one_stay(path, store):
         store.confirm(2)
 
 
+def test_a_payload_is_that_of_its_step(store):
+    store.commit(step=1, payload={"note": b"one"})
+    store.commit()
+    assert (store.step, store.payload["note"].read()) == (1, b"one")
+    store.commit(step=1)
+    assert store.payload["note"].read() == b"one"
+    store.commit(step=2)
+    assert (store.step, dict(store.payload)) == (2, {})
+
+
 @pytest.mark.parametrize("step", [1.0, "1", True])
 def test_steps_are_whole_numbers(store, step):
     with pytest.raises(InvalidTypeError, match="step is an int"):

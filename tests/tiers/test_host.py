@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tests.tier.stack import ArrayTier, check, random_span, read
+from tests.tiers.stack import ArrayTier, check, random_span, read
 from tierstore._tiers import capacity
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
