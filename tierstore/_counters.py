@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["Hits", "Occupancy", "TierStats"]
+__all__ = ["Hits", "Occupancy", "TierStats", "tally"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,12 @@ class Hits:
         return self.unique_hits / self.unique if self.unique else 0.0
 
 
+def tally(counters: Hits, **amounts: int) -> None:
+    """Add to the named counters."""
+    for name, amount in amounts.items():
+        setattr(counters, name, getattr(counters, name) + amount)
+
+
 @dataclass
 class TierStats(Hits):
     """Counters of one tier since it was opened, beside those of `Hits`.
@@ -70,11 +76,6 @@ class TierStats(Hits):
     bytes_in: int = 0
     bytes_promoted: int = 0
     bytes_written_back: int = 0
-
-    def count(self, **amounts: int) -> None:
-        """Add to the named counters."""
-        for name, amount in amounts.items():
-            setattr(self, name, getattr(self, name) + amount)
 
     @property
     def misses(self) -> int:

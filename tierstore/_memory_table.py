@@ -18,6 +18,7 @@ from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
+from tierstore._store.options import DeviceName
 from tierstore._table.placement import find_device, place
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -50,7 +51,7 @@ class MemoryTable:
         *,
         name: str = "scratch",
         budget: Budget | None = None,
-        device: str | Device = "cpu",
+        device: DeviceName | Device = "cpu",
         progress: Progress | None = None,
     ) -> None:
         """Make every row by the initializers of its fields.
@@ -64,12 +65,12 @@ class MemoryTable:
 
         Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
         """
-        self.door = Door(f"table {name!r}", writable=True)
-        self.prefetcher = Prefetcher(self.door)
+        self.door: Door = Door(f"table {name!r}", writable=True)
+        self.prefetcher: Prefetcher = Prefetcher(self.door)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         tiers = place(origin, name, budget, share=1.0, device=find_device(device), policy=lru())
-        self.table = Table(self, name, cast(Generation, _Ground(spec, origin)), tiers)
+        self.table: Table = Table(self, name, cast(Generation, _Ground(spec, origin)), tiers)
         if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             self._load(progress)
 

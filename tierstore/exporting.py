@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
+from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
 from tierstore._formats import read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore._formats.registry import format_of, locate
@@ -53,7 +53,7 @@ def export_table(
     *,
     field: str | None = None,
     rows: tuple[int, int] | None = None,
-    dtype: str | None = None,
+    dtype: DTypeName | None = None,
     keys: Any = None,
     memory: Size = DEFAULT_MEMORY,
     force: bool = False,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
 from tierstore._formats import read_keys
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
@@ -75,7 +75,7 @@ def import_table(
     table: str | None = None,
     field: str | None = None,
     keys: Any = None,
-    dtype: str | None = None,
+    dtype: DTypeName | None = None,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,

@@ -177,8 +177,11 @@ class XavierUniform(Random, name="xavier_uniform"):
         return Uniform(-bound, bound, seed=self.seed).block(block, count, shape, field)
 
 
-constant, normal, uniform = Constant, Normal, Uniform
-xavier_uniform, zeros = XavierUniform, Zeros
+constant: type[Constant] = Constant
+normal: type[Normal] = Normal
+uniform: type[Uniform] = Uniform
+xavier_uniform: type[XavierUniform] = XavierUniform
+zeros: type[Zeros] = Zeros
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
@@ -23,13 +23,29 @@ from tierstore.initializers import Initializer
 if TYPE_CHECKING:
     from tierstore._disk.backends import Backend
 
-__all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "BackendName",
+    "CompressionName",
+    "DTypeName",
+    "Field",
+    "RecordLayout",
+    "TableSpec",
+    "check_name",
+]
 
 DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
 BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
 """The backends of tables, by name."""
+
+BackendName: TypeAlias = Literal["memmap", "zarr"] | str
+"""The name of a backend: one of these, which editors complete, or a registered one."""
+
+CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
+"""The name of a compression that a backend offers."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
@@ -70,7 +86,7 @@ class Field:
     """
 
     dim: int
-    dtype: str = DEFAULT_DTYPE
+    dtype: DTypeName = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -197,12 +213,12 @@ class TableSpec:
 
     rows: int
     dim: int | None = None
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     init: Initializer | None = field(default=None, compare=False)
-    backend: str = "memmap"
+    backend: BackendName = "memmap"
     fields: Mapping[str, Field] = field(default_factory=dict)
     sparse: bool = False
-    compression: str | None = None
+    compression: CompressionName | None = None
     chunk_rows: int | None = None
 
     def __post_init__(self) -> None:

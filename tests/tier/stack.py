@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
+from tierstore._counters import TierStats, tally
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.slots import CachedSlots, DirectSlots
 
@@ -27,7 +27,7 @@ class ArrayTier:
         self, rows: Rows, out: Records, lo: int = 0, hi: int | None = None, *, admit: bool = True
     ) -> None:
         out[:] = self.records[rows, lo:hi]
-        self.stats.count(requested=rows.size)
+        tally(self.stats, requested=rows.size)
 
     def write(
         self,
@@ -42,7 +42,7 @@ class ArrayTier:
         if self.full:
             raise OSError("no space")
         self.records[rows, lo:hi] = records
-        self.stats.count(written=rows.size)
+        tally(self.stats, written=rows.size)
 
     def prefetch(self, rows: Rows) -> None:
         self.prefetched += rows.tolist()

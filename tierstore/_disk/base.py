@@ -37,8 +37,8 @@ class Base:
         self._records = records
         self._checksums = checksums
         self._sparse = sparse
-        self.rows = records.rows
-        self.record_bytes = records.record_bytes
+        self.rows: int = records.rows
+        self.record_bytes: int = records.record_bytes
         self.gap = gap
 
     @classmethod

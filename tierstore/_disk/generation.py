@@ -118,12 +118,14 @@ class Generation:
         Raises CorruptStoreError.
         """
         try:
-            self.directory = _io.hold_directory(table.directory(info.generation))
+            self.directory: _io.Held[_io.Directory] = _io.hold_directory(
+                table.directory(info.generation)
+            )
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
-        self.info = info
+        self.info: TableInfo = info
         self._store = bytes.fromhex(store)
         self._seq = seq
         self._held: dict[str, KeyFile] = {}
@@ -133,7 +135,7 @@ class Generation:
                 if seq is not None:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
-                self.tier = self._open_tier()
+                self.tier: DiskTier = self._open_tier()
                 if seq is None and info.keys is not None and directory.removable:
                     self._held = open_keys(directory, info.keys)
         except BaseException:

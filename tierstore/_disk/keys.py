@@ -41,7 +41,7 @@ class Keys(Sequence[Any]):
         Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
         key a row.
         """
-        self.kind = info.kind
+        self.kind: str = info.kind
         self._rows = rows
         parts = {
             name.rpartition(".")[2]: files[name].checked(size, expected)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
+from tierstore._counters import TierStats, tally
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta
@@ -68,9 +68,9 @@ class DiskTier:
 
         `new_live` creates the live delta when the first record is written; None is read-only.
         """
-        self.rows = base.rows
-        self.record_bytes = base.record_bytes
-        self.stats = TierStats()
+        self.rows: int = base.rows
+        self.record_bytes: int = base.record_bytes
+        self.stats: TierStats = TierStats()
         self.queue_bytes = 0
         self._lock = threading.RLock()
         self._base = base
@@ -440,7 +440,7 @@ class DiskTier:
         replaced[first:count] = places[new]
         self._replaced = replaced
         self._index[rows[new]] = positions[new] + 1 + start
-        self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
+        tally(self.stats, written=rows.size, bytes_in=rows.size * self.record_bytes)
         self._superseded += superseded
         if self._superseded > live.count // 2 and not live.full:
             self._compact(live)

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
 from tierstore._disk import generation as generations
@@ -17,7 +17,7 @@ from tierstore._door import internal_errors
 from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
-from tierstore._store.options import Options
+from tierstore._store.options import CheckIds, DeviceName, Mode, Options
 from tierstore._store.store import Store
 from tierstore._table.placement import check_fit, check_names, find_device
 from tierstore._tiers.gpu.device import Device
@@ -41,7 +41,7 @@ def create(
     policy: Policies | None = None,
     keep: int | None = None,
     allow_untested: bool = False,
-    device: str | torch.device | Device = "cpu",
+    device: DeviceName | torch.device | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
@@ -83,7 +83,7 @@ def create(
 
 def open(
     path: Any,
-    mode: Literal["r", "r+"] = "r",
+    mode: Mode = "r",
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
@@ -91,8 +91,8 @@ def open(
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
-    device: str | torch.device | Device = "cpu",
-    check_ids: Literal["async", "sync"] = "async",
+    device: DeviceName | torch.device | Device = "cpu",
+    check_ids: CheckIds = "async",
 ) -> Store:
     """Open a store.
 

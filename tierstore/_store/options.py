@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tierstore import _io
 from tierstore._tiers.gpu.device import Device
@@ -12,7 +13,13 @@ from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 
-__all__ = ["Options", "whole_number"]
+__all__ = ["CheckIds", "DeviceName", "Mode", "Options", "whole_number"]
+
+Mode: TypeAlias = Literal["r", "r+"]
+CheckIds: TypeAlias = Literal["async", "sync"]
+
+DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
+"""The name of a device: one of these, which editors complete, or a numbered one: "cuda:1"."""
 
 
 def whole_number(name: str, value: object) -> int:
@@ -37,7 +44,7 @@ class Options:
     """
 
     path: Path | _io.Objects
-    mode: str = "r"
+    mode: Mode = "r"
     budget: Budget = field(default_factory=Budget)
     policy: Policies | None = None
     version: int | None = None
@@ -45,7 +52,7 @@ class Options:
     keep: int | None = None
     allow_untested: bool = False
     device: Device | None = None
-    check_ids: str = "async"
+    check_ids: CheckIds = "async"
     mark: str | None = None
     within: _io.Directory | None = None
 

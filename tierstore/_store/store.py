@@ -11,8 +11,9 @@ import dataclasses
 import html
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from tierstore._store.alter import Rewrite
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.options import Options, whole_number
+from tierstore._store.options import Mode, Options, whole_number
 from tierstore._store.payload import Payload
 from tierstore._store.repair import mend_rows
 from tierstore._store.state import State
@@ -43,7 +44,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec, check_name
+from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
 
 __all__ = ["Store"]
 
@@ -64,8 +65,8 @@ class Store(Mapping[str, Table]):
 
     def __init__(self, options: Options) -> None:
         """Open it; `tierstore.open` is the way to."""
-        self.path = options.path
-        self.mode = options.mode
+        self.path: Path | _io.Objects = options.path
+        self.mode: Mode = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
         self._state = State(options, self)
@@ -103,7 +104,10 @@ class Store(Mapping[str, Table]):
         """A store is true, even without tables."""
         return True
 
-    __eq__ = object.__eq__
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object: a store has no value to compare."""
+        return self is other
+
     __hash__ = object.__hash__
 
     @property
@@ -363,9 +367,9 @@ class Store(Mapping[str, Table]):
         self,
         name: str,
         *,
-        dtype: Any = None,
-        backend: str | None = None,
-        compression: str | None = "keep",
+        dtype: DTypeName | Mapping[str, DTypeName] | None = None,
+        backend: BackendName | None = None,
+        compression: CompressionName | None = "keep",
         chunk_rows: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -496,7 +500,7 @@ class Store(Mapping[str, Table]):
         path: Any,
         *,
         version: int | None = None,
-        damaged: str = "raise",
+        damaged: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.

@@ -120,7 +120,7 @@ def place(
     disk.queue_bytes = capacity.queue_bytes(width, min(slots, rows))
     if device is None:
         return Tiers(name, disk, HostTier(disk, slots=slots, policy=policy))
-    kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))
+    kind = device.arena_kind(capacity.bytes_for(rows, width, slots, policy))
     with device.current():
         host = HostTier(disk, slots=slots, kind=kind, policy=policy)
         try:
@@ -146,9 +146,9 @@ def _slots_of(
     has one slot at least. Raises CapacityError.
     """
     least = 0 if device is None else 1
-    whole = HostTier.bytes_for(rows, width, rows)
+    whole = capacity.bytes_for(rows, width, rows)
     default = min(whole, int(available_bytes() // 4 * share))
-    slots_for = functools.partial(HostTier.slots_for, policy=policy)
+    slots_for = functools.partial(capacity.slots_for, policy=policy)
     on_host = max(_slots(budget, "host", name, rows, width, share, default, slots_for), least)
     if 0 < on_host < rows:
         policy.check(rows)

@@ -58,7 +58,7 @@ class Tiers:
         self.host = host
         self.gpu = gpu
         self.below: Tier = disk if host is None else host
-        self.epoch = Epoch()
+        self.epoch: Epoch = Epoch()
         self._table = table
         self._disk = disk
 

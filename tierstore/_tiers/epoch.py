@@ -24,7 +24,7 @@ class Epoch:
 
     def __init__(self) -> None:
         """Begin."""
-        self.ended = ""
+        self.ended: str = ""
 
     def end(self, reason: str) -> None:
         """End every lease of this epoch; the first reason counts."""

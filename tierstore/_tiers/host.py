@@ -102,13 +102,13 @@ class HostTier:
         if slots < 1:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
-        self.rows = below.rows
-        self.record_bytes = below.record_bytes
-        self.slots = min(slots, self.rows)
-        self.direct = self.slots == self.rows
-        self.stats = TierStats()
+        self.rows: int = below.rows
+        self.record_bytes: int = below.record_bytes
+        self.slots: int = min(slots, self.rows)
+        self.direct: bool = self.slots == self.rows
+        self.stats: TierStats = TierStats()
         self._batches = 0
-        self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
+        self.nbytes: int = capacity.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
@@ -129,9 +129,6 @@ class HostTier:
     def arena(self) -> memory.Arena:
         """The memory that holds records and maps."""
         return self._arena.memory
-
-    bytes_for = staticmethod(capacity.bytes_for)
-    slots_for = staticmethod(capacity.slots_for)
 
     # -- what a read, a write and a lease do
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._counters import TierStats
+from tierstore._counters import TierStats, tally
 from tierstore._disk.generation import initial_records
 from tierstore._tiers.base import Bytes, Rows
 from tierstore.initializers import BLOCK_ROWS
@@ -57,7 +57,7 @@ class Origin:
         kept = self._kept[rows]
         if self._zero and not kept.any():
             out[:] = 0
-            self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+            tally(self.stats, requested=rows.size, bytes_out=rows.size * (hi - lo))
             return
         if self._records is not None and kept.any():
             out[kept] = self._records[rows[kept], lo:hi]
@@ -66,7 +66,7 @@ class Origin:
         for number in np.unique(blocks).tolist():
             which = fresh[blocks == number]
             out[which] = self._block(number)[rows[which] - number * BLOCK_ROWS, lo:hi]
-        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+        tally(self.stats, requested=rows.size, bytes_out=rows.size * (hi - lo))
 
     def _block(self, number: int) -> Bytes:
         """Return the first records of a block of rows; the last one made is at hand."""
@@ -97,7 +97,7 @@ class Origin:
             records = whole
         _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
         self._kept[rows] = True
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
+        tally(self.stats, written=rows.size, bytes_in=rows.size * (hi - lo))
 
     def prefetch(self, rows: Rows) -> None:
         """Return nothing to do: there is nowhere to bring rows nearer from."""

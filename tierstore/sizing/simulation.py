@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Hits
+from tierstore._counters import Hits, tally
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
@@ -97,12 +97,15 @@ class Rates(Hits):
 
     def count(self, batch: Batch, hit: npt.NDArray[np.bool_], evictions: int) -> None:
         """Add a batch."""
-        self.batches += 1
-        self.requested += int(batch.counts.sum())
-        self.hits += int(batch.counts[hit].sum())
-        self.unique += batch.rows.size
-        self.unique_hits += int(hit.sum())
-        self.evictions += evictions
+        tally(
+            self,
+            batches=1,
+            requested=int(batch.counts.sum()),
+            hits=int(batch.counts[hit].sum()),
+            unique=batch.rows.size,
+            unique_hits=int(hit.sum()),
+            evictions=evictions,
+        )
 
 
 class Replay:

@@ -285,7 +285,7 @@ class ArrayRows(Held):
     def _hold(self, layout: ArrayLayout, initializer: Initializer | None) -> None:
         """Make the table of an array, by an initializer for its rows as floats."""
         self._known = layout
-        self.total_classes = layout.shape[0]
+        self.total_classes: int = layout.shape[0]
         item = layout.field
         self._make({DATA: Field(item.dim, item.dtype, initializer)})
         self.table.scalars[_SHAPE] = [*layout.shape]
@@ -298,7 +298,7 @@ class ArrayRows(Held):
             raise InvalidInputError(f"{table} does not hold an array")
         shape, dtype = table.scalars[_SHAPE], table.scalars[_DTYPE]
         self._known = ArrayLayout(tuple(shape), np.dtype(dtype))
-        self.total_classes = self.shape[0]
+        self.total_classes = int(shape[0])
 
     def getData(self, indexes: Any) -> Tensor:
         """Return `array[indexes]`, a fresh tensor on the GPU, or where there is none on the CPU.

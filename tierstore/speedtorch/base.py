@@ -23,6 +23,7 @@ from tierstore._io import publish
 from tierstore._memory_table import MemoryTable
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._store.options import DeviceName
 from tierstore._store.store import Store
 from tierstore._table.address import is_cupy
 from tierstore._table.table import Table
@@ -66,7 +67,7 @@ class Where:
         budget: memory for the tiers; None for the defaults below.
     """
 
-    device: str | Device | None = None
+    device: DeviceName | Device | None = None
     pinned: bool = False
     path: Path | None = None
     budget: Budget | None = None

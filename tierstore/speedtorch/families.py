@@ -7,13 +7,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from tierstore._store.options import DeviceName
 from tierstore._store.store import Store
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, TierStoreError
 from tierstore.speedtorch.array import ArrayRows, CountRows
 from tierstore.speedtorch.base import Held, Where, flat_ids, legacy, table_of
-from tierstore.speedtorch.model import ModelRows
+from tierstore.speedtorch.model import Duplicates, ModelRows
 from tierstore.speedtorch.optimizer import OptimizerRows
 
 __all__ = [
@@ -82,9 +83,9 @@ class ModelFactory(_Common, ModelRows):
         datatype: Any = "float32",
         CPUPinn: bool = False,
         *,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, pinned=CPUPinn, budget=budget)
         super().__init__(
@@ -119,7 +120,7 @@ class OptimizerFactory(_Common, OptimizerRows):
         CPUPinn: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, pinned=CPUPinn, budget=budget)
         super().__init__(
@@ -145,7 +146,7 @@ class DataGadget(_Common, ArrayRows):
         CPUPinn: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         super().__init__(Where(device, pinned=CPUPinn, budget=budget).near(None))
         self.fileName = fileName
@@ -174,7 +175,7 @@ class COM(_Common, CountRows):
         CPUPinn: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         super().__init__(total_classes, datatype, Where(device, pinned=CPUPinn, budget=budget))
         self.CPUPinn = CPUPinn
@@ -243,9 +244,9 @@ class ModelFactoryMM(_CommonMM, ModelRows):
         datatype: Any = "float32",
         CPUPinn: bool = False,
         *,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, path=Path(diskname), budget=budget)
         super().__init__(
@@ -277,7 +278,7 @@ class OptimizerFactoryMM(_CommonMM, OptimizerRows):
         *,
         diskname: str | None = None,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         name = diskname or variable_name + type(given_optimizer).__name__
         where = Where(device, path=Path(name), budget=budget)
@@ -312,7 +313,7 @@ class DataGadgetMM(_CommonMM, ArrayRows):
         *,
         diskname: str | None = None,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         if diskname is None:
             if not isinstance(fileName, str | Path):
@@ -350,7 +351,7 @@ class COMMM(_CommonMM, CountRows):
         CPUPinn: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         super().__init__(total_classes, datatype, Where(device, path=Path(diskname), budget=budget))
         self.CPUPinn = CPUPinn
@@ -372,9 +373,9 @@ class TorchModel(_Kind, ModelRows):
         embed_dimension: int,
         datatype: Any = torch.float,
         *,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, pinned=self._pinned, budget=budget)
         super().__init__(
@@ -395,7 +396,7 @@ class TorchOptimizer(_Kind, OptimizerRows):
         dtype: Any = torch.float,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, pinned=self._pinned, budget=budget)
         super().__init__(
@@ -412,7 +413,7 @@ class TorchCounts(_Kind, CountRows):
         datatype: Any = torch.int32,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = Where(device, pinned=self._pinned, budget=budget)
         super().__init__(total_classes, datatype, where)
@@ -429,7 +430,7 @@ class _PytorchCommon(Held):
 
 
 def _where(
-    device_type: str, pinned: bool, budget: Budget | None, device: str | Device | None
+    device_type: str, pinned: bool, budget: Budget | None, device: DeviceName | Device | None
 ) -> Where:
     on_host = torch.device(device_type).type == "cpu"
     if device is None and not (on_host and pinned):
@@ -452,9 +453,9 @@ class PytorchModelFactory(_PytorchCommon, ModelRows):
         deviceType: str = "cuda",
         pinType: bool = False,
         *,
-        duplicates: str = "sum",
+        duplicates: Duplicates = "sum",
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = _where(deviceType, pinType, budget, device)
         super().__init__(
@@ -480,7 +481,7 @@ class PytorchOptimizerFactory(_PytorchCommon, OptimizerRows):
         pinType: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         where = _where(deviceType, pinType, budget, device)
         super().__init__(
@@ -499,7 +500,7 @@ class PytorchCOM(_PytorchCommon, CountRows):
         pinType: bool = False,
         *,
         budget: Budget | None = None,
-        device: str | Device | None = None,
+        device: DeviceName | Device | None = None,
     ) -> None:
         super().__init__(total_classes, datatype, _where(deviceType, pinType, budget, device))
 

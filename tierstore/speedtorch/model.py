@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,22 @@ from tierstore.speedtorch.base import (
     to_tensor,
 )
 
-__all__ = ["POLICIES", "Copies", "ModelRows", "check_policy", "home_of", "warn_of_copies"]
+__all__ = [
+    "POLICIES",
+    "Copies",
+    "Duplicates",
+    "ModelRows",
+    "check_policy",
+    "home_of",
+    "warn_of_copies",
+]
 
 
-POLICIES = ("sum", "mean", "last")
+Duplicates: TypeAlias = Literal["sum", "mean", "last"]
+POLICIES: tuple[Duplicates, ...] = get_args(Duplicates)
 
 
-def check_policy(duplicates: str) -> str:
+def check_policy(duplicates: Duplicates) -> Duplicates:
     """Return one of the policies, or raise InvalidInputError."""
     if duplicates not in POLICIES:
         raise InvalidInputError(f"duplicates is 'sum', 'mean' or 'last', not {duplicates!r}")
@@ -43,7 +52,7 @@ def check_policy(duplicates: str) -> str:
 class Copies:
     """A hook on the parameter of a batch, which gives every copy of a row the row's gradient."""
 
-    def __init__(self, table: Table, ids: Tensor, policy: str) -> None:
+    def __init__(self, table: Table, ids: Tensor, policy: Duplicates) -> None:
         """Remember whose rows they are; `policy` is "sum" or "mean"."""
         self._table = table
         # The caller may reuse its ids for the next batch. Torch would wake all its threads to copy.
@@ -76,7 +85,7 @@ class Copies:
         return total
 
 
-def warn_of_copies(ids: Tensor, policy: str) -> None:
+def warn_of_copies(ids: Tensor, policy: Duplicates) -> None:
     """Say how many rows of a batch are copies, and what becomes of their updates."""
     share = 1 - torch.unique(ids).numel() / max(1, ids.numel())
     if not share:
@@ -113,7 +122,7 @@ class ModelRows(Held):
         embed_dimension: int,
         dtype: Any,
         where: Where,
-        duplicates: str,
+        duplicates: Duplicates,
     ) -> None:
         super().__init__(where.near(model_variable.weight))
         self.model_variable = model_variable
@@ -121,7 +130,7 @@ class ModelRows(Held):
         self.embed_dimension = embed_dimension
         self.dtype: Any = dtype
         self.datatype: Any = dtype
-        self.duplicates: str = check_policy(duplicates)
+        self.duplicates: Duplicates = check_policy(duplicates)
         self._field = Field(embed_dimension, check_dtype(dtype))
         self._hook: Any = None
         self._told = False
