@@ -18,7 +18,6 @@ from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
-from tierstore._store.options import DeviceName
 from tierstore._table.placement import find_device, place
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -27,7 +26,7 @@ from tierstore._tiers.volatile import Origin
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError
 from tierstore.policy import lru
-from tierstore.spec import TableSpec
+from tierstore.spec import DeviceName, TableSpec
 
 __all__ = ["MemoryTable"]
 

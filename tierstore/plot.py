@@ -18,7 +18,7 @@ from tierstore import _io
 from tierstore.errors import InvalidInputError, MissingExtraError
 from tierstore.sizing import Plan, Simulation, Stream
 from tierstore.sizing.simulation import OPTIMUM
-from tierstore.stats.history import History
+from tierstore.stats import History
 
 __all__ = ["heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
 

@@ -29,6 +29,7 @@ __all__ = [
     "BackendName",
     "CompressionName",
     "DTypeName",
+    "DeviceName",
     "Field",
     "RecordLayout",
     "TableSpec",
@@ -46,6 +47,9 @@ BackendName: TypeAlias = Literal["memmap", "zarr"] | str
 
 CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
 """The name of a compression that a backend offers."""
+
+DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
+"""The name of a device: one of these, which editors complete, or a numbered one: "cuda:1"."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40

@@ -10,13 +10,13 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.tier.stack import check
-from tierstore._counters import TierStats
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.policy import PolicySpec
+from tierstore.stats import TierStats
 
 
 class ArrayTier:

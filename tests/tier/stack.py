@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats, tally
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.slots import CachedSlots, DirectSlots
+from tierstore.stats import TierStats, tally
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]

@@ -1,6 +1,6 @@
 """What type checkers say of reads with ids of NumPy; `make lint` runs mypy on this file."""
 
-from typing import Any, Literal, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,6 @@ def public(store: tierstore.Store) -> None:
     assert_type(tierstore.export_table(store["item"], "rows.npy"), tierstore.ExportResult)
     assert_type(tierstore.policy.choose("lfu"), tierstore.policy.PolicySpec)
     assert_type(tierstore.initializers.normal(std=0.01), tierstore.initializers.Normal)
-    assert_type(store.mode, Literal["r", "r+"])
 
 
 def named(store: tierstore.Store, dtype: str, policy: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats, tally
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta
@@ -28,6 +27,7 @@ from tierstore.errors import (
     StoreFullError,
     TierStoreError,
 )
+from tierstore.stats import TierStats, tally
 
 __all__ = ["DiskTier"]
 

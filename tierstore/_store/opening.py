@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
 from tierstore._disk import generation as generations
@@ -17,14 +17,14 @@ from tierstore._door import internal_errors
 from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
-from tierstore._store.options import CheckIds, DeviceName, Mode, Options
+from tierstore._store.options import Options
 from tierstore._store.store import Store
 from tierstore._table.placement import check_fit, check_names, find_device
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.policy import Policies
-from tierstore.spec import TableSpec, check_name
+from tierstore.spec import DeviceName, TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def create(
 
 def open(
     path: Any,
-    mode: Mode = "r",
+    mode: Literal["r", "r+"] = "r",
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
@@ -92,7 +92,7 @@ def open(
     keep: int | None = None,
     allow_untested: bool = False,
     device: DeviceName | torch.device | Device = "cpu",
-    check_ids: CheckIds = "async",
+    check_ids: Literal["async", "sync"] = "async",
 ) -> Store:
     """Open a store.
 

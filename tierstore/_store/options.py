@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from tierstore import _io
 from tierstore._tiers.gpu.device import Device
@@ -13,13 +12,7 @@ from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 
-__all__ = ["CheckIds", "DeviceName", "Mode", "Options", "whole_number"]
-
-Mode: TypeAlias = Literal["r", "r+"]
-CheckIds: TypeAlias = Literal["async", "sync"]
-
-DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
-"""The name of a device: one of these, which editors complete, or a numbered one: "cuda:1"."""
+__all__ = ["Options", "whole_number"]
 
 
 def whole_number(name: str, value: object) -> int:
@@ -44,7 +37,7 @@ class Options:
     """
 
     path: Path | _io.Objects
-    mode: Mode = "r"
+    mode: str = "r"
     budget: Budget = field(default_factory=Budget)
     policy: Policies | None = None
     version: int | None = None
@@ -52,7 +45,7 @@ class Options:
     keep: int | None = None
     allow_untested: bool = False
     device: Device | None = None
-    check_ids: CheckIds = "async"
+    check_ids: str = "async"
     mark: str | None = None
     within: _io.Directory | None = None
 

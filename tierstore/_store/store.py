@@ -21,13 +21,12 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._info import StoreInfo, Version
 from tierstore._store import alter, closing
 from tierstore._store.alter import Rewrite
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.options import Mode, Options, whole_number
+from tierstore._store.options import Options, whole_number
 from tierstore._store.payload import Payload
 from tierstore._store.repair import mend_rows
 from tierstore._store.state import State
@@ -45,6 +44,7 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Initializer
 from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
+from tierstore.stats import StoreInfo, Version
 
 __all__ = ["Store"]
 
@@ -66,7 +66,7 @@ class Store(Mapping[str, Table]):
     def __init__(self, options: Options) -> None:
         """Open it; `tierstore.open` is the way to."""
         self.path: Path | _io.Objects = options.path
-        self.mode: Mode = options.mode
+        self.mode: str = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
         self._state = State(options, self)

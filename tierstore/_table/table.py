@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, o
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Occupancy, TierStats
 from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
-from tierstore._info import TableInformation
 from tierstore._table.address import Ids, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -29,6 +27,7 @@ from tierstore._tiers.base import Tier
 from tierstore._tiers.epoch import OPENED_ANEW
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
+from tierstore.stats import Occupancy, TableInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Occupancy, TierStats
-from tierstore._info import TierInformation
 from tierstore._table.gpu import on_device
 from tierstore._tiers.base import Tier
 from tierstore._tiers.epoch import OPENED_ANEW, REFRESHED, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.host import HostTier
+from tierstore.stats import Occupancy, TierInformation, TierStats
 
 __all__ = ["LowestTier", "Tiers"]
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
+from tierstore.stats import TierStats
 
 __all__ = ["Bytes", "Rows", "Streaming", "Tier"]
 

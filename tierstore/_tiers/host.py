@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._counters import Occupancy, TierStats
 from tierstore._threads import Condition
 from tierstore._tiers import capacity, memory
 from tierstore._tiers.base import Bytes, Rows, Streaming, Tier
@@ -28,6 +27,7 @@ from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
+from tierstore.stats import Occupancy, TierStats
 
 __all__ = ["HostTier", "nothing_to_await"]
 

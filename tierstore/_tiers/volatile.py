@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._counters import TierStats, tally
 from tierstore._disk.generation import initial_records
 from tierstore._tiers.base import Bytes, Rows
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import TableSpec
+from tierstore.stats import TierStats, tally
 
 __all__ = ["Origin"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Hits, tally
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
 from tierstore.sizing.streams import Batch, Stream
+from tierstore.stats import Hits, tally
 
 __all__ = [
     "OPTIMUM",

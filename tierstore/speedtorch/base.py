@@ -23,14 +23,13 @@ from tierstore._io import publish
 from tierstore._memory_table import MemoryTable
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
-from tierstore._store.options import DeviceName
 from tierstore._store.store import Store
 from tierstore._table.address import is_cupy
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
 from tierstore.errors import CapacityError, ExistsError, InvalidInputError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import DeviceName, Field, TableSpec
 
 __all__ = [
     "Held",

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from tierstore._store.options import DeviceName
 from tierstore._store.store import Store
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, TierStoreError
+from tierstore.spec import DeviceName
 from tierstore.speedtorch.array import ArrayRows, CountRows
 from tierstore.speedtorch.base import Held, Where, flat_ids, legacy, table_of
 from tierstore.speedtorch.model import Duplicates, ModelRows

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats, tally
 from tierstore._tiers.gpu.abi import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, RowIndexError
+from tierstore.stats import TierStats, tally
 
 __all__ = ["Counts", "GpuMemory", "Workspace"]
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
@@ -27,6 +26,7 @@ from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import PolicySpec
+from tierstore.stats import TierStats
 
 __all__ = ["GpuTier"]
 
