@@ -20,8 +20,8 @@ from tests.reference.formats import write_without_us
 from tests.reference.initializers import EXAMPLES, SEED, SHAPE
 from tierstore import policy
 from tierstore._dtypes import ELEMENT_TYPES, check_dtype
+from tierstore._formats import format_of
 from tierstore._formats.base import FORMATS
-from tierstore._formats.registry import format_of
 from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError
 from tierstore.initializers import INITIALIZERS, parse_initializer

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import read_keys
+from tierstore._formats import open_source, read_keys
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
-from tierstore._formats.registry import open_source
 from tierstore._io import publish
 from tierstore._rowcopy import unique
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
-from tierstore.budget import Budget, Size
+from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tierstore import _io
+from tierstore.budget import format_bytes
 from tierstore.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -33,18 +34,6 @@ __all__ = [
     "prometheus",
     "write_prometheus",
 ]
-
-_KIB = 1024
-
-
-def size_text(nbytes: int) -> str:
-    """Return a number of bytes with a unit: "512 B", "1.5 MiB"."""
-    size, units = float(nbytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while size >= _KIB and unit != "TiB":
-        size, unit = size / _KIB, next(units)
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
 
 _COUNTERS_HELP = {
     "requested": "Row ids asked of the tier, duplicates included.",
@@ -283,9 +272,9 @@ class TableInformation:
             f"{self.rows:,}",
             ", ".join(f"{field['name']} {field['dim']} {field['dtype']}" for field in self.fields),
             self.backend,
-            size_text(self.disk_bytes),
-            size_text(self.delta_bytes),
-            ", ".join(f"{tier.tier} {size_text(tier.nbytes)}" for tier in self.tiers),
+            format_bytes(self.disk_bytes),
+            format_bytes(self.delta_bytes),
+            ", ".join(f"{tier.tier} {format_bytes(tier.nbytes)}" for tier in self.tiers),
         )
 
 

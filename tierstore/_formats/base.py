@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
 from tierstore._formats.files import InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 

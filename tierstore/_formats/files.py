@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, TypeVar
 
-from tierstore._allowance import DEFAULT_MEMORY, Allowance
 from tierstore._io import Directory, File
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
 
 __all__ = ["ZIP_ERRORS", "Archive", "InputFile", "open_input", "parsing", "unless_it_fails"]

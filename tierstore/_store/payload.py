@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._allowance import DEFAULT_MEMORY, JSON_COST, Allowance
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import PayloadInfo, unique_name
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._strictjson import Section, parse
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, JSON_COST, Allowance, Size
 from tierstore.errors import (
     FILE_CURE,
     CorruptStoreError,

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY, Allowance
 from tierstore._formats.files import open_input
-from tierstore._formats.npz import Arrays
+from tierstore._formats.npy import Arrays
 from tierstore._formats.parquet import Columns
 from tierstore._table.trace import is_trace, read_trace, trace_rows
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]

@@ -14,8 +14,7 @@ from tierstore.errors import InvalidInputError, TierStoreError
 from tierstore.spec import DeviceName
 from tierstore.speedtorch.array import ArrayRows, CountRows
 from tierstore.speedtorch.base import Held, Where, flat_ids, legacy, table_of
-from tierstore.speedtorch.model import Duplicates, ModelRows
-from tierstore.speedtorch.optimizer import OptimizerRows
+from tierstore.speedtorch.batches import Duplicates, ModelRows, OptimizerRows
 
 __all__ = [
     "COM",
