@@ -164,8 +164,8 @@ class Allowance:
     def __init__(self, name: object, memory: Size = DEFAULT_MEMORY) -> None:
         """Allow `memory` bytes for the file `name`, which is for messages."""
         self._name = name
-        self.memory = parse_bytes(memory)
-        self.left = self.memory
+        self.memory: int = parse_bytes(memory)
+        self.left: int = self.memory
 
     def check(self, nbytes: int, what: str) -> None:
         """Raise FormatError if `what`, which is given back, takes more bytes than are left."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore.errors import InvalidInputError, MissingExtraError
+from tierstore.errors import InvalidInputError, needs
 from tierstore.sizing import Plan, Simulation, Stream
 from tierstore.sizing.simulation import OPTIMUM
 from tierstore.stats import History
@@ -37,10 +37,8 @@ def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Itera
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise InvalidInputError(f"{path}: a picture is named {', '.join(FORMATS)}")
-    try:
+    with needs("matplotlib", "plot", "pictures need matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("pictures need matplotlib: pip install 'tierstore[plot]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -53,7 +51,7 @@ def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Itera
 def miss_ratios(simulation: Simulation, path: str | Path) -> None:
     """Draw the share of distinct rows that each policy misses, by the size of the tier.
 
-    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, MissingExtraError, and
+    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, needs, and
     StoreIOError where the picture cannot be written; so do all functions here.
     """
     with _picture(path) as axes:
