@@ -246,7 +246,7 @@ def test_one_field_is_appended(store: tierstore.Store, truth: dict[str, np.ndarr
 
 
 def test_growing_takes_any_whole_number(store: tierstore.Store) -> None:
-    store.grow("user", np.int64(12), tierstore.constant(4))
+    store.grow("user", np.int64(12), init=tierstore.constant(4))
     assert store["user"].read([8, 11]).tolist() == [[0] * 3, [4] * 3]
     with pytest.raises(InvalidTypeError, match="rows is an int"):
         store.grow("user", 12.5)  # type: ignore[arg-type]

@@ -170,7 +170,7 @@ def _load(
             _check_fit(existing, field, source, keys)
             spec = dataclasses.replace(existing.spec, sparse=False)
             records = _merged_records(existing, field, source, converter)
-            loaded = store.replace_table(name, spec, records, keys=keys, progress=progress)
+            loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.warn(str(src))
     return ImportResult(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -286,6 +286,16 @@ class TableSpec:
     def layout(self) -> RecordLayout:
         """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
+
+    def seeded(self) -> TableSpec:
+        """Return the spec itself, or with a seed drawn for each random initializer without one."""
+        fields = {
+            name: item if item.init is None else replace(item, init=item.init.seeded())
+            for name, item in self.fields.items()
+        }
+        if all(item.init is self.fields[name].init for name, item in fields.items()):
+            return self
+        return replace(self, fields=fields, init=None)
 
     @property
     def nbytes(self) -> int:

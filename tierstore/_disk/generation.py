@@ -59,8 +59,9 @@ _NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the first records of rows `start…` of a table, in blocks, by its fields' initializers.
 
-    Any `start` gives the same bytes for the same row.
+    Any `start` gives the same bytes for the same row, of a spec that is seeded.
     """
+    spec = spec.seeded()
     layout = spec.layout
     for block in range(start // BLOCK_ROWS, -(-spec.rows // BLOCK_ROWS)):
         count = min(BLOCK_ROWS, spec.rows - block * BLOCK_ROWS)
@@ -86,7 +87,10 @@ def create(
     """
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
+    inits = {}
     if blocks is None:
+        spec = spec.seeded()
+        inits = {name: item.init.text for name, item in spec.fields.items() if item.init}
         blocks = () if spec.sparse else initial_records(spec)
     with table.make_directory(name) as directory:
         try:
@@ -97,7 +101,7 @@ def create(
             raise
         directory.sync()
     table.sync()
-    return TableInfo(spec, name, digest=digest)
+    return TableInfo(spec, name, digest=digest, inits={k: v for k, v in inits.items() if v})
 
 
 class Generation:

@@ -342,7 +342,7 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
 def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows], Records]:
     """Return what gives first records, where an initializer says those of the first field."""
     fields = {name: dataclasses.replace(item, init=None) for name, item in spec.fields.items()}
-    made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False)
+    made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False).seeded()
 
     def records(rows: Rows) -> Records:
         parts = []

@@ -185,8 +185,8 @@ class Store(Mapping[str, Table]):
     def commit(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
     ) -> int:
         """Make everything written so far durable, in all tables at once, as one new version.
@@ -214,8 +214,8 @@ class Store(Mapping[str, Table]):
     def commit_async(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
@@ -324,8 +324,8 @@ class Store(Mapping[str, Table]):
         self,
         name: str,
         spec: TableSpec,
-        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         *,
+        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         reinitialize: bool = False,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
@@ -420,8 +420,8 @@ class Store(Mapping[str, Table]):
         self,
         name: str,
         rows: int,
-        init: Initializer | None = None,
         *,
+        init: Initializer | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:

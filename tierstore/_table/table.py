@@ -581,6 +581,7 @@ class Table:
     def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
         deltas = self._disk.deltas
+        inits = self._generation.info.inits
         return TableInformation(
             name=self.name,
             rows=self.rows,
@@ -588,6 +589,7 @@ class Table:
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
+                | ({"init": inits[name]} if name in inits else {})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,

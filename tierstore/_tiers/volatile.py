@@ -34,7 +34,7 @@ class Origin:
         self.rows = spec.rows
         self.record_bytes = spec.layout.record_bytes
         self.stats = TierStats()
-        self._spec = spec
+        self._spec = spec.seeded()
         initializers = [item.init for item in spec.fields.values()]
         self._lock = threading.Lock()
         self._kept = np.zeros(self.rows, np.bool_)

@@ -288,7 +288,9 @@ class Held(ABC):
         """Make the table, in place of one that there may be."""
         for item in fields.values():
             if item.init is not None:
-                item.init.block(0, 0, (self.total_classes, item.dim), 0)  # raises if it cannot fit
+                item.init.seeded().block(
+                    0, 0, (self.total_classes, item.dim), 0
+                )  # raises if it cannot fit
         zero = all(item.init is None or item.init.is_zero for item in fields.values())
         spec = TableSpec(self.total_classes, fields=fields, sparse=zero)
         if isinstance(self._owner, Store):
