@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.training.conftest import DIM, ROWS, Place, rows_of
-from tierstore._tiers.epoch import Epoch
+from tierstore._tiers.base import Epoch
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.nn import autograd as nn_batch
 from tierstore.optim import TieredOptimizer
@@ -155,10 +155,10 @@ def test_evaluation_releases_what_training_dropped(weights: Tensor, tmp_path: An
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     emb(torch.arange(9))
-    assert table._tiers.host.map.pins.leases.sum() == 9
+    assert table._space.host.map.pins.leases.sum() == 9
     with torch.no_grad():
         emb(torch.arange(3))
-    assert not table._tiers.host.map.pins.leases.any()
+    assert not table._space.host.map.pins.leases.any()
     place.close()
 
 
