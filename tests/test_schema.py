@@ -94,6 +94,10 @@ def test_what_a_store_prints(store: tierstore.Store) -> None:
     text = str(store.info())
     assert "version 2, step 7" in text and "item" in text and max(map(len, text.split("\n"))) < 120
     assert "item" in store._repr_html_()
+    store.set_keys("item", [f"item {row}" for row in range(store["item"].rows)])
+    assert repr(store["item"].keys) == f"Keys({store['item'].rows} of str)"
+    store.commit(payload={"note": b"seven"})
+    assert repr(store.payload["note"]) == "Payload(bytes, 5 B)"
     store.close()
     assert repr(store).endswith(", closed)")
 

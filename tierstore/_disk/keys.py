@@ -70,6 +70,9 @@ class Keys(Sequence[Any]):
                 f"{_path(files)} holds {data.size} bytes, keys of {self._rows} rows are {expected}"
             )
 
+    def __repr__(self) -> str:
+        return f"Keys({self._rows} of {self.kind})"
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return self._rows
