@@ -129,7 +129,7 @@ class Budget:
         return f"Budget({shown})"
 
     def _slots(self, tier: str, table: str) -> int | None:
-        """Return the number of slots asked for `table` in `tier`, or None where bytes decide."""
+        """Return the number of slots given for `table` in `tier`, or None where bytes decide."""
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 

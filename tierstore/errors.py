@@ -13,7 +13,7 @@ one file or store is at fault.
     │   └── ConcurrentWriterError                  … and has published in between
     ├── StoreFullError         OSError             no space, quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
-    ├── CommitFailedError      OSError             a commit to be given up; the last is intact
+    ├── CommitFailedError      OSError             a commit failed; the last one is intact
     ├── ExistsError            FileExistsError     the target exists already
     ├── RowIndexError          IndexError          row ids outside the table
     ├── InvalidInputError      ValueError          a value that cannot be used

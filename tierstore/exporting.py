@@ -1,4 +1,4 @@
-"""Export: one field of a table, as a file that other tools read."""
+"""Exports one field of a table to a file that other tools read."""
 
 from __future__ import annotations
 

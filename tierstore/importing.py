@@ -1,4 +1,4 @@
-"""Load: the rows of a file, in place of all rows of one field of a table."""
+"""Imports the rows of a file, in place of all rows of one field of a table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Records = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True)
 class ImportResult:
-    """What a load did.
+    """What an import did.
 
     Attributes:
         table: name of the table.

@@ -99,14 +99,14 @@ def occupancy(history: History, path: str | Path) -> None:
 
 
 def heat(requests: Stream | npt.ArrayLike, path: str | Path) -> None:
-    """Draw how unevenly rows are asked for: requests by row, most wanted first, and their sum.
+    """Draw how unevenly rows are requested: requests by row, most frequent first, and their sum.
 
-    `requests` is a stream, or how often each row was asked for.
+    `requests` is a stream, or how often each row was requested.
     """
     counts = np.sort(_requests(requests))[::-1]
     counts = counts[counts > 0]
     if not counts.size:
-        raise InvalidInputError("no row was asked for")
+        raise InvalidInputError("no row was requested")
     # A point for each row would make an SVG of millions: even steps of the logarithm are enough.
     places = np.unique(np.geomspace(1, counts.size, min(counts.size, 500)).astype(np.int64))
     with _picture(path) as axes:
@@ -126,7 +126,7 @@ def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
         return counts
     counts = np.asarray(given, np.float64).ravel()
     if not (counts >= 0).all():
-        raise InvalidInputError("rows are asked for 0 times or more often")
+        raise InvalidInputError("a row cannot be requested fewer than 0 times")
     return counts
 
 

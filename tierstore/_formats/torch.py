@@ -1,8 +1,8 @@
 """.pt: what `torch.save` wrote, read without torch and without running the file's code.
 
 Either a tensor, or a dict of tensors, such as a state dict, in which names may be nested. The file
-is a zip archive of a pickle, which says where each tensor is, and of storages, which are read
-where a block of rows is asked for.
+is a zip archive of a pickle, which says where each tensor is, and of storages. A block of rows is
+read from its storage on demand.
 
 A pickle is a program. Here it is run by a machine without an instruction that calls anything: it
 knows containers, texts and numbers, and records where a tensor is instead of making it. Other names

@@ -1,4 +1,4 @@
-"""Replay what a table was asked for through tiers of any size, beside the optimum."""
+"""Replay the row ids of a stream through tiers of any size, and compare with the optimum."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Replay:
         return hit, evictions
 
     def _admit(self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> int:
-        """Give slots to those of `rows`, absent, that are worth it; return how many rows went."""
+        """Give slots to absent `rows` that outrank their victims; return how many were evicted."""
         slots = self._slots
         if rows.size > slots.row_of.size:
             rows = rows[np.argsort(-counts, kind="stable")]
@@ -249,7 +249,7 @@ class Simulation:
 
     @property
     def policies(self) -> list[str]:
-        """The policies, in the order they were asked for, the optimum last."""
+        """The policies in the order requested, the optimum last."""
         return list(dict.fromkeys(point.policy for point in self.points))
 
     def curve(self, policy: str) -> list[Point]:

@@ -76,7 +76,7 @@ class ModelFactory(_Common, ModelRows):
         embed_dimension: elements of a row.
         datatype: element type, as a name or a type of NumPy, CuPy or torch.
         CPUPinn: keep the rows in host memory, with a cache on the GPU; else on the GPU.
-        duplicates: what becomes of rows that come more than once in a batch: "sum" gives each copy
+        duplicates: how rows that occur more than once in a batch are trained: "sum" gives each copy
             the sum of their gradients, "mean" the mean; "last" lets each take its own step and
             keeps the last, as SpeedTorch did.
         budget: memory for the tiers; by default the GPU cache has 256 MiB of rows.
@@ -209,7 +209,7 @@ class _CommonMM(Held):
         return self._owner  # type: ignore[return-value]
 
     def reopen(self) -> None:
-        """Go on with the store that is at `diskname`, as its last commit left it.
+        """Open the store that is at `diskname`, as its last commit left it.
 
         Raises NotAStoreError, and InvalidInputError if its rows are not those of this object.
         """
@@ -298,7 +298,7 @@ class OptimizerFactoryMM(_CommonMM, OptimizerRows):
         self.CPUPinn = CPUPinn
 
     def reopen(self) -> None:
-        """Go on with the store that is at `diskname`; an optimizer without state has none."""
+        """Open the store that is at `diskname`; an optimizer without state has none."""
         if self.optVarList:
             super().reopen()
 

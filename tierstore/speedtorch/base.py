@@ -130,7 +130,7 @@ class Where:
                 return MemoryTable(spec, budget=self.budget_for(spec), device=self._given)
             if self.path.exists():
                 raise ExistsError(
-                    f"{self.path} exists; reopen() goes on with it, another diskname starts anew"
+                    f"{self.path} exists; call reopen() to open it, or give another diskname"
                 )
             tables = {TABLE: spec}
             return create(self.path, tables, budget=self.budget_for(spec), device=self._given)

@@ -161,9 +161,9 @@ class ModelRows(Held):
         self._fill(initializers.normal(mean=float(mean), std=float(stdDev), seed=_seed()))
 
     def customInit(self, initFunction: Callable[..., Any], *args: Any) -> None:
-        """Let `initFunction(tensor, *args)`, as of torch.nn.init, fill a tensor of all rows.
+        """Fill a tensor of all rows by `initFunction(tensor, *args)`, as of torch.nn.init.
 
-        The tensor lies in host memory until the table is made.
+        The tensor is in host memory until the table is made.
         """
         shape = self.total_classes, self.embed_dimension
         whole = torch.empty(shape, dtype=self._field.element.torch_dtype())
@@ -321,7 +321,7 @@ class OptimizerRows(Held):
         )
 
     def optInit(self) -> None:
-        """Let the state of all rows be what the optimizer starts from."""
+        """Initialize the state of all rows to what the optimizer starts from."""
         self._fill(
             {key: initializers.constant(kept.initial) for key, kept in self._plan.rows.items()}
         )
