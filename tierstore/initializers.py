@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -242,7 +242,7 @@ def from_array(values: Any) -> Initializer:
     return _Array(values)
 
 
-def from_file(path: str | Path) -> Initializer:
+def from_file(path: str | os.PathLike[str]) -> Initializer:
     """The rows of a 2-D floating `.npy` file, mapped and read while the table is made."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -6,6 +6,7 @@ what was there. Figures are drawn without a display, and matplotlib's settings a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,9 @@ _WAYS = {
 
 
 @contextmanager
-def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Iterator[Any]:
+def _picture(
+    path: str | os.PathLike[str], width: float = 6.4, height: float = 4.0
+) -> Iterator[Any]:
     """Yield axes to draw in; afterwards the picture is written."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -44,11 +47,11 @@ def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Itera
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     yield axes
-    with _io.publish(path, force=True) as temporary:
+    with _io.publish(Path(path), force=True) as temporary:
         figure.savefig(temporary, format=suffix[1:], dpi=150)
 
 
-def miss_ratios(simulation: Simulation, path: str | Path) -> None:
+def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
     """Draw the share of distinct rows that each policy misses, by the size of the tier.
 
     The optimum, which nothing can beat, is dashed. Raises InvalidInputError, needs, and
@@ -72,7 +75,7 @@ def miss_ratios(simulation: Simulation, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def hit_rates(history: History, path: str | Path) -> None:
+def hit_rates(history: History, path: str | os.PathLike[str]) -> None:
     """Draw the hit rate of each tier above the disk over the steps of a run."""
     with _picture(path) as axes:
         for tier in history.tiers:
@@ -82,7 +85,7 @@ def hit_rates(history: History, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def occupancy(history: History, path: str | Path) -> None:
+def occupancy(history: History, path: str | os.PathLike[str]) -> None:
     """Draw how full each tier is over the steps of a run, and how much of it has changed."""
     with _picture(path) as axes:
         steps = [sample.step for sample in history.samples]
@@ -98,7 +101,7 @@ def occupancy(history: History, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def heat(requests: Stream | npt.ArrayLike, path: str | Path) -> None:
+def heat(requests: Stream | npt.ArrayLike, path: str | os.PathLike[str]) -> None:
     """Draw how unevenly rows are requested: requests by row, most frequent first, and their sum.
 
     `requests` is a stream, or how often each row was requested.
@@ -130,7 +133,9 @@ def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
     return counts
 
 
-def step_times(steps: Plan | Mapping[str, Mapping[str, float]], path: str | Path) -> None:
+def step_times(
+    steps: Plan | Mapping[str, Mapping[str, float]], path: str | os.PathLike[str]
+) -> None:
     """Draw what a step spends where, a bar each.
 
     `steps` is a plan with times, or seconds by name of the bar and of its parts.

@@ -1,5 +1,6 @@
 """What type checkers say of reads with ids of NumPy; `make lint` runs mypy on this file."""
 
+import os
 from typing import Any, assert_type
 
 import numpy as np
@@ -59,3 +60,12 @@ def named(store: tierstore.Store, dtype: str, policy: str) -> None:
     tierstore.open("emb.tier", policy={"item": policy, "user": tierstore.policy.lru()})
     store.alter_table("item", dtype=dtype, backend="memmap", compression="keep")
     assert_type(tierstore.errors.StoreFullError("full"), tierstore.errors.StoreFullError)
+
+
+def paths(path: os.PathLike[str], history: tierstore.stats.History) -> None:
+    """Every path is a str or an os.PathLike."""
+    assert_type(tierstore.initializers.from_file(path), tierstore.initializers.Initializer)
+    assert_type(tierstore.machine.leftovers(path), list[tierstore.machine.Leftover])
+    tierstore.create(path, {}).close()
+    tierstore.plot.hit_rates(history, path)
+    tierstore.repair(path, path)

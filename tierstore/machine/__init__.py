@@ -207,7 +207,7 @@ class Machine:
         return asdict(self) | {"problems": self.problems}
 
 
-def examine(path: str | Path = ".") -> Machine:
+def examine(path: str | os.PathLike[str] = ".") -> Machine:
     """Gather the facts; `path` chooses the file system and need not exist."""
     memory, available = _memory()
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -219,14 +219,14 @@ def examine(path: str | Path = ".") -> Machine:
         available_bytes=available,
         lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         page_reads=readahead.method(),
-        merge_gap_bytes=readahead.merge_gap(path),
+        merge_gap_bytes=readahead.merge_gap(Path(path)),
         packages={name: _version(name) for name in PACKAGES},
         cuda=examine_cuda(),
         storage=examine_storage(path),
     )
 
 
-def examine_storage(path: str | Path = ".") -> Storage:
+def examine_storage(path: str | os.PathLike[str] = ".") -> Storage:
     """Describe the file system under `path`, or under its nearest parent that exists."""
     there = Path(os.path.abspath(path))
     while not there.exists():
@@ -255,7 +255,7 @@ class Leftover:
     disk_bytes: int
 
 
-def leftovers(path: str | Path = ".") -> list[Leftover]:
+def leftovers(path: str | os.PathLike[str] = ".") -> list[Leftover]:
     """Return unfinished files and stores beside `path`, then those in it."""
     path = Path(os.path.abspath(path))
     found: list[Path] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) ->
 
 
 def load_stream(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     batch_size: int | None = None,
     column: str | None = None,
