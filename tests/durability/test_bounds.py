@@ -19,9 +19,8 @@ import pytest
 import tierstore
 from tests.durability.crafting import newest_manifest, replaced, resealed
 from tests.durability.test_crafted import tree_file
-from tierstore._allowance import Allowance
 from tierstore._disk.delta import FOOTER_BYTES
-from tierstore.budget import Budget
+from tierstore.budget import Allowance, Budget
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, TierStoreError
 
 LITTLE = 48 << 20

@@ -20,9 +20,8 @@ from tests.formats.matrices import (
 )
 from tests.pairs import pairwise
 from tierstore._dtypes import ELEMENT_TYPES, convert
-from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
+from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, format_of, open_sink, open_source
 from tierstore._formats.base import FORMATS
-from tierstore._formats.registry import format_of
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
 
 TEXT = {".vec", ".txt", ".tsv", ".bin"}

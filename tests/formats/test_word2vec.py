@@ -149,7 +149,7 @@ def test_words_that_are_no_text(tmp_path):
 
 
 def test_lines_have_a_largest_length(tmp_path, monkeypatch):
-    from tierstore._formats import word2vec
+    from tierstore._formats import words as word2vec
 
     monkeypatch.setattr(word2vec, "MAX_LINE_BYTES", 100)
     (tmp_path / "file.vec").write_text("1 2\n" + "w" * 200 + " 1 2\n")

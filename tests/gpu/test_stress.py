@@ -12,9 +12,9 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.tiers.stack import ArrayTier
-from tierstore._counters import TierStats
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.host import HostTier
+from tierstore.stats import TierStats
 
 
 def library(place: Place) -> Any:

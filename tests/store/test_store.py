@@ -550,7 +550,7 @@ def test_more_rows(path, store, table):
 def test_a_table_can_be_written_anew(store):
     rng = np.random.default_rng(1)
     blocks = [rng.integers(0, 256, (n, 16), np.uint8) for n in (5, 20)]
-    store.replace_table("item", tierstore.TableSpec(25, 4), blocks)
+    store.replace_table("item", tierstore.TableSpec(25, 4), blocks=blocks)
     expected = np.concatenate(blocks).view("<f4")
     assert store["item"].read(np.arange(25)).tobytes() == expected.tobytes()
     assert store.version == 2
@@ -560,7 +560,7 @@ def test_blocks_that_do_not_fit_change_nothing(path, store):
     expected = store["item"].read(EVERY)
     for blocks in ([np.zeros((3, 16), np.uint8)], [np.zeros((25, 15), np.uint8)]):
         with pytest.raises(InvalidInputError):
-            store.replace_table("item", tierstore.TableSpec(25, 4), blocks)
+            store.replace_table("item", tierstore.TableSpec(25, 4), blocks=blocks)
     assert store.version == 1
     assert np.array_equal(store["item"].read(EVERY), expected)
     assert len(list(path.glob("item/*"))) == 1
@@ -589,10 +589,10 @@ def test_keys_stay_with_their_rows(path, store, tmp_path):
     ("budget", "slots"),
     [
         (tierstore.Budget(host=0), {"item": 0, "user": 0}),
-        (tierstore.Budget(host_rows=3), {"item": 3, "user": 3}),
+        (tierstore.Budget(host_rows=3), {"item": 6, "user": 6}),  # which they share
         (tierstore.Budget(host_rows={"item": 0, "user": 999}), {"item": 0, "user": ROWS // 2}),
-        (tierstore.Budget(host="1MiB"), {"item": ROWS, "user": ROWS // 2}),
-        (None, {"item": ROWS, "user": ROWS // 2}),
+        (tierstore.Budget(host="1MiB"), {"item": ROWS + ROWS // 2, "user": ROWS + ROWS // 2}),
+        (None, {"item": ROWS + ROWS // 2, "user": ROWS + ROWS // 2}),
     ],
 )
 def test_budgets_decide_the_slots(path, store, budget, slots):
@@ -600,6 +600,9 @@ def test_budgets_decide_the_slots(path, store, budget, slots):
     with tierstore.open(path, budget=budget) as again:
         for table in again.info().tables:
             assert sum(tier.slots for tier in table.tiers) == slots[table.name]
+            named = budget is not None and isinstance(budget.host_rows, dict)
+            tables = (table.name,) if named else ("item", "user")
+            assert all(tier.tables == tables for tier in table.tiers)
 
 
 def test_a_budget_in_bytes_is_kept(path):
@@ -629,7 +632,14 @@ def test_inspect_has_stable_keys(store):
         "rows": ROWS,
         "dim": DIM,
         "dtype": "float32",
-        "fields": [{"name": "weight", "dim": DIM, "dtype": "float32"}],
+        "fields": [
+            {
+                "name": "weight",
+                "dim": DIM,
+                "dtype": "float32",
+                "init": "normal(mean=0.0, std=1.0, seed=1)",
+            }
+        ],
         "backend": "memmap",
         "record_bytes": 32,
         "disk_bytes": ROWS * (32 + 4),

@@ -145,10 +145,9 @@ class Placement:
             extent.tier.queue_bytes = queue * extent.rows // rows
         device = self._device
         if device is None:
-            return Space(
-                extents, lowest, HostTier(lowest, slots=slots, policy=policy, starts=starts)
-            )
-        kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))
+            host = HostTier(lowest, slots=slots, policy=policy, starts=starts)
+            return Space(extents, lowest, host)
+        kind = device.arena_kind(capacity.bytes_for(rows, width, slots, policy))
         with device.current():
             host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
             try:
@@ -166,9 +165,9 @@ class Placement:
         rows, width, policy = _together(group)
         share = rows * width / sum(shape.nbytes for shape in every.values())
         least = 0 if self._device is None else 1
-        whole = HostTier.bytes_for(rows, width, rows)
+        whole = capacity.bytes_for(rows, width, rows)
         default = min(whole, int(available_bytes() // 4 * share))
-        slots_for = functools.partial(HostTier.slots_for, policy=policy)
+        slots_for = functools.partial(capacity.slots_for, policy=policy)
         on_host = max(self._slots_in("host", group, share, default, slots_for), least)
         if 0 < on_host < rows:
             policy.check(rows)

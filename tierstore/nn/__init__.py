@@ -9,8 +9,10 @@ each, to the optimizer of `tierstore.optim`, whose step writes the rows. Nothing
 
 from __future__ import annotations
 
-from tierstore import _torch  # noqa: F401  (first: it says what to install)
-from tierstore.nn.bag import TieredEmbeddingBag
-from tierstore.nn.embedding import TieredEmbedding
+from tierstore.errors import needs
+
+with needs("torch", "torch", "this needs PyTorch"):
+    from tierstore.nn.bag import TieredEmbeddingBag
+    from tierstore.nn.embedding import TieredEmbedding
 
 __all__ = ["TieredEmbedding", "TieredEmbeddingBag"]
