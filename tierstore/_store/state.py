@@ -472,14 +472,16 @@ class State:
             table._reset_scalars()
 
     def release(self) -> None:
-        """Give back memory, files and locks, whatever the state; no file is removed."""
+        """Give back memory, files and locks, whatever the state; no file is removed.
+
+        All of them, whatever some raise: a lock that stays would keep the next writer out.
+        """
         self.door.close()
-        self.prefetcher.wait_for_advice()
-        self.spaces.close()
-        for table in self.tables.values():
-            table._close()
-        for value in self._held.values():
-            value.close()
-        for lock in self.locks:
-            lock.close()
-        self.directory.close()
+        with contextlib.ExitStack() as ending:  # from the last to the first
+            ending.callback(self.directory.close)
+            for closable in (*self.locks, *self._held.values()):
+                ending.callback(closable.close)
+            for table in self.tables.values():
+                ending.callback(table._close)
+            ending.callback(self.spaces.close)
+            ending.callback(self.prefetcher.wait_for_advice)

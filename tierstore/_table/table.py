@@ -14,7 +14,7 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
-from tierstore._door import INTERNAL, Door, internal_error
+from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._table.address import Ids, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -445,8 +445,9 @@ class Table:
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
         most 62. Never changes a result, and may be dropped where too many are waiting.
         """
-        self._owner.door.check()
-        self._access.prefetch(ids, window, self._owner.prefetcher)
+        with internal_errors():
+            self._owner.door.check()
+            self._access.prefetch(ids, window, self._owner.prefetcher)
 
     def scan(
         self,
