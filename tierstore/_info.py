@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -110,17 +111,21 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class Version:
-    """A version that can be opened: its number, its step, its manifest's number and its deltas."""
+    """A version that can be opened: its number, its step, its manifest's number and its deltas.
+
+    `names` are those it is kept by.
+    """
 
     version: int
     step: int | None
     seq: int
     delta_rows: int
     delta_bytes: int
+    names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        """Return what a manifest says of its version."""
+    def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
+        """Return what a manifest says of its version; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
         return cls(
             manifest.version,
@@ -128,4 +133,5 @@ class Version:
             manifest.seq,
             sum(delta.rows for delta in deltas),
             sum(delta.size for delta in deltas),
+            tuple(name for name, version in names.items() if version == manifest.version),
         )

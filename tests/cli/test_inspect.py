@@ -66,7 +66,9 @@ def test_an_unknown_table_or_field(run, pair):
 def test_versions(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert [each["version"] for each in versions] == [2, 3]
-    assert set(versions[0]) == {"version", "step", "seq", "delta_rows", "delta_bytes"}
+    assert set(versions[0]) == {
+        "version", "step", "seq", "delta_rows", "delta_bytes", "names"
+    }  # fmt: skip
     assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
     assert re.search(r"^ +3 +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE)
 

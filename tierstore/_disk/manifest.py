@@ -25,6 +25,7 @@ __all__ = [
     "Parent",
     "PayloadInfo",
     "TableInfo",
+    "is_version_name",
     "manifest_name",
     "new_mark",
     "unique_name",
@@ -137,8 +138,11 @@ class Manifest:
 
     No number is given twice: `last_version` is the highest there ever was, which may be above
     `version` where a writer went back. `previous` is the version this one was made from, and `mark`
-    a random text that tells it from a version of the same number in a copy of the store. `format`
-    is that of the file it was read from; a manifest is always written in the present one.
+    a random text that tells what it holds from any other version, of a copy of the store too: one
+    that restores an older version bears its mark. `names` are those by which versions are kept,
+    whatever `keep` is; `forks` are pairs of a version in this one's past and the older version it
+    restored, ascending. `format` is that of the file it was read from; a manifest is always written
+    in the present one.
     """
 
     uuid: str
@@ -153,6 +157,8 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
+    names: dict[str, int] = field(default_factory=dict)
+    forks: tuple[tuple[int, int], ...] = ()
     format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
@@ -179,6 +185,8 @@ class Manifest:
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
                 "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
+                **({"names": self.names} if self.names else {}),
+                **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             }
         )
 
@@ -189,7 +197,7 @@ class Manifest:
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
         version, number = _version(body, "version"), body.integer("format")
         is_first = number == 1
-        names |= set() if is_first else {"last_version", "previous", "mark"}
+        names |= set() if is_first else {"last_version", "previous", "mark", "names", "forks"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -217,6 +225,8 @@ class Manifest:
             last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
+            names=_names(body.section("names"), version) if "names" in body else {},
+            forks=_forks(body, version) if "forks" in body else (),
             format=number,
         )
 
@@ -267,6 +277,31 @@ def _version(section: Section, key: str) -> int:
     if version > MAX_VERSION:
         raise FormatError(f"{section.name}: {key!r} is larger than {MAX_VERSION}: {version}")
     return version
+
+
+def _names(section: Section, newest: int) -> dict[str, int]:
+    names = {name: section.natural(name) for name in section}
+    for name, version in names.items():
+        if not is_version_name(name) or not 0 < version <= newest:
+            raise FormatError(f"{section.name}: {name!r} is not a version's name: {version}")
+    return names
+
+
+def is_version_name(name: object) -> bool:
+    """Whether a version can be kept by this name: 1 to 1024 printable characters."""
+    return isinstance(name, str) and 0 < len(name) <= 1024 and name.isprintable()
+
+
+def _forks(body: Section, newest: int) -> tuple[tuple[int, int], ...]:
+    forks = []
+    last = 0
+    for pair in body.items("forks"):
+        is_pair = type(pair) is list and [type(number) for number in pair] == [int, int]
+        if not is_pair or not (last < pair[0] <= newest and 0 < pair[1] < pair[0]):
+            raise FormatError(f"{body.name}: not a version and an older one it restored: {pair!r}")
+        last = pair[0]
+        forks.append((pair[0], pair[1]))
+    return tuple(forks)
 
 
 def _payload(section: Section) -> PayloadInfo:

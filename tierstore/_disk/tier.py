@@ -181,10 +181,26 @@ class DiskTier:
                     older = self._index[ids] <= last
                     ids, places = ids[older], places[older]
                 self._point(ids, places)
+        self._uncover(gone, begin)
         self._starts = np.concatenate(
             [self._starts[:begin], starts[:-1], [last], self._starts[end + 1 :]]
         )
         self._deltas[begin:end] = coming
+
+    def _uncover(self, gone: Sequence[Delta], begin: int) -> None:
+        """Point rows that only deltas which are `gone` hid to the deltas before number `begin`.
+
+        There are such rows where a writer went back to an older version.
+        """
+        if not begin:
+            return
+        bare = [ids[self._index[ids] == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
+        rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
+        for delta, start in zip(
+            self._deltas[:begin] if rows.size else (), self._starts.tolist(), strict=False
+        ):
+            at = np.flatnonzero(np.isin(delta.ids, rows))
+            self._point(np.asarray(delta.ids)[at], (start + 1 + at).astype(np.int32))
 
     def _check_rows(self, delta: Delta) -> None:
         ids = np.asarray(delta.ids)

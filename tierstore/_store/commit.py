@@ -52,6 +52,7 @@ class CommitDraft:
         payload: Mapping[str, object] | None,
         *,
         confirm: bool,
+        keep: str | None = None,
     ) -> None:
         """Write the payload to its files.
 
@@ -62,6 +63,7 @@ class CommitDraft:
         self.state = state
         self.step = before.step if step is None else step
         self.confirm = confirm
+        self.keep = keep
         self.scalars: dict[str, dict[str, object]] = {}
         self.payload: Mapping[str, PayloadInfo] = {}
         self._written: Mapping[str, PayloadInfo] = {}
@@ -135,6 +137,8 @@ def publish(draft: CommitDraft, tables: Mapping[str, TableInfo]) -> Manifest:
     changes = state.next_version()
     if not draft.confirm:
         changes["confirmed"] = state.manifest.confirmed
+    if draft.keep is not None:
+        changes["names"] = {**state.manifest.names, draft.keep: changes["version"]}
     return state.publish(sync, **changes, step=draft.step, tables=tables, payload=draft.payload)
 
 
@@ -216,7 +220,12 @@ class PendingCommit(Future[int]):
             self.set_exception(InternalError(_ENDED))
 
     def start(
-        self, step: int | None, payload: Mapping[str, object] | None, *, confirm: bool
+        self,
+        step: int | None,
+        payload: Mapping[str, object] | None,
+        *,
+        confirm: bool,
+        keep: str | None,
     ) -> None:
         """Flush everything to its files; a thread, which holds the store, does the other steps.
 
@@ -231,7 +240,7 @@ class PendingCommit(Future[int]):
         # Turning values into bytes may run code of the caller's, which may read rows: the thread
         # must not have the store yet.
         with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
-            draft = CommitDraft(state, step, payload, confirm=confirm)
+            draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft)

@@ -166,16 +166,27 @@ class WriterLock:
         with self._without_old_programs() as is_free:
             return not is_free
 
-    def oldest_reader(self, below: int) -> int | None:
-        """Return the oldest version that is being read, if it is `below` one; None otherwise.
+    def readers(self, below: int) -> list[int]:
+        """Return the versions `below` one that are being read, ascending.
 
         A program that does not say which version it reads counts as a reader of version 0.
         """
-        oldest = None
-        while below > 0 and (found := self._store.lock_within(0, below)) is not None:
-            oldest = below = found
+        found: list[int] = []
+        first = 0
+        while (oldest := self._oldest_lock(first, below)) is not None:
+            found.append(max(first, oldest))  # one lock of a reader may hold several versions
+            first = found[-1] + 1
         with self._without_old_programs() as is_free:
-            return oldest if is_free else 0
+            return found if is_free else [0, *found]
+
+    def _oldest_lock(self, first: int, below: int) -> int | None:
+        """Return the oldest version from `first` on and `below` another that a reader shares."""
+        oldest = None
+        while (
+            below > first and (found := self._store.lock_within(first, below - first)) is not None
+        ):
+            oldest = below = found
+        return oldest
 
     @contextlib.contextmanager
     def without_readers_before(self, version: int) -> Iterator[bool]:

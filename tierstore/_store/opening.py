@@ -87,7 +87,7 @@ def open(
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
@@ -104,8 +104,9 @@ def open(
             of the host tier.
         policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
             of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
-        version: a kept version to read, or with "r+" and `discard_newer` to go on from.
-        discard_newer: drop the versions after `version`.
+        version: a kept version to read, or with "r+" and `discard_newer` to go on from: a number,
+            or the name it is kept by.
+        discard_newer: drop the versions after `version`, named ones too.
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
         allow_untested: write on a file system on which it was not tested whether locks and syncs
             hold, such as one of another machine; see docs/durability.md.

@@ -89,7 +89,7 @@ class State:
             self.release()
             raise
 
-    def _start(self, version: int | None) -> None:
+    def _start(self, version: int | str | None) -> None:
         self.manifest = self._find(version)
         if self.door.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
@@ -114,7 +114,7 @@ class State:
 
     # -- finding the version to open
 
-    def _find(self, version: int | None) -> Manifest:
+    def _find(self, version: int | str | None) -> Manifest:
         """Return the manifest of a version, or of the newest.
 
         For a reader it is one that folds leave alone from now on: one that began before the version
@@ -132,7 +132,7 @@ class State:
             is_old = self.manifest.format == 1
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
-    def _has_moved(self, version: int | None) -> bool:
+    def _has_moved(self, version: int | str | None) -> bool:
         """Whether a writer published meanwhile, so that what is missing may be no damage."""
         if self.door.writable:
             return False
@@ -140,7 +140,7 @@ class State:
         self.manifest = self._find(version)
         return (self.manifest.seq, self._floor) != seen
 
-    def _check_whole(self, version: int) -> None:
+    def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions go for one that is not better."""
         opening = self._open_all(version)
         opening.close()
@@ -149,16 +149,29 @@ class State:
                 f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
             )
 
+    def check_whole(self, manifest: Manifest) -> None:
+        """Raise CorruptStoreError unless the tables of a manifest open, beside those in use."""
+        for name in manifest.tables:
+            try:
+                self._opener.check(manifest, name, self.ledger.floor)
+            except (CorruptStoreError, FormatError) as error:
+                raise CorruptStoreError(
+                    f"version {manifest.version} is not whole, nothing was changed: "
+                    f"{self._opener.explain(manifest, name, error)}"
+                ) from None
+
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version again, so that those after it are no more."""
         ledger = self.ledger
         if older.seq != ledger.seq:
-            self.change(floor=ledger.floor, confirmed=min(older.version, ledger.confirmed))
+            names = {name: each for name, each in ledger.names.items() if each <= older.version}
+            confirmed = min(older.version, ledger.confirmed)
+            self.change(floor=ledger.floor, confirmed=confirmed, names=names)
             ledger.forget_damaged(after=older.seq)
 
     # -- opening tables and payload
 
-    def _open_all(self, version: int | None) -> Opening:
+    def _open_all(self, version: int | str | None) -> Opening:
         """Open what the manifest names and is not open yet; note the tables that are damaged.
 
         Where a writer publishes and removes files while they are opened, the same `version` is
@@ -240,7 +253,8 @@ class State:
         if name in self.tables:
             self.tables[name]._close()
         try:
-            opened = self._opener.open(self.manifest, name, self.ledger.seq + 1, self._floor)
+            seq, floor = self.ledger.seq + 1, self.ledger.floor
+            opened = self._opener.open(self.manifest, name, seq, floor)
             self._attach({name: opened})
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
@@ -313,6 +327,29 @@ class State:
         with self.unbroken():
             self.adopt(self.publish(**changes))
 
+    def change_all(self, older: Manifest, **changes: Any) -> None:
+        """Publish what another manifest holds, with changes, and have every table show that.
+
+        What was not committed is dropped. A table that differs is opened anew.
+        """
+        with self.unbroken():
+            manifest = self.publish(
+                tables=older.tables, step=older.step, payload=older.payload, **changes
+            )
+            for name in self.tables.keys() - manifest.tables.keys():
+                self.tables.pop(name)._close(GONE)
+            self.damaged = {}
+            others = set(manifest.tables)
+            for name, table in self.tables.items():
+                info = manifest.tables[name]
+                if table._generation.info == info:
+                    table._discard()
+                    table._generation.committed(info, manifest.seq + 1)
+                    others.remove(name)
+            self.manifest = manifest
+            for name in sorted(others):
+                self.reopen(name)
+
     def next_version(self) -> dict[str, Any]:
         """Return what a manifest of a new version says, whose number none has had before."""
         version = self.ledger.last_version + 1
@@ -375,8 +412,8 @@ class State:
         finally:
             self._doing = ""
 
-    def refresh(self) -> bool:
-        """Have a reader see the newest version; return whether that is another one.
+    def refresh(self, version: int | str | None = None) -> bool:
+        """Have a reader see a version, or the newest; return whether that is another manifest.
 
         What is new is opened for all tables before the first of them is changed, so an error leaves
         what was open. It costs what has changed: a table whose base is the same keeps that, its
@@ -386,10 +423,10 @@ class State:
             return False
         before, held = self.manifest, self._held
         try:
-            self.manifest = self._find(None)
+            self.manifest = self._find(version)
             if self.manifest.seq == before.seq:
                 return False
-            opening = self._open_all(None)
+            opening = self._open_all(version)
             damaged = self._explained(opening)
             for name in damaged.keys() & self.tables.keys():
                 opening.close()
@@ -419,6 +456,12 @@ class State:
     # -- what is kept, read and uncommitted
 
     @property
+    def restored(self) -> int | None:
+        """The version that the open one brought back and has not changed; None if it is its own."""
+        forks = self.manifest.forks
+        return forks[-1][1] if forks and forks[-1][0] == self.manifest.version else None
+
+    @property
     def keep(self) -> int:
         """How many versions are kept."""
         return self._options.keep or self.manifest.keep
@@ -433,7 +476,7 @@ class State:
 
     def oldest_reader(self) -> str:
         """Return which version older than this one is being read, for messages."""
-        oldest = self.writer.oldest_reader(self.manifest.version)
+        oldest = next(iter(self.writer.readers(self.manifest.version)), 0)
         return f"version {oldest}" if oldest else "an older version"
 
     def uncommitted_rows(self) -> int:

@@ -21,12 +21,12 @@ from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._info import StoreInfo, Version
-from tierstore._store import alter, closing
+from tierstore._store import alter, closing, keeping
 from tierstore._store.alter import Rewrite
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.options import Options, whole_number
+from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.payload import Payload
 from tierstore._store.repair import mend_rows
 from tierstore._store.state import State
@@ -174,7 +174,9 @@ class Store(Mapping[str, Table]):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            return [Version.of(each) for each in self._state.history.versions().values()]
+            kept = self._state.history.versions()
+            names = max(kept.values(), key=lambda manifest: manifest.seq).names
+            return [Version.of(each, names) for each in kept.values()]
 
     # -- versions
 
@@ -184,6 +186,7 @@ class Store(Mapping[str, Table]):
         payload: Mapping[str, object] | None = None,
         *,
         confirm: bool = True,
+        keep: str | None = None,
     ) -> int:
         """Make everything written so far durable, in all tables at once, as one new version.
 
@@ -196,15 +199,17 @@ class Store(Mapping[str, Table]):
                 version before as long as the step stays the same, `{}` commits none.
             confirm: False keeps older versions until `confirm` is called: for trainers that save
                 their model in a file of their own.
+            keep: a name such as "best" by which the version is kept until `release`, however many
+                come after it. Another version of that name loses it.
 
         Returns the version's number, once it would survive a power cut. After StoreFullError
         nothing is lost: free space and commit again. After CommitFailedError the store must be
         opened again; the version before is intact.
         """
-        step = self._checked(step, payload)
+        step = self._checked(step, payload, keep)
         with self._door.use(write=True) as use, self._state.alone("commit"):
             with use.interruptible():  # it turns the caller's values into bytes
-                draft = CommitDraft(self._state, step, payload, confirm=confirm)
+                draft = CommitDraft(self._state, step, payload, confirm=confirm, keep=keep)
             return commit(draft, self._folder, use, flush)
 
     def commit_async(
@@ -213,6 +218,7 @@ class Store(Mapping[str, Table]):
         payload: Mapping[str, object] | None = None,
         *,
         confirm: bool = True,
+        keep: str | None = None,
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
 
@@ -224,16 +230,20 @@ class Store(Mapping[str, Table]):
         raised by the next commit, or when the store is closed. Errors before that are raised at
         once.
         """
-        step = self._checked(step, payload)
+        step = self._checked(step, payload, keep)
         pending = PendingCommit(self._state, self._folder)
         try:
-            pending.start(step, payload, confirm=confirm)
+            pending.start(step, payload, confirm=confirm, keep=keep)
         finally:
             self._pending = pending
         return pending
 
-    def _checked(self, step: int | None, payload: Mapping[str, object] | None) -> int | None:
+    def _checked(
+        self, step: int | None, payload: Mapping[str, object] | None, keep: str | None
+    ) -> int | None:
         """Check what is to be committed, and raise what went wrong before; return the step."""
+        if keep is not None:
+            keeping.check_version_name(keep)
         if step is not None and type(step) is not int:
             step = whole_number("step", step)
         if payload is not None and not isinstance(payload, Mapping):
@@ -266,6 +276,43 @@ class Store(Mapping[str, Table]):
                 self._state.prefetcher.wait_for_advice()
             self._state.discard()
 
+    def keep(self, version: int | str, name: str) -> int:
+        """Keep a version by a name until `release`, however many come after it; return its number.
+
+        `version` is a number, or another name. Another version of that name loses it. The deltas
+        written since the oldest version that is kept cannot be folded. Raises VersionError.
+        """
+        version = version_or_name(version)
+        return keeping.keep(self._state, self._folder, version, name)
+
+    def release(self, name: str) -> None:
+        """Let the version that is kept by a name go, unless something else keeps it.
+
+        Raises UnknownNameError, a KeyError.
+        """
+        keeping.release(self._state, self._folder, name)
+
+    def restore(self, version: int | str) -> int:
+        """Bring the store to a version that is kept, in place; return the number it is at then.
+
+        Tables, optimizer state, scalars, keys, step and payload are those of that version, given
+        by its number or the name it is kept by. What was not committed is dropped, and so are
+        leases and gradients that wait for a step; tables, layers and optimizers stay valid. A
+        writer publishes it as a new version: those that came after it stay as long as `keep` and
+        names say, and nothing is copied. A reader shows the version itself.
+
+        Raises VersionError if the version is not kept, CorruptStoreError if it is not whole; the
+        store is then as it was.
+        """
+        version = version_or_name(version)
+        if not self._door.writable:
+            with self._door.use():
+                self._state.refresh(version)
+        else:
+            self._raise_unseen()
+            keeping.restore(self._state, self._folder, version)
+        return self.version
+
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one."""
         with self._door.use():
@@ -276,11 +323,17 @@ class Store(Mapping[str, Table]):
 
         Afterwards the base alone is the table, for NumPy or zarr to open. Returns the versions that
         went. Raises LockedError while an older version is open for reading, and InvalidInputError
-        if there is anything uncommitted.
+        if there is anything uncommitted, or an older version is kept by a name.
         """
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
             state.check_clean("fold")
+            for name, version in state.ledger.names.items():
+                if version != state.manifest.version:
+                    raise InvalidInputError(
+                        f"version {version} is kept as {name!r}, and a fold drops all but the "
+                        f"newest: call store.release({name!r}) before"
+                    )
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version):
                 raise LockedError(
@@ -495,11 +548,13 @@ class Store(Mapping[str, Table]):
         self,
         path: Any,
         *,
-        version: int | None = None,
+        version: int | str | None = None,
         damaged: str = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.
+
+        `version` is a number, or the name that the version is kept by.
 
         The copy is folded, complete and durable when it appears, has a uuid of its own and knows
         this store and version as its `parent`. Writing here may go on meanwhile.
@@ -518,7 +573,7 @@ class Store(Mapping[str, Table]):
         self._door.check()
         with internal_errors():
             where, skip = _io.locate(path), damaged == "skip"
-            wanted = self.version if version is None else whole_number("version", version)
+            wanted = self.version if version is None else version_or_name(version)
             if not self._door.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
             options = Options(

@@ -88,18 +88,9 @@ class Opener:
         merging deltas into the base. Raises CorruptStoreError and FormatError.
         """
         info = manifest.tables[name]
-        try:
-            with self._directory.directory(name) as table:
-                generation = Generation(table, info, store=manifest.uuid, seq=seq)
-        except FileNotFoundError:
-            raise CorruptStoreError(
-                f"{self._directory.join(name)}, the directory of a table, is missing; "
-                "restore it from a copy"
-            ) from None
         total = sum(each.spec.nbytes for each in manifest.tables.values())
+        generation = self._generation(manifest, name, seq, floor)
         try:
-            if not isinstance(self._options.path, _io.Objects):
-                generation.check_base(floor)
             return generation, place(
                 generation.tier,
                 name,
@@ -111,6 +102,27 @@ class Opener:
         except BaseException:
             generation.close()
             raise
+
+    def check(self, manifest: Manifest, name: str, floor: int) -> None:
+        """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""
+        self._generation(manifest, name, None, floor).close()
+
+    def _generation(self, manifest: Manifest, name: str, seq: int | None, floor: int) -> Generation:
+        try:
+            with self._directory.directory(name) as table:
+                generation = Generation(table, manifest.tables[name], store=manifest.uuid, seq=seq)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{self._directory.join(name)}, the directory of a table, is missing; "
+                "restore it from a copy"
+            ) from None
+        try:
+            if not isinstance(self._options.path, _io.Objects):
+                generation.check_base(floor)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
 
     def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
         """Check that tables of these specs can be opened together, before they are written.

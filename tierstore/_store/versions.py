@@ -146,13 +146,28 @@ class History:
         """Return the names of manifests that cannot be read."""
         return [manifest_name(seq) for seq in self._read()[1]]
 
-    def version(self, number: int) -> Manifest:
-        """Return the manifest of a version; raises VersionError if it is not kept."""
-        kept = self.versions()
-        if number not in kept:
-            listed = ", ".join(map(str, kept)) or "none"
-            raise VersionError(f"version {number} is not kept; there are: {listed}")
-        return kept[number]
+    def version(self, version: int | str) -> Manifest:
+        """Return the manifest of a version, by number or name; raises VersionError."""
+        return chosen(self.versions(), version)
+
+
+def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
+    """Return the manifest of a version that is kept, by its number or the name it is kept by.
+
+    Raises VersionError, which lists what there is.
+    """
+    names = max(kept.values(), key=lambda manifest: manifest.seq).names if kept else {}
+    number = names.get(version) if isinstance(version, str) else version
+    if number is None or number not in kept:
+        listed = ", ".join(map(str, kept)) or "none"
+        named = ", ".join(f"{name!r} ({number})" for name, number in names.items())
+        what = (
+            f"no version is kept as {version!r}"
+            if isinstance(version, str)
+            else f"version {version} is not kept"
+        )
+        raise VersionError(f"{what}; there are: {listed}{f', of them {named}' if named else ''}")
+    return kept[number]
 
 
 def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:
@@ -211,14 +226,14 @@ class Survey:
     versions: dict[int, Manifest]
     damage: list[str] = field(default_factory=list)
 
-    def choose(self, version: int | None) -> Manifest:
-        """Return the manifest of a version, or the newest; raises VersionError."""
+    def choose(self, version: int | str | None) -> Manifest:
+        """Return the manifest of a version, by number or name, or the newest.
+
+        Raises VersionError.
+        """
         if version is None:
             return max(self.versions.values(), key=lambda manifest: manifest.seq)
-        if version not in self.versions:
-            listed = ", ".join(map(str, self.versions))
-            raise VersionError(f"version {version} is not kept; there are: {listed}")
-        return self.versions[version]
+        return chosen(self.versions, version)
 
 
 def survey(directory: _io.Directory) -> Survey:
