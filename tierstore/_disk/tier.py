@@ -196,11 +196,10 @@ class DiskTier:
             return
         bare = [ids[self._index[ids] == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
         rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
-        for delta, start in zip(
-            self._deltas[:begin] if rows.size else (), self._starts.tolist(), strict=False
-        ):
-            at = np.flatnonzero(np.isin(delta.ids, rows))
-            self._point(np.asarray(delta.ids)[at], (start + 1 + at).astype(np.int32))
+        for number in range(begin if rows.size else 0):
+            ids = np.asarray(self._deltas[number].ids)
+            at = np.flatnonzero(np.isin(ids, rows))
+            self._point(ids[at], (self._starts[number] + 1 + at).astype(np.int32))
 
     def _check_rows(self, delta: Delta) -> None:
         ids = np.asarray(delta.ids)

@@ -268,9 +268,8 @@ class Ledger:
         newest = next(reversed(self._kept))
         line = newest, self._forks_of[newest]
         past = [newest_common(line, (each, self._forks_of[each])) for each in self._kept]
-        for each in readers:
-            if each not in self._kept:
-                past.append(each if descends(*line, each) else self.floor)
+        others = (each for each in readers if each not in self._kept)
+        past += [each if descends(*line, each) else self.floor for each in others]
         return min(past)
 
     def unconfirmed(self) -> int:
@@ -306,9 +305,10 @@ class Ledger:
         """Remove the versions that need not be kept, and the files that no other one needs.
 
         Kept are the newest `keep` versions, all from the `confirmed` one on, and those that have a
-        name. A manifest among them that cannot be read stays, and all files with it: it may name any of them. A generation
-        stays while `is_read(kept)` says that versions are read that are not kept: its chunks are
-        opened when they are needed. What could not be removed is tried again the next time.
+        name. A manifest among them that cannot be read stays, and all files with it: it may name
+        any of them. A generation stays while `is_read(kept)` says that versions are read that are
+        not kept: its chunks are opened when they are needed. What could not be removed is tried
+        again the next time.
         """
         named = set(self.names.values())
         for version in list(self._kept)[:-keep]:

@@ -181,11 +181,9 @@ class WriterLock:
 
     def _oldest_lock(self, first: int, below: int) -> int | None:
         """Return the oldest version from `first` on and `below` another that a reader shares."""
-        oldest = None
-        while (
-            below > first and (found := self._store.lock_within(first, below - first)) is not None
-        ):
-            oldest = below = found
+        oldest, end = None, below
+        while end > first and (found := self._store.lock_within(first, end - first)) is not None:
+            oldest = end = found
         return oldest
 
     @contextlib.contextmanager

@@ -120,9 +120,12 @@ def verify_store(
     report = check.report
     report.version = chosen.version
     report.bad_files += found.damage
-    for name, number in found.choose(None).names.items():
-        if number not in found.versions:
-            report.bad_files.append(f"version {number}, which is kept as {name!r}, is missing")
+    if manifest is None:
+        report.bad_files += [
+            f"version {number}, which is kept as {name!r}, is missing"
+            for name, number in found.choose(None).names.items()
+            if number not in found.versions
+        ]
     check.total(chosen)
     with contextlib.closing(check):
         whole = check.version(chosen, opened or {}, payload, newest=True)
