@@ -63,7 +63,7 @@ def forbid(opt: TieredOptimizer) -> None:
 def is_in_place(opt: TieredOptimizer, emb: TieredEmbedding) -> bool:
     """Take a step, and tell who took it."""
     forbid(opt)
-    emb(torch.arange(3, device=emb._anchor.device)).sum().backward()
+    emb(torch.arange(3, device=emb.rows.device)).sum().backward()
     try:
         opt.step()
     except RuntimeError as error:

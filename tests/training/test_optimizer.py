@@ -35,7 +35,7 @@ def backward(*layers: Any, times: float = 1.0) -> None:
     factors = torch.randn(13, layers[0].embedding_dim) * times
     for layer in layers:
         rows = layer(
-            ids.to(layer._anchor.device if hasattr(layer, "_anchor") else layer.weight.device)
+            ids.to(layer.rows.device if hasattr(layer, "rows") else layer.weight.device)
         )
         (rows * factors.to(rows)).sum().backward()
 

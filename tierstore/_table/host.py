@@ -70,6 +70,10 @@ class Lease(Protocol):
     def ended(self) -> bool:
         """Whether the lease has ended."""
 
+    @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these rows, which ended the lease."""
+
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
 
@@ -286,6 +290,11 @@ class HostLease:
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self._released or bool(self._epoch.ended)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these rows."""
+        return self._epoch.dropped
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""

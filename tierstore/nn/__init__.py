@@ -12,5 +12,6 @@ from __future__ import annotations
 from tierstore import _torch  # noqa: F401  (first: it says what to install)
 from tierstore.nn.bag import TieredEmbeddingBag
 from tierstore.nn.embedding import TieredEmbedding
+from tierstore.nn.rows import RowsParameter
 
-__all__ = ["TieredEmbedding", "TieredEmbeddingBag"]
+__all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]

@@ -19,16 +19,18 @@ from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, InvalidInputError
 
 __all__ = [
     "Abandoned",
     "Batch",
     "Gradient",
     "Lookup",
+    "accumulates",
     "deposit",
     "lookup",
     "merged",
+    "placed",
     "read",
     "register",
     "sum_by_row",
@@ -137,8 +139,8 @@ class Batch:
     @property
     def ids(self) -> Tensor:
         """The ids, flat, from the rows that the lease holds; -1 for bad ones."""
-        rows = torch.as_tensor(self.lease.rows)
-        return torch.where(self.positions < 0, -1, rows[self.positions.clamp(min=0).long()])
+        places = self.positions.clamp(min=0).long()
+        return torch.where(self.positions < 0, -1, self.distinct[places])
 
     @cached_property
     def positions(self) -> Tensor:
@@ -151,9 +153,19 @@ class Batch:
         return rows
 
     @property
+    def distinct(self) -> Tensor:
+        """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""
+        return torch.as_tensor(self.lease.rows)
+
+    @property
     def usable(self) -> bool:
         """Whether the lease goes on."""
         return not self.lease.ended
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the rows it looked up were dropped since, by a rollback."""
+        return self.lease.dropped
 
     def release(self) -> None:
         """Let the rows go; harmless when repeated."""
@@ -221,8 +233,49 @@ def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) ->
     return merged
 
 
+def placed(batch: Batch, gradients: Sequence[Gradient]) -> Gradient | None:
+    """Return the sum of gradients in the order of a batch's rows; None if it lacks some of them."""
+    if not batch.usable:
+        return None
+    rows, order = batch.distinct.sort()
+    total = trained = None
+    for each in gradients:
+        each.trim()
+        wanted = each.batch.distinct
+        found = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
+        if not torch.equal(rows[found], wanted):
+            return None
+        places = order[found]
+        if total is None or trained is None:
+            total = each.values.new_zeros(len(rows), each.values.shape[1])
+            trained = torch.zeros(len(rows), 1, dtype=torch.bool, device=total.device)
+        total.index_add_(0, places, each.values)
+        marks = torch.ones_like(wanted, dtype=torch.bool)[:, None]
+        trained[places] |= marks if each.trained is None else each.trained
+    return None if total is None else Gradient(batch, total, trained)
+
+
+def accumulates(leaf: Any) -> bool:
+    """Tell whether the backward pass under way accumulates into a leaf, given its node.
+
+    Raises InvalidInputError for `torch.autograd.grad` with respect to it.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError as error:
+        if "autograd.grad" not in str(error):
+            raise
+        raise InvalidInputError(
+            "the gradient of the rows of a table is no tensor that torch.autograd.grad could "
+            "return: take it with respect to what the layer returned, rows = emb(ids)"
+        ) from None
+
+
 class Module(Protocol):
     """What the operators ask of a module."""
+
+    _node: Any
+    """What accumulates the gradient of its anchor."""
 
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
@@ -238,24 +291,26 @@ class Module(Protocol):
 
 
 class Lookup(torch.autograd.Function):
-    """Look up rows outside graphs; the batch lives as long as autograd's own graph."""
+    """Look up rows outside graphs; the batch lives as long as autograd's own graph.
+
+    The gradient goes to the module, which gives it to the parameter: autograd itself has none for
+    it, since the shape of the parameter is not that of the batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
+    def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
         with interrupts_deferred():  # once for all that follows
             ctx.batch, ctx.module = module._lease_rows(ids), module
-            rows = module._rows_of(ctx.batch).to(anchor)
-        ctx.save_for_backward(anchor)
-        return rows.reshape(*ids.shape, anchor.shape[1])
+            return module._rows_of(ctx.batch).reshape(*ids.shape, parameter.shape[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Give the module the gradient of the rows; the anchor's own is empty."""
-        (anchor,) = ctx.saved_tensors
-        ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
-        return torch.empty_like(anchor), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        """Give the module the gradient of the rows."""
+        if accumulates(ctx.next_functions[0][0]):
+            ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
+        return None, None, None
 
 
 _numbers = itertools.count(1)
@@ -292,24 +347,24 @@ def lookup(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
     """
     found = _modules[module]
     batch = found._lease_rows(ids)
-    rows = found._rows_of(batch).to(anchor)
-    return rows.reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
+    return found._rows_of(batch).reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
 
 
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
 def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
     """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    batch = _batches.get(int(ticket))
+    batch, found = _batches.get(int(ticket)), _modules[module]
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")
-    _modules[module]._take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
+    if accumulates(found._node):
+        found._take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
     return torch.empty_like(anchor)
 
 
 @torch.library.custom_op("tierstore::read", mutates_args=())
 def read(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
     """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _modules[module]._read_rows(ids).to(anchor)
+    return _modules[module]._read_rows(ids)
 
 
 @lookup.register_fake

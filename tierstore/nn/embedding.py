@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreError,
+    ZeroRowsWarning,
+)
 from tierstore.nn import autograd
-from tierstore.nn.autograd import Abandoned, Batch, Gradient
+from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.rows import RowsParameter
 
 __all__ = ["TieredEmbedding"]
 
@@ -29,11 +36,18 @@ class TieredEmbedding(torch.nn.Module):
     once: their buffer may be used again before the backward pass.
 
     The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
+    The layer's parameter, `rows`, is empty but from a backward pass to its step, where it is the
+    distinct rows that got a gradient, with that gradient. Layers over the same field share it, as
+    tied weights: freezing one freezes the others. A `deepcopy` shares the table and has a parameter
+    of its own.
 
     >>> emb = TieredEmbedding(store["item"])
     >>> emb(torch.tensor([[1, 2], [3, 1]])).shape
     torch.Size([2, 2, 16])
     """
+
+    rows: RowsParameter
+    _own: RowsParameter
 
     def __init__(
         self,
@@ -83,15 +97,27 @@ class TieredEmbedding(torch.nn.Module):
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self.embedding_dim: int = item.dim
         self._dtype = item.element.torch_dtype()
-        self._anchor: torch.nn.Parameter = torch.nn.Parameter(
-            torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        )
-        """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
-        self._gradients: list[Gradient] | None = None
-        """Where gradients go; an optimizer puts its own list here."""
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
+        self._begin(empty, _parameter_over(table, self.field, empty))
+        _warn_of_zeros(table, self.field)
+
+    def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
+        """Take a parameter, and be of the type and on the device of an empty tensor."""
+        self.rows = rows
+        self.__dict__["_own"] = rows  # also where something replaces what is registered
+        rows.layers.add(self)
+        self._trained: bool = rows.requires_grad
+        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
         self._abandoned = Abandoned()
         self._number = autograd.register(self)
-        _warn_of_zeros(table, self.field)
+        self._follow(empty)
+
+    def _follow(self, empty: Tensor) -> None:
+        """Be of the type and on the device of an empty tensor, `(0, dim)`."""
+        self._anchor = empty.detach().requires_grad_()
+        """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
+        self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
+        self._own.rest(self._anchor)
 
     @property
     def num_embeddings(self) -> int:
@@ -103,16 +129,28 @@ class TieredEmbedding(torch.nn.Module):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        trained = torch.is_grad_enabled() and self._anchor.requires_grad
-        if not torch.compiler.is_compiling():
-            if trained:
-                return autograd.Lookup.apply(self._anchor, ids, self)
-            rows: Tensor = self._read_rows(ids).to(self._anchor)
-        elif trained:
-            rows = autograd.lookup(ids, self._anchor, self._number)[0]
-        else:
-            rows = autograd.read(ids, self._anchor, self._number)
-        return rows
+        if torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and self._trained:
+                return autograd.lookup(ids, self._anchor, self._number)[0]
+            return autograd.read(ids, self._anchor.detach(), self._number)
+        parameter = self._parameters["rows"]
+        if type(parameter) is not RowsParameter:
+            return self._look_up_beside(parameter, ids)
+        if torch.is_grad_enabled() and self._trained:
+            rows: Tensor = autograd.Lookup.apply(parameter, ids, self)
+            return rows
+        return self._read_rows(ids)
+
+    def _look_up_beside(self, parameter: Any, ids: Tensor) -> Tensor:
+        """Read rows where something has replaced the parameter, unless it wants their gradient."""
+        if parameter.requires_grad and torch.is_grad_enabled():
+            raise InvalidInputError(
+                f"a {type(parameter).__name__} has replaced the parameter of a layer over table "
+                f"{self.table.name!r}, and gradients for it are not those of the rows: give "
+                "fully_shard ignored_params=set(emb.parameters()), and leave the layer's rows out "
+                "of what torch.func differentiates with respect to"
+            )
+        return self._read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -123,29 +161,36 @@ class TieredEmbedding(torch.nn.Module):
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
         self._abandoned.release()
+        self._own.settle()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
     def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
-        return batch.rows(self.field)
+        return batch.rows(self.field).to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
+        self._own.settle()
         rows: Tensor = self.table.read(ids, self.field)
-        return rows
+        return rows.to(self._anchor)
 
     def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if self._gradients is None:
+        if not self._own.optimizers:
             raise InvalidInputError(
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
                 "with requires_grad_(False)"
             )
+        if batch.dropped:
+            raise ClosedError(
+                f"the rows of table {self.table.name!r} were rolled back since this forward pass; "
+                "run it again"
+            )
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
-            self._gradients.append(batch.gradient(own))
+            self._own.add(batch.gradient(own))
 
     # -- as a module
 
@@ -163,16 +208,27 @@ class TieredEmbedding(torch.nn.Module):
             )
         return super().__getattr__(name)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Convert the layer; the rows stay in the type and on the device of the table."""
+        rows = self._parameters.pop("rows")
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._parameters["rows"] = rows
+        with torch.no_grad():
+            empty = fn(self._anchor)
+        self._follow(empty)
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
-        """Return another layer over the same table; rows are not copied."""
+        """Return another layer over the same table, not trained yet; rows are not copied."""
         copy = self.__class__.__new__(self.__class__)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)
-        copy._parameters = {"_anchor": torch.nn.Parameter(self._anchor.detach().clone())}
-        copy._anchor.requires_grad_(self._anchor.requires_grad)
-        copy._gradients = None
-        copy._abandoned = Abandoned()
-        copy._number = autograd.register(copy)
+        copy._parameters = {}
+        rows = RowsParameter(self.table, self.field, self._anchor)
+        rows.requires_grad = self._own.requires_grad
+        copy._begin(self._anchor, rows)
         return copy
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -185,11 +241,28 @@ class TieredEmbedding(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}_anchor"]
+        destination[f"{prefix}rows"] = self._anchor.detach()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        given = {**state_dict, f"{prefix}_anchor": self._anchor.detach()}
-        super()._load_from_state_dict(given, prefix, *rest)
+        rows, empty = self._parameters["rows"], self._anchor.detach()
+        self._parameters["rows"] = torch.nn.Parameter(empty.clone())
+        try:
+            super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)
+        finally:
+            self._parameters["rows"] = rows
+
+
+_over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[str, RowsParameter]]
+_over = weakref.WeakKeyDictionary()
+
+
+def _parameter_over(table: Table, field: str, empty: Tensor) -> RowsParameter:
+    """Return the parameter of the layers over a field: theirs, or a new one."""
+    fields = _over.setdefault(table, weakref.WeakValueDictionary())
+    if field not in fields:
+        made = fields[field] = RowsParameter(table, field, empty)
+        return made
+    return fields[field]
 
 
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()

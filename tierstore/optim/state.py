@@ -79,11 +79,13 @@ class StoredState:
             if begun or not kept.late:
                 found = values[self.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
-        return self.computed(values[self._field]), state
+        return values[self._field].to(self.computed), state
 
-    def computed(self, weights: Tensor) -> Tensor:
-        """Return weights in the type they are trained in."""
-        return weights.float() if self.at_random else weights
+    @property
+    def computed(self) -> torch.dtype:
+        """The type that the weights are trained in."""
+        stored: torch.dtype = self._table.spec.layout.field(self._field).element.torch_dtype()
+        return torch.float32 if self.at_random else stored
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""

@@ -147,6 +147,11 @@ class GpuLease:
         """Whether the lease was released, or its epoch has ended."""
         return self._released or bool(self._epoch.ended)
 
+    @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these records."""
+        return self._epoch.dropped
+
     def check(self) -> None:
         """Raise ClosedError if the lease has ended."""
         if self._released or self._epoch.ended:
