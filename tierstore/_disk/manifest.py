@@ -139,7 +139,8 @@ class Manifest:
     No number is given twice: `last_version` is the highest there ever was, which may be above
     `version` where a writer went back. `previous` is the version this one was made from, and `mark`
     a random text that tells what it holds from any other version, of a copy of the store too: one
-    that restores an older version bears its mark. `names` are those by which versions are kept,
+    that restores an older version bears its mark. `payload_mark` is that of the version which the
+    payload was committed with, where that is another. `names` are those by which versions are kept,
     whatever `keep` is; `forks` are pairs of a version in this one's past and the older version it
     restored, ascending. `format` is that of the file it was read from; a manifest is always written
     in the present one.
@@ -157,6 +158,7 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
+    payload_mark: str = ""
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     format: int = field(default=FORMAT, compare=False)
@@ -185,6 +187,7 @@ class Manifest:
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
                 "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
+                **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
                 **({"names": self.names} if self.names else {}),
                 **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             }
@@ -197,7 +200,8 @@ class Manifest:
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
         version, number = _version(body, "version"), body.integer("format")
         is_first = number == 1
-        names |= set() if is_first else {"last_version", "previous", "mark", "names", "forks"}
+        if not is_first:
+            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -225,6 +229,7 @@ class Manifest:
             last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
+            payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
             format=number,

@@ -17,7 +17,7 @@ from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
 from tierstore._door import Use, interrupts_deferred
 from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
-from tierstore._store.state import State
+from tierstore._store.state import Coming, State
 from tierstore._strictjson import json_values
 from tierstore._threads import Worker
 from tierstore.errors import (
@@ -61,6 +61,8 @@ class CommitDraft:
         """
         before = state.manifest
         self.state = state
+        self.numbers = state.next_version()
+        self._coming = Coming(self.numbers["version"], self.numbers["mark"])
         self.step = before.step if step is None else step
         self.confirm = confirm
         self.keep = keep
@@ -69,13 +71,41 @@ class CommitDraft:
         self._written: Mapping[str, PayloadInfo] = {}
         if payload:
             seq = state.ledger.seq + 1
-            self.payload = self._written = write_payloads(state.directory, seq, payload)
+            self.payload = self._written = write_payloads(
+                state.directory, seq, self._states(payload)
+            )
+            self.numbers["payload_mark"] = ""
         elif payload is None and self.step == before.step:
             self.payload = before.payload
+        else:
+            self.numbers["payload_mark"] = ""
+
+    def _states(self, payload: Mapping[str, object]) -> dict[str, object]:
+        """Ask what has a `state_dict` for it; a pointer to the store names the coming version."""
+        self.state.coming = self._coming
+        try:
+            return {name: _state_of(value) for name, value in payload.items()}
+        finally:
+            self.state.coming = None
+
+    def check_number(self) -> None:
+        """Raise InvalidInputError if a pointer in the payload names what is another's version."""
+        version = self.state.ledger.last_version + 1
+        if self._coming.is_named and version != self._coming.version:
+            raise InvalidInputError(
+                f"version {self._coming.version} was committed by another thread in between; "
+                "commit again"
+            )
+        self.numbers |= {"version": version, "confirmed": version}
 
     def drop(self) -> None:
         """Remove the files of the payload: there will be no version that names them."""
         remove_payloads(self.state.directory, self._written)
+
+
+def _state_of(value: object) -> object:
+    """Return the state of a module, an optimizer and the like, and anything else as it is."""
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def commit(
@@ -134,7 +164,8 @@ def publish(draft: CommitDraft, tables: Mapping[str, TableInfo]) -> Manifest:
         for table in state.tables.values():
             table._generation.sync()
 
-    changes = state.next_version()
+    draft.check_number()
+    changes = {**draft.numbers, "previous": state.manifest.version}
     if not draft.confirm:
         changes["confirmed"] = state.manifest.confirmed
     if draft.keep is not None:

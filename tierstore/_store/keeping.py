@@ -67,6 +67,7 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
         if before.confirmed < before.version:  # a model elsewhere may need what is not confirmed
             changes["confirmed"] = before.confirmed
         changes |= {"previous": older.version, "mark": older.mark, "forks": forks}
+        changes["payload_mark"] = older.payload_mark
         state.change_all(older, **changes)
 
     alone_to("restore a version", state, folder, work)

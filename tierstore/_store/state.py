@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tierstore._disk.generation import Generation
@@ -22,7 +23,7 @@ from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
 from tierstore._table.tiers import Tiers
-from tierstore._tiers.epoch import GONE
+from tierstore._tiers.epoch import GONE, OPENED_ANEW, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -37,7 +38,7 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["State"]
+__all__ = ["Coming", "State"]
 
 _MOST_HELD = 64
 """Values of a version that a reader holds open; others can be read until they are swept away."""
@@ -47,10 +48,20 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+@dataclass
+class Coming:
+    """A version that is being committed; `is_named` once a state in its payload points to it."""
+
+    version: int
+    mark: str
+    is_named: bool = False
+
+
 class State:
     """What is open of a store; its methods expect to be called within `Door.use`.
 
     Attributes:
+        coming: the version that is being committed, while its payload is put together.
         store: the public store; its tables answer by it.
         door, prefetcher, sync_checks: what the tables share.
         manifest: the version that is open.
@@ -70,6 +81,7 @@ class State:
         self.locks: list[WriterLock | ReaderLock] = []
         self._held: dict[str, Payload] = {}
         self._doing = ""
+        self.coming: Coming | None = None
         self._floor = 0  # versions up to it a fold may be merging into the base
         self._options = options
         within = options.within
@@ -248,10 +260,10 @@ class State:
         specs = {name: info.spec for name, info in self.manifest.tables.items()}
         self._opener.check_fit({**specs, **changed})
 
-    def reopen(self, name: str) -> None:
+    def reopen(self, name: str, reason: str = OPENED_ANEW) -> None:
         """Open a table's new generation in place of the old one, whose memory goes first."""
         if name in self.tables:
-            self.tables[name]._close()
+            self.tables[name]._close(reason)
         try:
             seq, floor = self.ledger.seq + 1, self.ledger.floor
             opened = self._opener.open(self.manifest, name, seq, floor)
@@ -348,7 +360,7 @@ class State:
                     others.remove(name)
             self.manifest = manifest
             for name in sorted(others):
-                self.reopen(name)
+                self.reopen(name, ROLLED_BACK)
 
     def next_version(self) -> dict[str, Any]:
         """Return what a manifest of a new version says, whose number none has had before."""
@@ -357,8 +369,14 @@ class State:
             "version": version,
             "previous": self.manifest.version,
             "mark": new_mark(),
+            "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
         }
+
+    @property
+    def payload_mark(self) -> str:
+        """The mark of the version that the payload was committed with."""
+        return self.manifest.payload_mark or self.manifest.mark
 
     def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
         """Publish and adopt a version that has these tables, and else is what was."""

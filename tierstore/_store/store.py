@@ -28,10 +28,10 @@ from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.payload import Payload
+from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.repair import mend_rows
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport, verify_open
-from tierstore._store.versions import check_pointer, make_pointer
 from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.errors import (
@@ -193,8 +193,9 @@ class Store(Mapping[str, Table]):
         Args:
             step: a number of the caller's, given back as `store.step`; None keeps that of the
                 version before.
-            payload: values to commit along: bytes, a `Path` whose file is copied, or dicts and
-                lists of tensors, arrays and JSON scalars; given back as `store.payload`. A str is a
+            payload: values to commit along: bytes, a `Path` whose file is copied, dicts and lists
+                of tensors, arrays and JSON scalars, or what has a `state_dict`, such as a module,
+                whose state then points to this version; given back as `store.payload`. A str is a
                 text, never the name of a file. It is the state of a step: None keeps that of the
                 version before as long as the step stays the same, `{}` commits none.
             confirm: False keeps older versions until `confirm` is called: for trainers that save
@@ -616,19 +617,31 @@ class Store(Mapping[str, Table]):
             return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a pointer to this store: path, uuid and version; nothing is read or written.
+        """Return a pointer to the version that is open: path, uuid, version and its mark.
 
-        For frameworks that save whatever has a `state_dict`; the rows stay where they are.
+        For frameworks that save whatever has a `state_dict`; the rows stay where they are. Raises
+        InvalidInputError where rows are not committed: commit first, or hand the store or module
+        itself to `commit` as a payload.
         """
-        return make_pointer(str(self._state.directory.path), self._state.manifest)
+        if self._door.closed:
+            return make_pointer(self._state)
+        with self._door.use():
+            return make_pointer(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check a pointer against this store, which must be the one it is to, or a copy of it.
+        """Bring the store to the version that a pointer names, as `restore` does.
 
-        Warns if this is another version. Raises InvalidInputError.
+        The pointer may be of this store or of one that it is a copy of. Raises InvalidInputError
+        if it is of another store, or of a version that is not kept.
         """
-        path = str(self._state.directory.path)
-        check_pointer(state, path, self._state.identity, self._state.manifest)
+        with self._door.use():
+            wanted = wanted_version(self._state, state)
+        if wanted is not None or (self._door.writable and self.uncommitted_rows()):
+            self.restore(self.version if wanted is None else wanted)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the store itself: there is one writer of the files."""
+        return self
 
     # -- closing
 

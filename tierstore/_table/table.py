@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -549,16 +549,9 @@ class Table:
         """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
         return "cpu" if self._tiers.gpu is None else self._tiers.gpu.device.torch_name
 
-    def _pointer(self) -> dict[str, Any]:
-        """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
-        return {**self.store.state_dict(), "table": self.name}
-
-    def _check_pointer(self, state: Mapping[str, Any]) -> None:
-        """Check a pointer against this table's store, which must be the one it is to, or a copy.
-
-        Warns if the store is at another version. Raises InvalidInputError.
-        """
-        self.store.load_state_dict(state)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""

@@ -314,15 +314,35 @@ class Lookup(torch.autograd.Function):
 
 
 _numbers = itertools.count(1)
-_modules: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+_modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 _batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
 
 
-def register(module: Module) -> int:
-    """Give a module a number for the operators, valid as long as the module lives."""
-    number = next(_numbers)
-    _modules[number] = module
-    return number
+def register(module: Module, table: Table, field: str) -> str:
+    """Give a module a name for the operators, valid as long as the module lives.
+
+    It begins with the store, table and field, so that an exported program finds them elsewhere.
+    """
+    name = f"{table.store.uuid}/{table.name}/{field}#{next(_numbers)}"
+    _modules[name] = module
+    return name
+
+
+def _named(name: str) -> Module:
+    """Return the module of this name, or another one over the same field."""
+    found = _modules.get(name)
+    if found is not None:
+        return found
+    where = name.rpartition("#")[0]
+    for other, module in list(_modules.items()):
+        if other.rpartition("#")[0] == where:
+            return module
+    uuid, table, field = where.split("/")
+    raise ClosedError(
+        f"this program looks up field {field!r} of table {table!r} of the store {uuid}, and no "
+        f"layer over it is there: open that store, make TieredEmbedding(store[{table!r}]), and "
+        "keep it while the program runs"
+    )
 
 
 class _Owner(np.ndarray[Any, Any]):
@@ -340,20 +360,20 @@ def _ticket(batch: Batch) -> Tensor:
 
 
 @torch.library.custom_op("tierstore::lookup", mutates_args=())
-def lookup(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
 
     Rows come as the anchor is: of its type, on its device, with its `dim`.
     """
-    found = _modules[module]
+    found = _named(module)
     batch = found._lease_rows(ids)
     return found._rows_of(batch).reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
 
 
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
-def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
     """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    batch, found = _batches.get(int(ticket)), _modules[module]
+    batch, found = _batches.get(int(ticket)), _named(module)
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")
     if accumulates(found._node):
@@ -362,23 +382,23 @@ def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Te
 
 
 @torch.library.custom_op("tierstore::read", mutates_args=())
-def read(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+def read(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
     """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _modules[module]._read_rows(ids)
+    return _named(module)._read_rows(ids)
 
 
 @lookup.register_fake
-def _(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def _(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     return anchor.new_empty((*ids.shape, anchor.shape[1])), torch.empty((), dtype=torch.int64)
 
 
 @deposit.register_fake
-def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
     return torch.empty_like(anchor)
 
 
 @read.register_fake
-def _(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+def _(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
     return anchor.new_empty((*ids.shape, anchor.shape[1]))
 
 

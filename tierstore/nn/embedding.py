@@ -19,7 +19,7 @@ from tierstore.errors import (
     TierStoreError,
     ZeroRowsWarning,
 )
-from tierstore.nn import autograd
+from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Abandoned, Batch
 from tierstore.nn.rows import RowsParameter
 
@@ -109,7 +109,7 @@ class TieredEmbedding(torch.nn.Module):
         self._trained: bool = rows.requires_grad
         """Whether the parameter requires a gradient; graphs are compiled for one answer."""
         self._abandoned = Abandoned()
-        self._number = autograd.register(self)
+        self._number = autograd.register(self, self.table, self.field)
         self._follow(empty)
 
     def _follow(self, empty: Tensor) -> None:
@@ -129,6 +129,11 @@ class TieredEmbedding(torch.nn.Module):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if torch.jit.is_tracing():
+            raise InvalidInputError(
+                "torch.jit.trace would bake the rows of this batch into the program; use "
+                "torch.export.export, whose programs look rows up"
+            )
         if torch.compiler.is_compiling():
             if torch.is_grad_enabled() and self._trained:
                 return autograd.lookup(ids, self._anchor, self._number)[0]
@@ -231,13 +236,20 @@ class TieredEmbedding(torch.nn.Module):
         copy._begin(self._anchor, rows)
         return copy
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""
-        return {**self.table._pointer(), "field": self.field}
+    def get_extra_state(self) -> Tensor:
+        """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a pointer is to this layer's table; raises InvalidInputError."""
-        self.table._check_pointer(state)
+        Raises InvalidInputError where rows are not committed.
+        """
+        return pointers.to_tensor(self.table, self.field)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Bring the store to the version that a pointer names; see `Store.restore`.
+
+        Raises InvalidInputError for a pointer to another store, table or field, or to a version
+        that is not kept.
+        """
+        pointers.restore(self.table, self.field, state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from tierstore._door import interrupts_deferred
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
+from tierstore.nn.pointers import restore
+from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.state import StoredState
@@ -57,6 +59,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         in_place: bool = True,
         stochastic_rounding: bool = False,
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
+        reset: bool = False,
+        replicated: bool = False,
         **options: Any,
     ) -> None:
         """Put an optimizer over a model.
@@ -78,11 +82,15 @@ class TieredOptimizer(torch.optim.Optimizer):
                 row and the count of steps alone: results stay the same for any budget.
             project: called with the rows of a step after it, `(distinct rows, dim)`, returns what
                 is to be written instead, of the same shape; or a dict of such by layer.
+            reset: drop the state that an optimizer left in the tables, and start from none: for
+                another class, a sweep or fine-tuning. Each table is written anew.
+            replicated: in a process group of several ranks, take steps although each rank writes
+                its own store: for ranks that apply the same gradients to copies of one store.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
-        Raises InvalidInputError for a class that cannot train rows, naming the reason, where fields
-        must be added to a table with uncommitted rows, and for stochastic rounding of weights that
-        are not bfloat16.
+        Raises InvalidInputError for a class that cannot train rows, naming the reason, for a table
+        whose state is that of another class, where fields must be added to a table with uncommitted
+        rows, and for stochastic rounding of weights that are not bfloat16.
         """
         if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, _Optimizer)):
             raise InvalidTypeError(
@@ -95,9 +103,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._in_place = in_place
         self._at_random = stochastic_rounding
         self._project = project
+        self._reset = reset
+        self._replicated = replicated
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._fields: dict[RowsParameter, TrainedField] = {}
-        self._inner = optimizer_class([{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options)
+        self._inner = optimizer_class(
+            [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
+        )
         self._inner.param_groups.clear()
         self._inner.state.clear()
         super().__init__([{"params": []}], self._inner.defaults)
@@ -144,7 +156,12 @@ class TieredOptimizer(torch.optim.Optimizer):
             )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
-        state = StoredState(table, rows.field, plan, at_random=self._at_random)
+        state = StoredState(
+            table, rows.field, plan, owner=class_name(self._class), at_random=self._at_random
+        )
+        if self._reset:
+            table.store.drop_fields(table.name, state.stale(), progress=self._progress)
+        state.check_owner()
         missing = state.missing_fields()
         if missing:
             table.store.add_fields(table.name, missing, progress=self._progress)
@@ -180,6 +197,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
+        if self._fields and not self._replicated:
+            _check_alone()
+        for field in self._fields.values():
+            field.state.check_owner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,29 +262,80 @@ class TieredOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
 
-        Rows have a number in `params` and no state, which lies with them; `rows` names them.
+        Rows have a number in `params` and no state, which lies with them; `rows` names them,
+        `pointers` say which version of their store it is, and `optimizer` names the class. Raises
+        InvalidInputError where rows are not committed.
         """
-        return {**super().state_dict(), "rows": self._names()}
+        pointers = {
+            number: pointer_to(rows.table, rows.field)
+            for number, rows in enumerate(self.parameters())
+            if type(rows) is RowsParameter
+        }
+        return {
+            **super().state_dict(),
+            "rows": self._names(),
+            "pointers": pointers,
+            "optimizer": class_name(self._class),
+        }
 
     def _names(self) -> dict[int, str]:
         """Return the names of the rows, by their number among the parameters."""
         every = enumerate(self.parameters())
         return {
-            number: self._fields[each].name
-            for number, each in every
-            if type(each) is RowsParameter
+            number: self._fields[each].name for number, each in every if type(each) is RowsParameter
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned; raises InvalidInputError for that of other tables."""
-        theirs, ours = state_dict.get("rows", self._names()), self._names()
-        if theirs != ours:
+        """Take what `state_dict` returned, and bring stores to the version they were at then.
+
+        Raises InvalidInputError for the state of another class or of other tables, and for a
+        version that is not kept; see `Store.restore`.
+        """
+        found, ours = state_dict.get("optimizer"), class_name(self._class)
+        if found not in (None, ours):
+            raise InvalidInputError(f"this state is of {found}, this optimizer is {ours}")
+        theirs, names = state_dict.get("rows", self._names()), self._names()
+        if theirs != names:
             raise InvalidInputError(
                 f"this state is of an optimizer over {sorted(theirs.values())}, "
-                f"this one is over {sorted(ours.values())}"
+                f"this one is over {sorted(names.values())}"
             )
+        every = list(self.parameters())
+        for number, pointer in state_dict.get("pointers", {}).items():
+            rows: Any = every[int(number)]
+            restore(rows.table, rows.field, pointer)
         self._inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self._share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse: a copy would train the same rows."""
+        self.__reduce_ex__(0)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise InvalidTypeError(
+            "an optimizer over rows of a table cannot be pickled or copied: what it needs lies in "
+            "the store. Save opt.state_dict(), and load it into an optimizer over the same tables"
+        )
+
+
+def class_name(kind: type[torch.optim.Optimizer]) -> str:
+    """Return what tells a class of optimizers from others: "torch.optim.Adam"."""
+    module = kind.__module__
+    return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
+
+
+def _check_alone() -> None:
+    """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if (ranks := distributed.get_world_size()) > 1:
+        raise InvalidInputError(
+            f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
+            "rank would train rows of its own. Train on one rank, or give the optimizer "
+            "replicated=True if every rank applies the gradients of all to a copy of the store"
+        )
 
 
 _Optimizer = torch.optim.Optimizer

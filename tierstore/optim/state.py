@@ -31,9 +31,15 @@ class StoredState:
     """
 
     def __init__(
-        self, table: Table, field: str, plan: StatePlan, *, at_random: bool = False
+        self,
+        table: Table,
+        field: str,
+        plan: StatePlan,
+        *,
+        owner: str,
+        at_random: bool = False,
     ) -> None:
-        """Bind what a probe has found to a table.
+        """Bind what a probe has found to a table, for an optimizer whose class is `owner`.
 
         With `at_random` the weights, bfloat16, are trained in float32 and rounded at random.
         """
@@ -42,11 +48,31 @@ class StoredState:
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._count = f"{self._prefix}step"
+        self._owner = owner
+        self._owned = f"{self._prefix}optimizer"
         self.fields: dict[str, str] = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None
         self._kinds: dict[str, tuple[int, torch.dtype]] = {}
+
+    def check_owner(self) -> None:
+        """Raise InvalidInputError if the state there is an optimizer's of another class."""
+        found = self._table.scalars.get(self._owned)
+        if found is not None and found["class"] != self._owner:
+            raise InvalidInputError(
+                f"table {self._table.name!r} holds the state of {found['class']} after "
+                f"{self.steps} steps, which {self._owner} cannot go on from: make the optimizer "
+                "with reset=True to drop that state, or go on with the same class"
+            )
+
+    def stale(self) -> list[str]:
+        """Return the fields of the state there, of any class of optimizer; forget its scalars."""
+        scalars = self._table.scalars
+        found = scalars.get(self._owned, {"fields": list(self.fields.values()), "scalars": []})
+        for name in (self._count, self._owned, *found["scalars"]):
+            scalars.pop(name, None)
+        return [name for name in found["fields"] if name in self._table.fields]
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -140,3 +166,7 @@ class StoredState:
         scalars = self._table.scalars
         for name, initial in counts.items():
             scalars[name] = int(scalars.get(name, initial)) + 1
+        if self._owned not in scalars:
+            shared = [self._prefix + key for key in self._plan.shared]
+            fields = list(self.fields.values())
+            scalars[self._owned] = {"class": self._owner, "fields": fields, "scalars": shared}
