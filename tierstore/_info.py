@@ -113,7 +113,7 @@ class StoreInfo:
 class Version:
     """A version that can be opened: its number, its step, its manifest's number and its deltas.
 
-    `names` are those it is kept by.
+    `names` are those it is kept by, `payload` those of the values committed with it.
     """
 
     version: int
@@ -122,6 +122,7 @@ class Version:
     delta_rows: int
     delta_bytes: int
     names: tuple[str, ...] = ()
+    payload: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
@@ -134,4 +135,5 @@ class Version:
             sum(delta.rows for delta in deltas),
             sum(delta.size for delta in deltas),
             tuple(name for name, version in names.items() if version == manifest.version),
+            tuple(manifest.payload),
         )

@@ -67,7 +67,7 @@ def test_versions(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert [each["version"] for each in versions] == [2, 3]
     assert set(versions[0]) == {
-        "version", "step", "seq", "delta_rows", "delta_bytes", "names"
+        "version", "step", "seq", "delta_rows", "delta_bytes", "names", "payload"
     }  # fmt: skip
     assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
     assert re.search(r"^ +3 +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE)

@@ -16,16 +16,17 @@ from tierstore.errors import InvalidInputError
 __all__ = ["restore", "to_tensor"]
 
 
-def to_tensor(table: Table, field: str) -> Tensor:
+def to_tensor(table: Table, field: str, **more: str) -> Tensor:
     """Return a pointer to a field of a table as it is committed, as a uint8 tensor.
 
-    Raises InvalidInputError where rows of the store are not committed.
+    `more` is compared when it is loaded. Raises InvalidInputError where rows of the store are not
+    committed.
     """
-    pointer = {**table.store.state_dict(), "table": table.name, "field": field}
+    pointer = {**table.store.state_dict(), "table": table.name, "field": field, **more}
     return torch.from_numpy(np.frombuffer(to_bytes(pointer), np.uint8).copy())
 
 
-def restore(table: Table, field: str, state: Any) -> None:
+def restore(table: Table, field: str, state: Any, **more: str) -> None:
     """Bring the table's store to the version that a pointer names.
 
     Raises InvalidInputError for a pointer to another table or field, to another store, or to a
@@ -41,4 +42,10 @@ def restore(table: Table, field: str, state: Any) -> None:
             f"this state is of field {found[1]!r} of table {found[0]!r}, the layer is over field "
             f"{field!r} of table {table.name!r}: load it into a layer over that"
         )
+    for key, value in more.items():
+        if state.get(key) != value:
+            raise InvalidInputError(
+                f"this state is of the {key} {state.get(key)}, and not of {value}, to which it is "
+                "loaded"
+            )
     table.store.load_state_dict(state)

@@ -262,49 +262,46 @@ class TieredOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
 
-        Rows have a number in `params` and no state, which lies with them; `rows` names them,
-        `pointers` say which version of their store it is, and `optimizer` names the class. Raises
-        InvalidInputError where rows are not committed.
+        The state of rows lies with them; in its place is a pointer to the version that has it, with
+        the table, the field and the class of the optimizer. Raises InvalidInputError where rows are
+        not committed.
         """
+        state = super().state_dict()
         pointers = {
-            number: pointer_to(rows.table, rows.field)
-            for number, rows in enumerate(self.parameters())
-            if type(rows) is RowsParameter
+            number: {
+                "pointer": pointer_to(rows.table, rows.field, optimizer=class_name(self._class))
+            }
+            for number, rows in self._rows().items()
         }
-        return {
-            **super().state_dict(),
-            "rows": self._names(),
-            "pointers": pointers,
-            "optimizer": class_name(self._class),
-        }
+        return {**state, "state": {**state["state"], **pointers}}
 
-    def _names(self) -> dict[int, str]:
-        """Return the names of the rows, by their number among the parameters."""
+    def _rows(self) -> dict[int, RowsParameter]:
+        """Return the rows of tables by their number among the parameters."""
         every = enumerate(self.parameters())
-        return {
-            number: self._fields[each].name for number, each in every if type(each) is RowsParameter
-        }
+        return {number: each for number, each in every if type(each) is RowsParameter}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what `state_dict` returned, and bring stores to the version they were at then.
 
-        Raises InvalidInputError for the state of another class or of other tables, and for a
-        version that is not kept; see `Store.restore`.
+        Raises InvalidInputError for the state of another class, of other tables, or of a version
+        that is not kept; see `Store.restore`.
         """
-        found, ours = state_dict.get("optimizer"), class_name(self._class)
-        if found not in (None, ours):
-            raise InvalidInputError(f"this state is of {found}, this optimizer is {ours}")
-        theirs, names = state_dict.get("rows", self._names()), self._names()
-        if theirs != names:
+        state = dict(state_dict["state"])
+        saved = [each for group in state_dict["param_groups"] for each in group["params"]]
+        for number, rows in self._rows().items():
+            pointer = state.pop(saved[number], {}).get("pointer") if number < len(saved) else None
+            if pointer is None:
+                raise InvalidInputError(
+                    f"this state has no pointer to rows of table {rows.table.name!r}: it is not "
+                    "that of a TieredOptimizer over them"
+                )
+            restore(rows.table, rows.field, pointer, optimizer=class_name(self._class))
+        if any("pointer" in each for each in state.values()):
             raise InvalidInputError(
-                f"this state is of an optimizer over {sorted(theirs.values())}, "
-                f"this one is over {sorted(names.values())}"
+                "this state is of an optimizer over other parameters, rows of tables where there "
+                "are none here; make the optimizer as it was when the state was taken"
             )
-        every = list(self.parameters())
-        for number, pointer in state_dict.get("pointers", {}).items():
-            rows: Any = every[int(number)]
-            restore(rows.table, rows.field, pointer)
-        self._inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self._inner.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
         self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
