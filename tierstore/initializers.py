@@ -1,17 +1,20 @@
 """Initializers: the first values of a field.
 
 Random values are drawn in fixed blocks of 4,096 rows, each from a Philox generator keyed by (seed,
-field, block), so a table's first bytes depend on neither chunk size, backend nor order.
+field, block), so a table's first bytes depend on neither chunk size, backend nor order. The seed of
+a table's own is a hash of the given one and the table's name, so that tables are independent.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +36,12 @@ __all__ = [
     "Zeros",
     "constant",
     "from_array",
+    "from_entry",
     "from_file",
     "normal",
     "parse_initializer",
     "syntax",
+    "to_entry",
     "uniform",
     "xavier_uniform",
     "zeros",
@@ -72,6 +77,13 @@ class Initializer(ABC):
         `shape` is (rows, dim) of the whole field, `field` its position in the record.
         """
 
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return what a new table of this name starts from, and goes on with when it grows.
+
+        Random values are independent of those of other tables that have the same seed.
+        """
+        return self
+
 
 INITIALIZERS: dict[str, type[Initializer]] = {}
 """The initializers that text can name."""
@@ -106,24 +118,42 @@ class Zeros(Constant, name="zeros"):
 
 @dataclass(frozen=True)
 class Random(Initializer):
-    """Values drawn at random: the same ones for the same seed, field and row.
+    """Values drawn at random: the same ones for the same seed, table, field and row.
 
     Attributes:
-        seed: 0..2**64-1.
+        seed: 0..2**64-1. None is that of `torch.manual_seed`, or 0 where that was not called.
     """
 
-    seed: int = dataclasses.field(default=0, kw_only=True)
+    seed: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the seed and the numbers."""
         _make_finite(self)
-        if not 0 <= self.seed < 2**64:
+        if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
 
     def generator(self, block: int, field: int) -> np.random.Generator:
         """Return what draws the values of a block of rows."""
-        key = np.array([self.seed, (field << 48) | block], np.uint64)
+        seed = _default_seed() if self.seed is None else self.seed
+        key = np.array([seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
+
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return the same law with a seed of the table's own."""
+        seed = _default_seed() if self.seed is None else self.seed
+        digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
+        return dataclasses.replace(self, seed=int.from_bytes(digest) >> 1)
+
+
+def _default_seed() -> int:
+    """Return the seed that `torch.manual_seed` set, 0 where torch is not used or not seeded."""
+    torch = sys.modules.get("torch")
+    seed = _TORCH_SEED if torch is None else torch.initial_seed()
+    return 0 if seed == _TORCH_SEED else seed % 2**64
+
+
+_TORCH_SEED = 67280421310721
+"""What torch starts from where it is not seeded."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +203,53 @@ class XavierUniform(Random, name="xavier_uniform"):
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Draw `count` rows."""
+        return self._uniform(shape).block(block, count, shape, field)
+
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return the uniform law that the first shape gives, with a seed of the table's own."""
+        return self._uniform(shape).bound(table, shape)
+
+    def _uniform(self, shape: tuple[int, int]) -> Uniform:
         bound = self.gain * math.sqrt(6 / (shape[0] + shape[1]))
-        return Uniform(-bound, bound, seed=self.seed).block(block, count, shape, field)
+        return Uniform(-bound, bound, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Unknown(Initializer):
+    """An initializer that a table was made with and this program does not know."""
+
+    entry: Mapping[str, Any]
+
+    def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
+        """Raise InvalidInputError: there is nothing to draw with."""
+        raise InvalidInputError(
+            f"the table was made with {self.entry['name']!r}, an initializer that is not known "
+            "here: import the module that defines it, or give init="
+        )
+
+
+def to_entry(initializer: Initializer | None) -> Mapping[str, Any] | None:
+    """Return an initializer as JSON values, to be kept with a table; None if it cannot be."""
+    if initializer is None or isinstance(initializer, Unknown):
+        return None if initializer is None else initializer.entry
+    kind = type(initializer)
+    name = next((name for name, each in INITIALIZERS.items() if each is kind), None)
+    if name is None:
+        return None
+    seed = {"seed": initializer.seed} if isinstance(initializer, Random) else {}
+    numbers = {number: getattr(initializer, number) for number in _numbers(kind)}
+    return {"name": name, **numbers, **seed}
+
+
+def from_entry(entry: Mapping[str, Any]) -> Initializer:
+    """Return the initializer that `to_entry` wrote; raises InvalidInputError for another entry."""
+    kind = INITIALIZERS.get(entry.get("name", ""))
+    if kind is None:
+        return Unknown(entry)
+    try:
+        return kind(**{key: value for key, value in entry.items() if key != "name"})
+    except TypeError:
+        raise InvalidInputError(f"not an initializer: {entry!r}") from None
 
 
 constant, normal, uniform = Constant, Normal, Uniform

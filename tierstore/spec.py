@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +266,14 @@ class TableSpec:
     def layout(self) -> RecordLayout:
         """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
+
+    def bound(self, table: str) -> TableSpec:
+        """Return the spec with the initializers of a new table of this name."""
+        fields = {
+            name: replace(item, init=item.init and item.init.bound(table, (self.rows, item.dim)))
+            for name, item in self.fields.items()
+        }
+        return replace(self, fields=fields, init=None)
 
     @property
     def nbytes(self) -> int:

@@ -299,10 +299,10 @@ def test_numbers_of_versions_are_not_given_twice(path: Path) -> None:
     with opened(path, version=2, discard_newer=True) as store:
         second = store.state_dict()
         assert store.version == 2
-        with pytest.raises(InvalidInputError, match="version 4 .* not kept any more"):
+        with pytest.raises(InvalidInputError, match=r"version 4 .* not kept any more"):
             store.load_state_dict(discarded)
         assert store.commit() == 5
-        with pytest.raises(InvalidInputError, match="version 4 .* not kept any more"):
+        with pytest.raises(InvalidInputError, match=r"version 4 .* not kept any more"):
             store.load_state_dict(discarded)
         store.load_state_dict(store.state_dict())
         assert store.version == 5

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
+from tierstore.initializers import from_entry, to_entry
 from tierstore.spec import TABLE_NAME, Field, TableSpec
 
 __all__ = [
@@ -324,7 +325,12 @@ def _table_to_json(info: TableInfo) -> dict[str, Any]:
     return {
         "rows": spec.rows,
         "fields": [
-            {"name": name, "dim": item.dim, "dtype": item.dtype}
+            {
+                "name": name,
+                "dim": item.dim,
+                "dtype": item.dtype,
+                **({} if (entry := to_entry(item.init)) is None else {"init": entry}),
+            }
             for name, item in spec.fields.items()
         ],
         "backend": spec.backend,
@@ -364,10 +370,11 @@ def _spec(section: Section) -> TableSpec:
     try:
         for item in section.items("fields"):
             part = Section(item, section.name)
-            part.only({"name", "dim", "dtype"})
+            part.only({"name", "dim", "dtype", "init"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
-            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"))
+            init = from_entry(part.section("init").content) if "init" in part else None
+            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init)
         for key in ("compression", "chunk_rows"):
             if section.value(key) is not None:
                 (section.text if key == "compression" else section.integer)(key)

@@ -149,7 +149,7 @@ def _create_store(
     with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
         for name, spec in tables.items():
             with directory.make_directory(name) as table:
-                infos[name] = generations.create(table, spec, 1, progress=report)
+                infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
         first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
         write_skeleton(directory, identity, first)
