@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tierstore import stats as stats
     from tierstore._store.opening import create as create
     from tierstore._store.opening import open as open
+    from tierstore._store.opening import open_or_create as open_or_create
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
@@ -79,6 +80,7 @@ __all__ = [
     "lookahead",
     "normal",
     "open",
+    "open_or_create",
     "repair",
     "uniform",
     "verify",
@@ -105,6 +107,7 @@ _HOMES = {
     "lookahead": "loader",
     "normal": "initializers",
     "open": "_store.opening",
+    "open_or_create": "_store.opening",
     "repair": "_store.repair",
     "uniform": "initializers",
     "verify": "_store.verify",

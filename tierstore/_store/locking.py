@@ -43,7 +43,7 @@ def describe(note: bytes) -> str:
     if (host, boot) != (socket.gethostname(), _boot()):
         return f"pid {pid} on {host}"
     if pid == os.getpid():
-        return f"this very process, pid {pid}: close the store it opened before"
+        return f"this very process, pid {pid}"
     if not Path(f"/proc/{pid}").exists():
         return (
             f"pid {pid} on {host}, which has ended or runs in another container: a child that it "
@@ -313,9 +313,11 @@ def _locked(directory: _io.Directory) -> LockedError:
             holder = describe(file.read(_NOTE_BYTES))
     except FileNotFoundError:
         holder = "another process"
+    advice = "wait for it, or open for reading"
+    if holder.startswith("this very process"):
+        advice = "use the Store that was opened before, or close it"
     return LockedError(
-        f"{directory.path} is open for writing by {holder}; wait for it, or open for reading",
-        filename=directory.path,
+        f"{directory.path} is open for writing by {holder}; {advice}", filename=directory.path
     )
 
 

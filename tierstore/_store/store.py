@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import html
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -71,6 +72,7 @@ class Store(Mapping[str, Table]):
         self._state = State(options, self)
         self._folder = Folder(self._state)
         self._door = self._state.door
+        self._finally: Callable[[], object] | None = None
         self._forget = closing.watch(self, str(options.path), self._state.locks)
 
     # -- the tables
@@ -657,11 +659,37 @@ class Store(Mapping[str, Table]):
         """
         self._close()
 
+    def _when_closed(self, work: Callable[[], object]) -> None:
+        """Do something once the store is closed, or has gone without being closed."""
+        self._finally = weakref.finalize(self, work)
+
     def _close(self, *, at_once: bool = False) -> None:
         with contextlib.ExitStack() as ending:
+            if self._finally is not None:
+                ending.callback(self._finally)
             ending.callback(self._forget)
             ending.callback(closing.close, self._state, self._folder, at_once=at_once)
             self._raise_unseen()
+
+    def _open_again(self) -> None:
+        """Open a reader again in a forked child, at the same version; its tables stay valid.
+
+        A writer is the parent's alone, and what a GPU holds cannot be used by the child.
+        """
+        old = self._state
+        if old.door.writable or old.door.closed or self._options.device is not None:
+            return
+        manifest = old.manifest
+        options = dataclasses.replace(
+            self._options, version=manifest.version, mark=manifest.mark, within=None
+        )
+        state = State(options, self)
+        for name, table in old.tables.items():
+            if name in state.tables:
+                state.tables[name] = table._moved_to(state.tables[name])
+        self._state, self._door, self._folder = state, state.door, Folder(state)
+        self._forget()
+        self._forget = closing.watch(self, str(options.path), state.locks)
 
     def __enter__(self) -> Self:
         """Return the store itself."""

@@ -17,11 +17,12 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
 from tierstore._info import TableInformation
-from tierstore._table.address import Ids, on_host
+from tierstore._table.address import Ids, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.tiers import Tiers
+from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._table.warming import rows_to_warm
@@ -89,6 +90,12 @@ class Table:
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
         """Values that belong to the whole table; committed and rolled back with its rows."""
+
+    def _moved_to(self, other: Table) -> Table:
+        """Use what another table has opened, in its place; return this one."""
+        self._owner = other._owner
+        self._attach(other._generation, other._tiers)
+        return self
 
     def _make_access(self) -> Access:
         door, gpu = self._owner.door, self._tiers.gpu
@@ -494,6 +501,46 @@ class Table:
                 if raw
                 else from_bytes(data, item, Ids(rows, rows.shape, "numpy"))
             )
+
+    def topk(
+        self,
+        queries: Any,
+        k: int,
+        field: str | None = None,
+        *,
+        exclude: Sequence[Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Return the rows with the largest dot products, exactly, by reading the table once.
+
+        Args:
+            queries: `(n, dim)`, an array or a tensor.
+            k: how many rows for each.
+            field: the field they are multiplied with; the first if None.
+            exclude: for each query the rows that it is not to get, such as those it is known to
+                like: arrays or lists of row ids, negative ones standing for nothing.
+
+        Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
+        ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
+        is -inf and -1. Uncommitted rows count. Products are float32, on the CPU.
+        """
+        name, k = self._named(field), _whole(k, "k")
+        dim = self._layout.field(name).dim
+        given = queries.detach().cpu().float().numpy() if is_torch(queries) else queries
+        wanted = np.asarray(given, np.float32)
+        if wanted.ndim != 2 or wanted.shape[1] != dim:
+            raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
+        if k < 1:
+            raise InvalidInputError(f"k is at least 1, not {k}")
+        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows))
+        rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
+        for number, block in enumerate(self.scan(name, block_rows=rows)):
+            best.add(number * rows, np.asarray(block, np.float32))
+        if not is_torch(queries):
+            return best.scores, best.ids
+        import torch
+
+        scores, ids = torch.from_numpy(best.scores), torch.from_numpy(best.ids)
+        return scores.to(queries.device), ids.to(queries.device)
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
