@@ -344,7 +344,8 @@ def test_state_dict_is_a_pointer(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights))
     model = torch.nn.Sequential(emb, torch.nn.Linear(DIM, 2))
     state = model.state_dict()
-    assert set(state) == {"0._extra_state", "1.weight", "1.bias"}
+    assert set(state) == {"0._extra_state", "0.rows", "1.weight", "1.bias"}
+    assert state["0.rows"].shape == (0, DIM)
     store = place.opened[0]
     pointer = store.state_dict()
     assert (pointer["path"], pointer["uuid"], pointer["version"]) == (

@@ -19,7 +19,7 @@ from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.base import Tier
-from tierstore._tiers.epoch import Epoch, lease_ended
+from tierstore._tiers.epoch import ROLLED_BACK, Epoch, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
@@ -294,7 +294,7 @@ class HostLease:
     @property
     def dropped(self) -> bool:
         """Whether a rollback dropped what was written into these rows."""
-        return self._epoch.dropped
+        return self._epoch.ended == ROLLED_BACK
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""

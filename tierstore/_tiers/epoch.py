@@ -30,11 +30,6 @@ class Epoch:
         """End every lease of this epoch; the first reason counts."""
         self.ended = self.ended or reason
 
-    @property
-    def dropped(self) -> bool:
-        """Whether it ended because records were dropped, rather than moved."""
-        return self.ended == ROLLED_BACK
-
     def check_open(self) -> None:
         """Raise ClosedError for a call that comes too late for its tiers."""
         if self.ended == GONE:

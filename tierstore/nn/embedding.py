@@ -12,18 +12,12 @@ import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
-from tierstore.errors import (
-    ClosedError,
-    InvalidInputError,
-    InvalidTypeError,
-    TierStoreError,
-    ZeroRowsWarning,
-)
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd
 from tierstore.nn.autograd import Abandoned, Batch
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["TieredEmbedding"]
+__all__ = ["TieredEmbedding", "jagged"]
 
 
 class TieredEmbedding(torch.nn.Module):
@@ -125,32 +119,45 @@ class TieredEmbedding(torch.nn.Module):
         return self.table.rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the row of each id, `input.shape + (embedding_dim,)`."""
+        """Return the row of each id, `input.shape + (embedding_dim,)`.
+
+        Nested ids of layout `torch.jagged` give nested rows.
+        """
+        if isinstance(input, Tensor) and input.is_nested:
+            ids = jagged(input)
+            rows = self._look_up(ids.values())
+            return torch.nested.nested_tensor_from_jagged(rows, ids.offsets())
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
+        trained = self._trained and torch.is_grad_enabled()
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled() and self._trained:
+            if trained:
                 return autograd.lookup(ids, self._anchor, self._number)[0]
             return autograd.read(ids, self._anchor.detach(), self._number)
         parameter = self._parameters["rows"]
-        if type(parameter) is not RowsParameter:
-            return self._look_up_beside(parameter, ids)
-        if torch.is_grad_enabled() and self._trained:
-            rows: Tensor = autograd.Lookup.apply(parameter, ids, self)
-            return rows
-        return self._read_rows(ids)
+        if parameter is not self._own:
+            self._check_untrained(parameter)
+            trained = False
+        if not torch._C._are_functorch_transforms_active():
+            if trained:
+                return autograd.Lookup.apply(parameter, ids, self)
+            return self._read_rows(ids)
+        if trained:
+            return autograd.Transformed.apply(parameter, ids, self)[0]
+        return autograd.read(ids, self._anchor.detach(), self._number)
 
-    def _look_up_beside(self, parameter: Any, ids: Tensor) -> Tensor:
-        """Read rows where something has replaced the parameter, unless it wants their gradient."""
-        if parameter.requires_grad and torch.is_grad_enabled():
+    def _check_untrained(self, parameter: Any) -> None:
+        """Raise InvalidInputError if what replaced the parameter of the layer wants a gradient."""
+        if (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter):
             raise InvalidInputError(
-                f"a {type(parameter).__name__} has replaced the parameter of a layer over table "
-                f"{self.table.name!r}, and gradients for it are not those of the rows: give "
-                "fully_shard ignored_params=set(emb.parameters()), and leave the layer's rows out "
-                "of what torch.func differentiates with respect to"
+                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
+                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
+                "the parameters of other layers only"
             )
-        return self._read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -182,11 +189,6 @@ class TieredEmbedding(torch.nn.Module):
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
                 "with requires_grad_(False)"
-            )
-        if batch.dropped:
-            raise ClosedError(
-                f"the rows of table {self.table.name!r} were rolled back since this forward pass; "
-                "run it again"
             )
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
@@ -285,6 +287,23 @@ def _warn_of_zeros(table: Table, field: str) -> None:
             ZeroRowsWarning,
             stacklevel=3,
         )
+
+
+def jagged(ids: Tensor) -> Any:
+    """Return nested ids without gaps; raises InvalidTypeError for another layout than jagged."""
+    if ids.layout != torch.jagged:
+        raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
+    return ids.contiguous()
+
+
+def _is_differentiated(parameter: Any) -> bool:
+    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(parameter):
+        if functorch.is_gradtrackingtensor(parameter):
+            return True
+        parameter = functorch.get_unwrapped(parameter)
+    return False
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

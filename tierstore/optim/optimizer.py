@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from tierstore._door import interrupts_deferred
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
+from tierstore.nn.autograd import Gradient
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.state import StoredState
@@ -17,11 +18,11 @@ from tierstore.optim.trained import Project, TrainedField
 
 __all__ = ["TieredOptimizer"]
 
-Trained = (
+Trained: TypeAlias = (
     torch.nn.Module
     | Iterable[torch.nn.Module]
-    | Iterable[torch.nn.Parameter]
-    | Iterable[tuple[str, torch.nn.Parameter]]
+    | Iterable[torch.Tensor]
+    | Iterable[tuple[str, torch.Tensor]]
     | Iterable[dict[str, Any]]
 )
 """A model, some modules or parameters of it, or groups of them with options of their own."""
@@ -96,8 +97,11 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._at_random = stochastic_rounding
         self._project = project
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
+        self._ordinary = False
         self._fields: dict[RowsParameter, TrainedField] = {}
-        self._inner = optimizer_class([{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options)
+        self._inner = optimizer_class(
+            [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
+        )
         self._inner.param_groups.clear()
         self._inner.state.clear()
         super().__init__([{"params": []}], self._inner.defaults)
@@ -122,11 +126,12 @@ class TieredOptimizer(torch.optim.Optimizer):
             if type(rows) is RowsParameter
         ]
         self._inner.add_param_group(group)
+        self._ordinary |= len(trained) < len(group["params"])
         for field in trained:
             self._inner.state.pop(field.rows, None)
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
-            field.rows.computed = field.state.computed
+            field.rows.widened = self._at_random
 
     def _prepared(self, rows: RowsParameter, options: Mapping[str, Any]) -> TrainedField:
         """Find the state that rows need, and give their table its fields."""
@@ -171,7 +176,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Drop the gradients: those of rows always, of ordinary parameters as torch does."""
         for rows in self._fields:
             rows.give_up()
-        super().zero_grad(set_to_none)
+        if self._ordinary:
+            super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -185,56 +191,53 @@ class TieredOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with interrupts_deferred():
-            touched = [
-                field
-                for rows, field in self._fields.items()
-                if field.begin(rows.gradient_for(self))
-            ]
+            touched = {rows: rows.gradient_for(self) for rows in self._fields}
             try:
                 self._update(touched)
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
                 raise
-            for field in touched:
-                field.end()
-                field.rows.used(self)
+            for rows, gradient in touched.items():
+                if gradient is not None:
+                    rows.used(self)
         return loss
 
-    def _update(self, touched: list[TrainedField]) -> None:
+    def _update(self, touched: Mapping[Any, Gradient | None]) -> None:
         """Update rows in their slots where that can be done, and all else with the torch optimizer.
 
         For its step, copies of the rows take the place of the parameters of the layers.
         """
-        groups = self._inner.param_groups
+        groups, states = self._inner.param_groups, self._inner.state
         every = [group["params"] for group in groups]
-        states = self._inner.state
-        waiting, copied, given = set(touched), [], []
+        copied: list[tuple[TrainedField, Gradient, torch.nn.Parameter]] = []
+        given: list[list[torch.nn.Parameter]] = []
         for group in groups:
-            listed: list[Any] = []
+            listed: list[torch.nn.Parameter] = []
             for parameter in group["params"]:
-                field = self._fields.get(parameter)
+                field, gradient = self._fields.get(parameter), touched.get(parameter)
                 if field is None:
                     listed.append(parameter)
-                elif field in waiting and not field.step_in_place(group):
-                    copied.append(field)
-                    loaded = field.load()
-                    states[field.copy] = loaded
-                    if self._sparse:
-                        field.copy.grad = as_gradient(self._inner, field.copy.grad)
-                    listed.append(field.copy)
+                elif gradient is not None and not field.step_in_place(gradient, group):
+                    copy, state = field.load(gradient)
+                    if self._sparse and copy.grad is not None:
+                        copy.grad = as_gradient(self._inner, copy.grad)
+                    states[copy] = state
+                    copied.append((field, gradient, copy))
+                    listed.append(copy)
             given.append(listed)
+        if not any(given):
+            return
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
-            if any(given):
-                self._inner.step()
-            for field in copied:
-                field.store(states[field.copy])
+            self._inner.step()
+            for field, gradient, copy in copied:
+                field.store(gradient, copy, states[copy])
         finally:
             for group, parameters in zip(groups, every, strict=True):
                 group["params"] = parameters
-            for field in copied:
-                states.pop(field.copy, None)
+            for *_, copy in copied:
+                states.pop(copy, None)
 
     # -- saving
 
@@ -249,9 +252,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Return the names of the rows, by their number among the parameters."""
         every = enumerate(self.parameters())
         return {
-            number: self._fields[each].name
-            for number, each in every
-            if type(each) is RowsParameter
+            number: self._fields[each].name for number, each in every if type(each) is RowsParameter
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -287,14 +288,15 @@ def _grouped(params: Any) -> list[dict[str, Any]]:
     return made
 
 
-def _parameters_of(part: Any) -> Iterable[torch.Tensor]:
-    """Return the parameters that something in a group stands for."""
+def _parameters_of(part: object) -> Iterator[torch.Tensor]:
+    """Yield the parameters that something in a group stands for."""
     if isinstance(part, torch.nn.Module):
-        return part.parameters()
-    if isinstance(part, tuple) and len(part) == 2:
-        return (part[1],)
-    if isinstance(part, torch.Tensor):
-        return (part,)
-    raise InvalidTypeError(
-        f"an optimizer takes a model, layers, parameters or dicts of them, not {part!r}"
-    )
+        yield from part.parameters()
+    elif isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], torch.Tensor):
+        yield part[1]
+    else:
+        raise InvalidTypeError(
+            f"an optimizer takes a model, layers, parameters or dicts of them, not {part!r}"
+        )

@@ -79,13 +79,8 @@ class StoredState:
             if begun or not kept.late:
                 found = values[self.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
-        return values[self._field].to(self.computed), state
-
-    @property
-    def computed(self) -> torch.dtype:
-        """The type that the weights are trained in."""
-        stored: torch.dtype = self._table.spec.layout.field(self._field).element.torch_dtype()
-        return torch.float32 if self.at_random else stored
+        weights = values[self._field]
+        return weights.float() if self.at_random else weights, state
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""
