@@ -374,12 +374,14 @@ def test_the_names_of_parameters_are_names_in_the_state(place: Place, weights: T
     model = torch.nn.Sequential(TieredEmbedding(place.table(weights)), torch.nn.Linear(DIM, 2))
     state = model.state_dict()
     assert {name for name, _ in model.named_parameters()} <= state.keys()
-    TieredOptimizer(SGD, model, lr=1.0)
+    opt = TieredOptimizer(SGD, model, lr=1.0)
     model(torch.tensor([1, 2]).to(model[0].rows.device)).sum().backward()
     assert model[0].rows.grad is not None
     saved = model.state_dict()
     assert saved["0.rows"].shape == (0, DIM)
     assert not any(model.load_state_dict(saved))
+    opt.step()
+    assert not torch.equal(rows_of(model[0].table)[1:3], weights[1:3])
 
 
 def test_layers_over_a_field_share_the_parameter(place: Place, weights: Tensor) -> None:

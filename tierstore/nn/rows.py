@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
@@ -69,6 +72,8 @@ class RowsParameter(torch.nn.Parameter):
         self._passes = 0
         self._pass = -1
         self._seen_by_hooks = 0
+        self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+        self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
         self._abandoned = Abandoned()
         self.rest(empty)
 
@@ -108,6 +113,21 @@ class RowsParameter(torch.nn.Parameter):
                 f"values of shape {tuple(value.shape)} are of other rows"
             )
         _data.__set__(self, value)
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call a hook with the gradient of the rows of each backward pass, before it is added.
+
+        What it returns, if anything, is added instead.
+        """
+        handle = RemovableHandle(self._hooks_before)
+        self._hooks_before[handle.id] = hook
+        return handle
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call a hook with the parameter at the end of each backward pass that reached it."""
+        handle = RemovableHandle(self._hooks_after)
+        self._hooks_after[handle.id] = hook
+        return handle
 
     def detach(self) -> Tensor:
         """Return the rows, or none, without their history."""
@@ -314,7 +334,7 @@ class RowsParameter(torch.nn.Parameter):
 
     def _end_pass(self) -> None:
         """Call hooks, now that every gradient of a backward pass has come."""
-        if self._backward_hooks or self._post_accumulate_grad_hooks:
+        if self._hooks_before or self._hooks_after:
             self._run_hooks()
         if len(self._waiting) >= _WAITING:
             self.gather()
@@ -331,12 +351,12 @@ class RowsParameter(torch.nn.Parameter):
             for part in arrived:
                 part.batch.release()
         gradient.trim()
-        for hook in list((self._backward_hooks or {}).values()):
+        for hook in list(self._hooks_before.values()):
             found = hook(gradient.values)
             gradient = gradient if found is None else replace(gradient, values=found)
         self._waiting[self._seen_by_hooks :] = [gradient]
         self._seen_by_hooks += 1
-        for hook in list((self._post_accumulate_grad_hooks or {}).values()):
+        for hook in list(self._hooks_after.values()):
             hook(self)
 
     def _cover(self) -> None:

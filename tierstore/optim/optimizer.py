@@ -119,7 +119,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         if not param_group["params"]:
             return  # what the base class starts with
         group = _grouped([param_group])[0]
-        own = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        own = {key: value for key, value in group.items() if key in self.defaults}
         trained = [
             self._prepared(rows, {**self._options, **own})
             for rows in group["params"]
