@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore import initializers
+from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd
 from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
+from tierstore.spec import TableSpec
 
 __all__ = ["TieredEmbedding", "jagged"]
 
@@ -90,6 +95,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self.embedding_dim: int = item.dim
+        self._average: Average | None = None
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self._begin(empty, _parameter_over(table, self.field, empty))
@@ -112,6 +118,53 @@ class TieredEmbedding(torch.nn.Module):
         """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
         self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
         self._own.rest(self._anchor)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag,
+        store: Store,
+        name: str,
+        *,
+        freeze: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Make a table of a weight `(rows, dim)`, a commit of its own, and a layer over it.
+
+        Args:
+            embeddings: the weight, or the layer that has it; its type is that of the table.
+            store: where the table goes.
+            name: of the table.
+            freeze: whether the layer only reads, as in torch; `requires_grad_(True)` trains it.
+            options: what the layer takes besides a table: padding_idx, mode, …
+
+        >>> plain = torch.nn.Embedding(1000, 16)
+        >>> emb = TieredEmbedding.from_pretrained(plain, store, "word", freeze=False)
+        """
+        weight = embeddings if isinstance(embeddings, Tensor) else embeddings.weight
+        dtype = str(weight.dtype).removeprefix("torch.")
+        rows, dim = weight.shape
+        spec = TableSpec(rows, dim, dtype, init=initializers.from_array(weight))
+        layer = cls(store.create_table(name, spec), **options)
+        layer.requires_grad_(not freeze)
+        return layer
+
+    def averaged(self) -> Self:
+        """Return a frozen copy of the layer whose rows are their moving averages.
+
+        Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
+        `TieredOptimizer(..., ema=0.999)` keeps them.
+        """
+        average = Average(self.table, self.field)
+        if not average.kept:
+            raise InvalidInputError(
+                f"no average of field {self.field!r} of table {self.table.name!r} is kept: make "
+                "the TieredOptimizer with ema=0.999, and train"
+            )
+        layer = copy.deepcopy(self)
+        layer._average = average
+        layer.requires_grad_(False)
+        return layer
 
     @property
     def num_embeddings(self) -> int:
@@ -167,6 +220,8 @@ class TieredEmbedding(torch.nn.Module):
 
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
+        if self._average is not None:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         self._abandoned.release()
         self._own.settle()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
@@ -179,6 +234,8 @@ class TieredEmbedding(torch.nn.Module):
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
         self._own.settle()
+        if self._average is not None:
+            return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
@@ -224,14 +281,14 @@ class TieredEmbedding(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
         """Return another layer over the same table, not trained yet; rows are not copied."""
-        copy = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copy
-        copy.__dict__.update(self.__dict__)
-        copy._parameters = {}
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(self.__dict__)
+        other._parameters = {}
         rows = RowsParameter(self.table, self.field, self._anchor)
         rows.requires_grad = self._own.requires_grad
-        copy._begin(self._anchor, rows)
-        return copy
+        other._begin(self._anchor, rows)
+        return other
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""

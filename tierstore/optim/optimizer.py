@@ -11,6 +11,7 @@ from tierstore._door import interrupts_deferred
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
+from tierstore.nn.average import Average
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
 from tierstore.optim.state import StoredState
@@ -58,6 +59,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         in_place: bool = True,
         stochastic_rounding: bool = False,
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
+        ema: float | None = None,
         **options: Any,
     ) -> None:
         """Put an optimizer over a model.
@@ -79,6 +81,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 row and the count of steps alone: results stay the same for any budget.
             project: called with the rows of a step after it, `(distinct rows, dim)`, returns what
                 is to be written instead, of the same shape; or a dict of such by layer.
+            ema: keep an exponential moving average of the rows with this decay in their records,
+                in fields that are added; `emb.averaged()` looks it up.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
         Raises InvalidInputError for a class that cannot train rows, naming the reason, where fields
@@ -96,6 +100,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._in_place = in_place
         self._at_random = stochastic_rounding
         self._project = project
+        self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._ordinary = False
         self._fields: dict[RowsParameter, TrainedField] = {}
@@ -151,13 +156,15 @@ class TieredOptimizer(torch.optim.Optimizer):
         plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
         state = StoredState(table, rows.field, plan, at_random=self._at_random)
         missing = state.missing_fields()
+        if self._ema is not None:
+            missing |= Average(table, rows.field).start(self._ema)
         if missing:
             table.store.add_fields(table.name, missing, progress=self._progress)
         project = self._project_of(rows)
         in_place = None
         if self._in_place and project is None:
             in_place = InPlace(self._class, table, rows.field, state)
-        return TrainedField(rows, state, in_place, project)
+        return TrainedField(rows, state, in_place, project, self._ema)
 
     def _project_of(self, rows: RowsParameter) -> Project | None:
         if not isinstance(self._project, Mapping):
@@ -239,7 +246,38 @@ class TieredOptimizer(torch.optim.Optimizer):
             for *_, copy in copied:
                 states.pop(copy, None)
 
-    # -- saving
+    # -- the state of rows and parameters
+
+    def reset_state(self) -> None:
+        """Forget what was learned about rows and parameters but for themselves: start anew.
+
+        Writes the first values of the state over every row of the tables; commit that. Averages
+        that `ema` keeps stay.
+        """
+        for field in self._fields.values():
+            field.state.reset()
+        groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
+        fresh = self._class(groups, **self._options)
+        self._inner.state.clear()
+        self._inner.state.update(fresh.state)
+        for rows in self._fields:
+            self._inner.state.pop(rows, None)
+
+    def load_rows_state(self, layer: TieredEmbedding, state: Mapping[str, Any]) -> None:
+        """Take over the state that a torch optimizer kept of the weight of an embedding.
+
+        Args:
+            layer: over the table that the weight was written into.
+            state: an entry of `torch_optimizer.state_dict()["state"]`: for Adam `step` and, of the
+                shape of the weight, `exp_avg` and `exp_avg_sq`.
+
+        Every row of the table is written; commit that. Raises InvalidInputError, having written
+        nothing, for a state of another optimizer or shape, and a layer that is not trained here.
+        """
+        field = self._fields.get(layer.rows)
+        if field is None:
+            raise InvalidInputError(f"this optimizer does not train table {layer.table.name!r}")
+        field.state.take(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
+from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.state import State, StoredState
@@ -34,12 +36,15 @@ class TrainedField:
         state: StoredState,
         in_place: InPlace | None,
         project: Project | None,
+        ema: float | None,
     ) -> None:
         """Bind a parameter to where its state lies."""
         self.rows = rows
         self.state = state
         self._in_place = in_place
         self._project = project
+        self._ema = ema
+        self._average = Average(rows.table, rows.field)
 
     @property
     def table(self) -> Table:
@@ -56,7 +61,12 @@ class TrainedField:
         lease = gradient.batch.lease
         if self._in_place is None or lease.device is None:
             return False
-        return self._in_place.step(lease, gradient.values, gradient.trained, options)
+        before = None if self._ema is None else self._average.before(lease)
+        if not self._in_place.step(lease, gradient.values, gradient.trained, options):
+            return False
+        if self._ema is not None and before is not None:
+            self._average.update(lease, before, self._ema)
+        return True
 
     def load(self, gradient: Gradient) -> tuple[torch.nn.Parameter, State]:
         """Return a copy of the rows with their gradient, and the optimizer's state for them."""
@@ -68,7 +78,21 @@ class TrainedField:
 
     def store(self, gradient: Gradient, copy: torch.nn.Parameter, state: State) -> None:
         """Write the copy and its state over the rows, but for those not to be trained."""
-        weights = copy.detach()
+        lease, weights = gradient.batch.lease, copy.detach()
         if self._project is not None:
-            weights = self._project(weights)
-        self.state.store(gradient.batch.lease, weights, state, gradient.trained)
+            weights = self._projected(self._project, weights)
+        before = None if self._ema is None else self._average.before(lease)
+        self.state.store(lease, weights, state, gradient.trained)
+        if self._ema is not None and before is not None:
+            self._average.update(lease, before, self._ema)
+
+    def _projected(self, project: Project, weights: Tensor) -> Tensor:
+        """Return what is to be written; raises InvalidInputError for another shape."""
+        found = project(weights)
+        if not isinstance(found, Tensor) or found.shape != weights.shape:
+            given = tuple(found.shape) if isinstance(found, Tensor) else found
+            raise InvalidInputError(
+                f"project takes and returns the rows of a step, {tuple(weights.shape)}; it "
+                f"returned {given}"
+            )
+        return found.to(weights.dtype)
