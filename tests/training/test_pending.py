@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tierstore
 from tests.training.conftest import DIM, ROWS, Place, rows_of
-from tierstore._tiers.epoch import Epoch
+from tierstore._tiers.base import Epoch
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
@@ -198,10 +198,10 @@ def test_evaluation_releases_what_training_dropped(weights: Tensor, tmp_path: An
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     emb(torch.arange(9))
-    assert table._tiers.host.map.pins.leases.sum() == 9
+    assert table._space.host.map.pins.leases.sum() == 9
     with torch.no_grad():
         emb(torch.arange(3))
-    assert not table._tiers.host.map.pins.leases.any()
+    assert not table._space.host.map.pins.leases.any()
     place.close()
 
 

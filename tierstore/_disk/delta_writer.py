@@ -68,7 +68,7 @@ class LiveDelta:
         self._directory = directory
         self._file = _io.hold_file(directory, name, create=True)
         self._allocated = 0
-        self._kept_bytes = 0
+        self._resident_bytes = 0
         self._mapped = np.empty((0, record_bytes), np.uint8)
         self._ids = np.empty(0, np.int64)
         self._sums = np.empty(0, np.uint32)
@@ -86,11 +86,11 @@ class LiveDelta:
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
         *,
-        kept: bool = False,
+        resident: bool = False,
     ) -> None:
         """Put records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
 
-        Of those that are `kept` in memory, all but the first go past the page cache. Nothing is
+        Of those that are `resident` above, all but the first go past the page cache. Nothing is
         durable before the delta is sealed and synced. If the disk is full nothing has changed. If a
         write fails, records it was to replace may be damaged: until they are put again they cannot
         be read, nor the delta be sealed. So it is if records that were put before cannot be
@@ -101,9 +101,9 @@ class LiveDelta:
         if (positions[1:] < positions[:-1]).any():
             order = np.argsort(positions, kind="stable")
             positions, rows, records = positions[order], rows[order], records[order]
-        self._kept_bytes += records.nbytes if kept else 0
-        cached = not kept or self._kept_bytes <= _CACHED_BYTES
-        self._behind.put(Piece(positions, rows, records, cached), now=kept and cached)
+        self._resident_bytes += records.nbytes if resident else 0
+        cached = not resident or self._resident_bytes <= _CACHED_BYTES
+        self._behind.put(Piece(positions, rows, records, cached), now=resident and cached)
         self._ids[positions] = rows
         self.count = count
 

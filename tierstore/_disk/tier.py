@@ -48,7 +48,7 @@ class DiskTier:
     end to end, the live one last. Its pages are taken as rows change, so it costs four bytes for
     each row of a table only where deltas are dense.
 
-    Threads may read, write, stream and prefetch beside each other: a lock guards the index and the
+    Threads may read, write, stream and stage beside each other: a lock guards the index and the
     live delta, whose records change in place. Base and committed deltas are read without it, since
     the store changes them, and calls everything else here, while no other thread is in a call.
 
@@ -231,46 +231,25 @@ class DiskTier:
         if count > _MAX_POSITIONS:
             raise CapacityError(f"the deltas hold {count} records; fold the store")
 
-    def read(
-        self,
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-        lo: int = 0,
-        hi: int | None = None,
-        *,
-        admit: bool = True,
-    ) -> None:
-        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
-
-        Every record is read whole and checked. `admit` is for tiers that keep what they read.
-        """
-        hi = self.record_bytes if hi is None else hi
-        self._count(rows.size, hi - lo)
-        cold = self._cold(rows)
-        if cold and (np.diff(rows) < 0).any():  # a disk is faster in order, and so are its pages
-            order = np.argsort(rows, kind="stable")
-            for part, records in self._read_parts(rows[order], cold=cold):
-                out[order[part]] = records[:, lo:hi]
-            return
-        whole = (lo, hi) == (0, self.record_bytes) and out.flags.c_contiguous
-        for part, records in self._read_parts(rows, out if whole else None, cold=cold):
-            if not whole:
-                out[part] = records[:, lo:hi]
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Copy the records of `rows` `(n,)`, ascending, into `out`, and check each."""
+        self._count(rows.size)
+        for _ in self._read_parts(rows, out, cold=self._cold(rows)):
+            pass
 
     def stream(self, rows: npt.NDArray[np.int64]) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Yield the records of `rows` part by part; an array is good until the next one.
 
-        Parts that are not in memory are on their way while those before them are used. Ascending
-        rows come fastest.
+        Parts that are not in memory are on their way while those before them are used.
         """
         for part, records in self._read_parts(rows, cold=self._cold(rows)):
-            self._count(len(records), self.record_bytes)
+            self._count(len(records))
             yield part, records
 
-    def _count(self, records: int, width: int) -> None:
+    def _count(self, records: int) -> None:
         with self._lock:
             self.stats.requested += records
-            self.stats.bytes_out += records * width
+            self.stats.bytes_out += records * self.record_bytes
 
     def _read_parts(
         self,
@@ -293,10 +272,10 @@ class DiskTier:
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
         """Yield parts of `rows`, each when its pages are on their way."""
         if len(parts) == 1:
-            self.prefetch(rows)()
+            self.stage(rows)()
             yield from parts
             return
-        for number in paced(len(parts), lambda number: self.prefetch(rows[parts[number]])()):
+        for number in paced(len(parts), lambda number: self.stage(rows[parts[number]])()):
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
@@ -370,7 +349,7 @@ class DiskTier:
             parts.append((sources[found], int(self._starts[found]), which))
         return parts
 
-    def prefetch(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
+    def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
         """Return what has the disk read `rows`; call it without a lock: it may wait."""
         places = self._places(rows)
 
@@ -384,34 +363,21 @@ class DiskTier:
         self,
         rows: npt.NDArray[np.int64],
         records: npt.NDArray[np.uint8],
-        lo: int = 0,
-        hi: int | None = None,
         *,
-        kept: bool = False,
+        resident: bool = False,
     ) -> None:
-        """Write bytes `lo:hi` of records `rows` `(n,)`, distinct, from `records` `(n, hi - lo)`.
+        """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, distinct.
 
-        The rest of each record stays. A thread may do it behind the caller, but for little that is
-        `kept` above, which a caller waits for. On a full disk: StoreFullError, nothing changed.
+        A thread may do it behind the caller, but for little that is `resident` above, which a
+        caller waits for. On a full disk: StoreFullError, nothing changed.
         """
         if rows.size:
             with self._lock:
-                self._write(rows, records, lo, self.record_bytes if hi is None else hi, kept=kept)
+                self._write(rows, records, resident=resident)
 
     def _write(
-        self,
-        rows: npt.NDArray[np.int64],
-        records: npt.NDArray[np.uint8],
-        lo: int,
-        hi: int,
-        *,
-        kept: bool,
+        self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], *, resident: bool
     ) -> None:
-        if (lo, hi) != (0, self.record_bytes):
-            whole = np.empty((rows.size, self.record_bytes), np.uint8)
-            self.read(rows, whole)
-            whole[:, lo:hi] = records
-            records = whole
         live = self._live
         if live is None:
             live = self._live = self._create_live()
@@ -428,12 +394,12 @@ class DiskTier:
         self._check_positions(start + count)
         replaced = _grown(self._replaced, count)
         try:
-            live.put(positions, rows, records, kept=kept)
+            live.put(positions, rows, records, resident=resident)
         except StoreFullError:
             if not superseded:
                 raise
             live.full = True
-            self.write(rows, records, kept=kept)
+            self._write(rows, records, resident=resident)
             return
         places[known] = replaced[there]
         new = slice(None) if count == first + rows.size else positions >= first

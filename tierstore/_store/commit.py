@@ -100,7 +100,7 @@ def flush(draft: CommitDraft) -> None:
     """Hand every changed record down to the delta of its table."""
     for name, table in draft.state.tables.items():
         draft.scalars[name] = json_values(table.scalars) if table.scalars else {}
-        table._tiers.flush()
+    draft.state.spaces.flush()
 
 
 def seal(draft: CommitDraft) -> dict[str, TableInfo]:

@@ -12,12 +12,8 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.versions import History
-from tierstore._table.placement import check_fit, place
 from tierstore._table.table import Table
-from tierstore._table.tiers import Tiers
 from tierstore.errors import CorruptStoreError, FormatError
-from tierstore.policy import choose
-from tierstore.spec import TableSpec
 
 __all__ = ["Opener", "Opening"]
 
@@ -32,7 +28,7 @@ class Opening:
         errors: what opening the others raised.
     """
 
-    new: dict[str, tuple[Generation, Tiers]] = field(default_factory=dict)
+    new: dict[str, Generation] = field(default_factory=dict)
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
     errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
 
@@ -42,13 +38,12 @@ class Opening:
 
     def close(self) -> None:
         """Close what was opened."""
-        for generation, tiers in self.new.values():
-            tiers.close()
+        for generation in self.new.values():
             generation.close()
 
 
 class Opener:
-    """Opens tables of a store with the budget, policy and device that the store was opened with."""
+    """Opens the files of tables."""
 
     def __init__(self, directory: _io.Directory, history: History, options: Options) -> None:
         """Open nothing yet."""
@@ -79,10 +74,8 @@ class Opener:
             except (CorruptStoreError, FormatError) as error:
                 opening.errors[name] = error
 
-    def open(
-        self, manifest: Manifest, name: str, seq: int | None, floor: int
-    ) -> tuple[Generation, Tiers]:
-        """Open a table of a manifest, and place its tiers.
+    def open(self, manifest: Manifest, name: str, seq: int | None, floor: int) -> Generation:
+        """Open the files of a table of a manifest.
 
         `seq` is the number of the next manifest, `floor` the version up to which a fold may be
         merging deltas into the base. Raises CorruptStoreError and FormatError.
@@ -96,28 +89,13 @@ class Opener:
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
                 "restore it from a copy"
             ) from None
-        total = sum(each.spec.nbytes for each in manifest.tables.values())
         try:
             if not isinstance(self._options.path, _io.Objects):
                 generation.check_base(floor)
-            return generation, place(
-                generation.tier,
-                name,
-                self._options.budget,
-                share=info.spec.nbytes / total,
-                device=self._options.device,
-                policy=choose(self._options.policy, name),
-            )
         except BaseException:
             generation.close()
             raise
-
-    def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
-        """Check that tables of these specs can be opened together, before they are written.
-
-        Raises CapacityError, and what a policy raises that does not suit one of them.
-        """
-        check_fit(specs, self._options.budget, self._options.policy, self._options.device)
+        return generation
 
     def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
         """Return the error of a damaged table, with what helps."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._tiers.epoch import ROLLED_BACK, lease_ended
+from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import (
     Arguments,
     BatchArgument,
