@@ -235,6 +235,33 @@ def test_a_torch_optimizer_over_the_rows_is_refused(place: Place, weights: Tenso
     beside.step()
 
 
+def test_what_that_refusal_prevents(weights: Tensor, tmp_path: Any) -> None:
+    """Without it, moments of rows 1 and 2 move rows 7 and 8, which have a gradient of zero."""
+    place = Place(tmp_path)
+    emb = TieredEmbedding(place.table(weights))
+    opt = TieredOptimizer(SGD, [emb], lr=1.0)
+    stranger = ADAM([emb.rows], lr=0.1)
+    unhooked = torch.optim.Adam.step.__wrapped__  # type: ignore[attr-defined]
+    for ids, scale in (([1, 2], 1.0), ([7, 8], 0.0)):
+        (emb(torch.tensor(ids)).sum() * scale).backward()
+        unhooked(stranger)
+        stranger.zero_grad()
+        emb(torch.tensor(ids))
+    assert not torch.equal(rows_of(emb.table)[7:9], weights[7:9])
+    assert opt.param_groups[0]["lr"] == 1.0
+    place.close()
+
+
+def test_a_gradient_of_no_rows_is_none(place: Place, weights: Tensor) -> None:
+    """As torch.distributed.checkpoint gives it to every parameter, to make optimizers begin."""
+    emb = TieredEmbedding(place.table(weights))
+    opt = TieredOptimizer(ADAM, [emb], lr=0.1)
+    emb.rows.grad = torch.zeros_like(emb.rows)
+    assert emb.rows.grad is None
+    opt.step()
+    assert "step" not in emb.table.scalars
+
+
 def test_gradients_that_pile_up_hold_no_more_than_their_rows(weights: Tensor, place: Place) -> None:
     emb = TieredEmbedding(place.table(weights))
     opt = TieredOptimizer(SGD, [emb], lr=1.0)

@@ -429,7 +429,8 @@ class Transformed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, None, None]:
         """Give the module the gradient of the rows."""
         (ticket,) = ctx.saved_tensors
-        ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
+        if accumulates(ctx.next_functions[0][0]):
+            ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
         return None, None, None
 
     @staticmethod

@@ -90,7 +90,8 @@ class RowsParameter(torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             self.show()
-            _grad.__set__(self, value)
+            if not self._at_rest or len(value):  # of no rows there is none
+                _grad.__set__(self, value)
         elif self._shown and (self._kept or self._is_written()):
             _grad.__set__(self, None)  # what wrote into the rows may write into them again
         else:
