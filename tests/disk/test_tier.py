@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.oracle import records
 from tests.tier.stack import random_span, read
 from tierstore import _io
-from tierstore._disk import delta_writer as live_delta
+from tierstore._disk import delta as live_delta
 from tierstore._disk import write_queue
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo
@@ -44,7 +44,7 @@ class Writer:
     def open(self, *, write: bool = True) -> None:
         with _io.Directory.open(self.path) as table:
             self.generation = Generation(
-                table, self.info, store=STORE, seq=self.version if write else None
+                table, self.info, store=STORE, next_seq=(lambda: self.version) if write else None
             )
         self.tier: DiskTier = self.generation.tier
         self.tier.queue_bytes = self.queue_bytes
@@ -52,7 +52,7 @@ class Writer:
     def publish(self, *deltas) -> None:
         kept = (self.info.spec, self.info.generation)
         self.info = TableInfo(*kept, deltas=deltas)
-        self.generation.committed(self.info, self.version + 1)
+        self.generation.committed(self.info)
 
     def commit(self) -> None:
         self.version += 1
@@ -81,7 +81,7 @@ class Reader:
     def __init__(self, writer: Writer, committed: np.ndarray) -> None:
         self.writer, self.truth = writer, committed.copy()
         with _io.Directory.open(writer.path) as table:
-            self.generation = Generation(table, writer.info, store=STORE, seq=None)
+            self.generation = Generation(table, writer.info, store=STORE, next_seq=None)
         self.version = writer.version
         self.seen = read(self.generation.tier, np.arange(ROWS))
 

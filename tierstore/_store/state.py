@@ -168,10 +168,10 @@ class State:
         """
         while True:
             opening = Opening()
-            seq = self.ledger.seq + 1 if self.door.writable else None
+            next_seq = self.ledger.next_number if self.door.writable else None
             try:
                 self._opener.open_all(
-                    self.manifest, self.tables, opening, seq=seq, floor=self._floor
+                    self.manifest, self.tables, opening, next_seq=next_seq, floor=self._floor
                 )
                 is_missing = self._hold_payload()
                 if (opening.errors or is_missing) and self._has_moved(version):
@@ -247,7 +247,7 @@ class State:
                     self.tables[name]._close()
             for name in names:
                 opened[name] = self._opener.open(
-                    self.manifest, name, self.ledger.seq + 1, self._floor
+                    self.manifest, name, self.ledger.next_number, self._floor
                 )
             self._attach(opened)
         except (TierStoreError, OSError, MemoryError) as error:
@@ -264,10 +264,10 @@ class State:
         `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
         callback has closed the store.
         """
-        self.door.check(write=True)
+        self.door.check_open(write=True)
         manifest = dataclasses.replace(
             self.manifest,
-            seq=self.ledger.seq + 1,
+            seq=self.ledger.next_number(),
             keep=self.keep,
             last_version=self.ledger.last_version,
             format=FORMAT,
@@ -305,10 +305,12 @@ class State:
                 self.spaces.drop(name)
             for name in self.damaged.keys() - manifest.tables.keys():
                 del self.damaged[name]
-            for name, table in self.tables.items():
-                info = manifest.tables[name]
+            before = self.manifest.tables
+            for name, info in manifest.tables.items():
+                if info is before.get(name) or (table := self.tables.get(name)) is None:
+                    continue  # nothing is new of it, or it is to be opened yet
                 if info.generation == table._generation.info.generation:
-                    table._generation.committed(info, manifest.seq + 1)
+                    table._generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {manifest.version} is committed, but it could not be opened ({error}); "
@@ -420,6 +422,8 @@ class State:
         """Have the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
             self.spaces.drop(name)
+        if opening.same:
+            self.spaces.end_leases()
         for name, deltas in opening.deltas.items():
             self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opening.new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tierstore import _io
@@ -24,17 +24,19 @@ class Opening:
 
     Attributes:
         new: those that were not open before.
-        deltas: the deltas of those that were open and follow the manifest.
+        same: those of which the manifest says what they show.
+        deltas: the deltas of the others that were open and follow the manifest.
         errors: what opening the others raised.
     """
 
     new: dict[str, Generation] = field(default_factory=dict)
+    same: list[str] = field(default_factory=list)
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
     errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any table was opened."""
-        return bool(self.new or self.deltas)
+        return bool(self.new or self.same or self.deltas)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -57,7 +59,7 @@ class Opener:
         tables: Mapping[str, Table],
         opening: Opening,
         *,
-        seq: int | None,
+        next_seq: Callable[[], int] | None,
         floor: int,
     ) -> None:
         """Open what a manifest names: all of a table, or only the deltas of one that can follow.
@@ -67,23 +69,28 @@ class Opener:
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
-                if table is not None and table._can_follow(info):
+                shown = None if table is None else table._generation.info
+                if table is not None and shown is info and table._space.gpu is None:
+                    opening.same.append(name)
+                elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
                 else:
-                    opening.new[name] = self.open(manifest, name, seq, floor)
+                    opening.new[name] = self.open(manifest, name, next_seq, floor)
             except (CorruptStoreError, FormatError) as error:
                 opening.errors[name] = error
 
-    def open(self, manifest: Manifest, name: str, seq: int | None, floor: int) -> Generation:
+    def open(
+        self, manifest: Manifest, name: str, next_seq: Callable[[], int] | None, floor: int
+    ) -> Generation:
         """Open the files of a table of a manifest.
 
-        `seq` is the number of the next manifest, `floor` the version up to which a fold may be
-        merging deltas into the base. Raises CorruptStoreError and FormatError.
+        `next_seq` returns the number of the next manifest, for a writer; `floor` is the version up
+        to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
         try:
             with self._directory.directory(name) as table:
-                generation = Generation(table, info, store=manifest.uuid, seq=seq)
+                generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
@@ -116,6 +123,6 @@ class Opener:
                     self._directory.directory(name) as table,
                 ):
                     info: TableInfo = other.tables[name]
-                    Generation(table, info, store=manifest.uuid, seq=None).close()
+                    Generation(table, info, store=manifest.uuid, next_seq=None).close()
                     return number
         return None
