@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import OrderedDict
+from collections.abc import Generator
 from typing import Any
 
 import cachetools
@@ -35,15 +36,21 @@ class Nowhere:
         self.rows = rows
         self.stats = TierStats()
 
-    def read(
-        self, rows: Rows, out: Any, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
+    def read(self, rows: Rows, out: Any) -> None:
         """Leave the records as they are."""
 
-    def write(self, rows: Rows, records: Any, lo: int = 0, hi: int | None = None) -> None:
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Any]]:
+        """Yield records that hold anything, at most 64 KiB at a time."""
+        step = (64 << 10) // RECORD_BYTES
+        block = np.empty((min(rows.size, step), RECORD_BYTES), np.uint8)
+        for start in range(0, rows.size, step):
+            part = slice(start, min(start + step, rows.size))
+            yield part, block[: part.stop - start]
+
+    def write(self, rows: Rows, records: Any, *, resident: bool = False) -> None:
         """Drop the records."""
 
-    def prefetch(self, rows: Rows) -> None:
+    def stage(self, rows: Rows) -> None:
         """Do nothing."""
 
     def flush(self) -> None:

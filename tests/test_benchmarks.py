@@ -26,6 +26,7 @@ TINY = {
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
     "bench_power_cut": ["--rows", "400", "--writers", "tierstore", "--systems", "ext4"],
     "bench_plan": ["--rows", "5000", "--batch", "300"],
+    "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],

@@ -215,7 +215,7 @@ def test_a_full_disk_while_rows_are_handed_down_is_told_at_once(store, monkeypat
     store["t"].write(np.arange(ROWS), np.ones((ROWS, DIM), np.float32))
     with monkeypatch.context() as patch:
         patch.setattr(
-            store["u"]._tiers, "flush", lambda: (_ for _ in ()).throw(StoreFullError("full"))
+            store["u"]._space, "flush", lambda: (_ for _ in ()).throw(StoreFullError("full"))
         )
         with pytest.raises(StoreFullError, match="full"):
             store.commit_async(payload={"model": b"m"})

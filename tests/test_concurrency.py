@@ -24,6 +24,7 @@ from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Door
 from tierstore._tiers.host import HostTier
+from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError
 from tierstore.policy import PolicySpec, lfu, lru
 
@@ -73,14 +74,14 @@ def groups_of(writer: int) -> np.ndarray:
 class SlowTier(ArrayTier):
     """Lets other threads in before it reads, before it writes and before it returns."""
 
-    def read(self, rows: Any, out: Any, *where: Any, **options: Any) -> None:
+    def read(self, rows: Any, out: Any) -> None:
         time.sleep(0)
-        super().read(rows, out, *where, **options)
+        super().read(rows, out)
         time.sleep(1e-5)
 
-    def write(self, rows: Any, records: Any, *where: Any, **options: Any) -> None:
+    def write(self, rows: Any, records: Any, *, resident: bool = False) -> None:
         time.sleep(1e-5)
-        super().write(rows, records, *where, **options)
+        super().write(rows, records, resident=resident)
 
 
 class TierProgram:
@@ -210,8 +211,8 @@ class StoreProgram:
                 self.commit,
             )
             with self.store._door.use():  # a prefetch may be under way
-                if self.table._tiers.host is not None:
-                    check(self.table._tiers.host)
+                if self.table._space.host is not None:
+                    check(self.table._space.host)
             self.versions.append(self.store.commit())
             assert self.store.verify().ok
         for version in self.versions:
@@ -414,22 +415,22 @@ def test_what_does_not_match_is_read_again_under_the_lock(
     tier = store["t"]._disk
     out, rows = np.empty((1, SPEC.layout.record_bytes), np.uint8), np.array([3])
     tier.write(rows, np.full_like(out, 7))
-    newest, read_now = tier._index[3], []
+    newest, read_now = tier._index.entries[3], []
 
     def superseded(self: Base, rows: Any, out: Any) -> None:
-        tier._index[3] = newest
+        tier._index.entries[3] = newest
         read_now.append(rows.tolist())
         raise tierstore.errors.CorruptRowError("torn", rows=[3], file="base")
 
-    tier._index[3] = 0
+    tier._index.entries[3] = 0
     monkeypatch.setattr(Base, "read", superseded)
     tier.read(rows, out)
     assert (out == 7).all() and read_now == [[3]]
-    tier._index[3] = 0
+    tier._index.entries[3] = 0
     newest = 0
     with pytest.raises(tierstore.errors.CorruptRowError):
         tier.read(rows, out)
-    tier._index[3] = 1
+    tier._index.entries[3] = 1
 
 
 class NoLock:
@@ -446,13 +447,16 @@ def test_a_disk_tier_without_its_lock_is_read_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the store's programs, over the disk tier alone."""
-    whole = DiskTier.__init__
 
-    def without(tier: DiskTier, *given: Any, **named: Any) -> None:
-        whole(tier, *given, **named)
-        tier._lock = NoLock()  # type: ignore[assignment]
+    def unlocked(made: Callable[..., None]) -> Callable[..., None]:
+        def make(tier: Any, *given: Any, **named: Any) -> None:
+            made(tier, *given, **named)
+            tier._lock = NoLock()
 
-    monkeypatch.setattr(DiskTier, "__init__", without)
+        return make
+
+    for kind in (DiskTier, Uncached):
+        monkeypatch.setattr(kind, "__init__", unlocked(kind.__init__))
     for seed in range(30):
         try:
             StoreProgram(tmp_path / f"{seed}", seed, BUDGETS["no host tier"]).run(40)

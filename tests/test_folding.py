@@ -12,8 +12,8 @@ import pytest
 
 import tierstore
 from tests.durability.stepwise import Stepwise, folds_in_steps
-from tierstore._disk.fold import Merge
 from tierstore._disk.generation import Generation
+from tierstore._disk.merging import Merge
 from tierstore._store import compaction
 from tierstore.budget import Budget
 from tierstore.errors import LockedError, StoreFullError
@@ -220,7 +220,7 @@ def test_a_reader_finds_a_version_that_is_published_again(trainer, steps):
 @pytest.fixture
 def soon(monkeypatch):
     monkeypatch.setattr(compaction, "_MOST_DELTAS", 1)
-    monkeypatch.setattr("tierstore._disk.fold._STEP_BYTES", 512)
+    monkeypatch.setattr("tierstore._disk.merging._STEP_BYTES", 512)
 
 
 @pytest.mark.filterwarnings("error")

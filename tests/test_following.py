@@ -224,7 +224,7 @@ def test_a_refresh_that_fails_leaves_what_was_open(root):
         trainer.check(reader)
         trainer.commit()
         with (
-            mock.patch.object(Delta, "_check_size", side_effect=StoreIOError("no more")),
+            mock.patch.object(Delta, "open", side_effect=StoreIOError("no more")),
             pytest.raises(StoreIOError, match="no more"),
         ):
             reader.refresh()
@@ -241,7 +241,7 @@ def test_one_that_breaks_off_in_the_middle_closes_the_reader(root):
     with tierstore.open(trainer.path, budget=NONE) as reader:
         trainer.commit()
         with (
-            mock.patch("tierstore._disk.tier.DiskTier._point", side_effect=MemoryError),
+            mock.patch("tierstore._disk.index.DeltaIndex._point", side_effect=MemoryError),
             pytest.raises(MemoryError),
         ):
             reader.refresh()

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tierstore import _io
-from tierstore._io.filesystems import filesystem_of
-from tierstore._io.system import Calls
+from tierstore._io.system import Calls, filesystem_of
 from tierstore.errors import (
     CommitFailedError,
     CorruptStoreError,
@@ -362,7 +361,7 @@ def test_the_file_system_has_a_name(tmp_path):
 def test_where_mounts_cannot_be_read_the_type_has_a_number(directory, monkeypatch):
     calls = Calls()
     monkeypatch.setattr(_io.system, "calls", calls)
-    monkeypatch.setattr(_io.filesystems, "_mount_of", lambda fd: b"none")
+    monkeypatch.setattr(_io.system, "_mount_of", lambda fd: b"none")
     for magic, name in ((0x9123683E, "btrfs"), (0x65735546, "fuse"), (0x1234, "")):
         calls.file_system_magic = lambda fd, magic=magic: magic
         assert filesystem_of(directory.fd) == name

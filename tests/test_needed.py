@@ -20,21 +20,21 @@ def test_what_goes_is_what_no_other_manifest_names(seed):
             assert needed.remove(gone) == before - set().union(*kept.values())
         else:
             number += rng.choice((1, 1, 3))
-            named = {name for name in named if rng.random() < 0.8}
+            before, named = named, {name for name in named if rng.random() < 0.8}
             for _ in range(rng.randrange(4)):
                 fresh += 1
                 named.add(f"t/g/{fresh}")
             kept[number] = set(named)
-            needed.add(number, set(named))
+            needed.add(number, named - before, before - named)
         assert needed.paths() == set().union(*kept.values())
         assert all(name in needed for name in named)
 
 
 def test_a_name_that_comes_back_is_needed_by_all_in_between():
     needed = NeededFiles()
-    needed.add(1, {"a"})
-    needed.add(2, {"b"})
-    needed.add(3, {"a"})
+    needed.add(1, {"a"}, set())
+    needed.add(2, {"b"}, {"a"})
+    needed.add(3, {"a"}, {"b"})
     assert needed.remove(1) == set()
     assert needed.remove(2) == {"b"}
     assert needed.paths() == {"a"}
@@ -42,6 +42,6 @@ def test_a_name_that_comes_back_is_needed_by_all_in_between():
 
 def test_a_manifest_that_is_not_known_names_nothing():
     needed = NeededFiles()
-    needed.add(5, {"a"})
+    needed.add(5, {"a"}, set())
     assert needed.remove(4) == set()
     assert needed.paths() == {"a"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import tierstore
 from tierstore import _io
-from tierstore._disk import remote
-from tierstore._disk.files import Files
+from tierstore._disk import records as laid
+from tierstore._disk.records import Files
 from tierstore.errors import (
     CorruptRowError,
     CorruptStoreError,
@@ -285,18 +285,18 @@ def test_records_in_ranges_are_those_that_were_written(
     nbytes = offset + layout["rows_per_file"] * width
     files = Files(directory, "part{}".format, nbytes, count=-(-rows // per_file))
     created = files.create(sparse=False)
-    records = remote.record_files(files, created, offset=offset, **layout)
+    records = laid.record_files(files, created, offset=offset, **layout)
     for at in range(0, rows, step):
         ids = np.arange(at, min(at + step, rows))
         records.write(ids, expected[ids])
     records.sync()
 
-    records = remote.record_files(files, offset=offset, **layout)
+    records = laid.record_files(files, offset=offset, **layout)
     ids = np.array(wanted, np.int64) % rows
     out = np.empty((ids.size, width), np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(("_GAP", "_RANGE_BYTES", "_HELD_BYTES"), limits, strict=True):
-            patch.setattr(remote, name, value)
+            patch.setattr(laid, name, value)
         records.read(ids, out)
     assert np.array_equal(out, expected[ids])
     assert records.damaged_files() == []

@@ -14,7 +14,7 @@ import pytest
 import tierstore
 from tests.oracle import values
 from tierstore import Budget, Field, TableSpec
-from tierstore._table.warming import rows_to_warm
+from tierstore._table.address import rows_to_warm
 from tierstore.errors import (
     ClosedError,
     CorruptStoreError,

@@ -18,14 +18,13 @@ from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
-from tierstore._table.placement import find_device, place
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.placement import Placement, find_device
 from tierstore._tiers.volatile import Origin
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError
-from tierstore.policy import lru
 from tierstore.spec import TableSpec
 
 __all__ = ["MemoryTable"]
@@ -68,8 +67,10 @@ class MemoryTable:
         self.prefetcher = Prefetcher(self.door)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
-        tiers = place(origin, name, budget, share=1.0, device=find_device(device), policy=lru())
-        self.table = Table(self, name, cast(Generation, _Ground(spec, origin)), tiers)
+        placement = Placement(budget, None, find_device(device))
+        self._space = placement.place({name: origin}, {name: spec})
+        (extent,) = self._space.extents
+        self.table = Table(self, name, cast(Generation, _Ground(spec, origin)), self._space, extent)
         if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             self._load(progress)
 
@@ -89,7 +90,8 @@ class MemoryTable:
         self.prefetcher.close()
         with contextlib.suppress(ClosedError), self.door.use():
             self.door.close()
-            self.table._close()
+            self.prefetcher.wait_for_advice()
+            self._space.close()
 
     def __enter__(self) -> Self:
         """Return the memory table itself."""
@@ -117,6 +119,3 @@ class _Ground:
 
     def keys(self) -> None:
         return None
-
-    def close(self) -> None:
-        pass

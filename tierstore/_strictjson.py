@@ -22,6 +22,8 @@ _ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
 _MAX_INT = 2**63 - 1
 MAX_SCALARS_BYTES = 64 << 10
 """Bytes of JSON that the scalars of one table may take: every version repeats them."""
+_MAX_DEPTH = 64
+"""How deep values in scalars may be nested: any program can parse that, wherever it is called."""
 
 
 def canonical(body: Any) -> bytes:
@@ -29,9 +31,8 @@ def canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def seal(body: dict[str, Any]) -> bytes:
-    """Return the bytes of an object in its envelope."""
-    text = canonical(body)
+def seal(text: bytes) -> bytes:
+    """Return an object, the bytes of which `canonical` gave, in its envelope."""
     return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
 
 
@@ -61,9 +62,9 @@ def parse(data: bytes, name: str) -> Any:
     """Return a JSON value; raises FormatError for duplicate keys, NaN, deep nesting and no JSON."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) != len(pairs):
+        if len(found := dict(pairs)) != len(pairs):
             raise FormatError(f"{name}: a key occurs twice")
-        return dict(pairs)
+        return found
 
     def finite(text: str) -> float:
         if not math.isfinite(value := float(text)):
@@ -159,7 +160,7 @@ def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scalars of a table as JSON will give them back.
 
     Raises InvalidTypeError for what JSON cannot hold, InvalidInputError for more than
-    MAX_SCALARS_BYTES.
+    MAX_SCALARS_BYTES and for what is nested too deep.
     """
     try:
         text = canonical(dict(values))
@@ -171,4 +172,22 @@ def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
             f"the scalars of a table take {len(text)} bytes, at most {MAX_SCALARS_BYTES} are kept; "
             "keep large values in the payload"
         )
+    if _depth(parsed) > _MAX_DEPTH:
+        raise InvalidInputError(
+            f"the scalars of a table are nested more than {_MAX_DEPTH} deep; nothing was committed"
+        )
     return parsed
+
+
+def _depth(value: Any) -> int:
+    """Return how deep a JSON value is nested, as far as one more than is allowed."""
+    depth, level = 0, [value]
+    while level and depth <= _MAX_DEPTH:
+        containers = [each for each in level if isinstance(each, dict | list)]
+        level = [
+            inner
+            for each in containers
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        depth += bool(containers)
+    return depth

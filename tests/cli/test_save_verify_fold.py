@@ -174,6 +174,9 @@ def test_repair(run, run_json, pair, tmp_path, files):
         *("--fill", "version", "--fill", "normal(0,0.01)", "--seed", 3),
     )
     assert "lists the rows" in result.stderr and "300" in result.stdout
+    assert "no --fill" not in result.stderr
+    result = run("repair", pair, tmp_path / "default.tier")
+    assert "no --fill was given" in result.stderr and "zeros, nan" in result.stderr
     found = rows_of(tmp_path / "other.tier", "item")
     lost[200] = False
     assert np.array_equal(found[lost], first[lost]) and found[200].any()
@@ -237,3 +240,8 @@ def test_many_commands_at_once_beside_a_writer(program, pair, tmp_path):
         done = each.result()
         assert done.returncode == 0, done.stderr
         assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_a_store_that_is_missing_is_not_made_by_folding_it(run, tmp_path):
+    result = run("fold", tmp_path / "none.tier", code=3)
+    assert "check the path" in result.stderr

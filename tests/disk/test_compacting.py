@@ -9,10 +9,10 @@ from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer
 from tests.oracle import records
 from tests.tier.stack import read
 from tierstore import _io
-from tierstore._disk import fold
-from tierstore._disk.compact import spans
+from tierstore._disk import merging
+from tierstore._disk.index import DeltaIndex
 from tierstore._disk.manifest import DeltaInfo
-from tierstore._disk.tier import DiskTier
+from tierstore._disk.merging import spans
 from tierstore.errors import CorruptRowError, StoreFullError, StoreIOError
 from tierstore.spec import TableSpec
 
@@ -22,9 +22,9 @@ EVERY = np.arange(ROWS)
 @pytest.fixture(autouse=True, params=[1 << 20, 17], ids=["sorted", "windows"])
 def small_parts(request, monkeypatch):
     """Take a few records a step, by their ids sorted or by windows of rows."""
-    monkeypatch.setattr(fold, "_WINDOW_ROWS", request.param)
-    monkeypatch.setattr(fold, "_IDS", 5)
-    monkeypatch.setattr(fold, "_STEP_BYTES", 3 * WIDTH)
+    monkeypatch.setattr(merging, "_WINDOW_ROWS", request.param)
+    monkeypatch.setattr(merging, "_IDS", 5)
+    monkeypatch.setattr(merging, "_STEP_BYTES", 3 * WIDTH)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_what_reads_otherwise_is_not_published(tmp_path, rng):
 
 def test_without_reading_back_lost_records_would_be_published(tmp_path, rng, monkeypatch):
     """The negative control of the test before."""
-    monkeypatch.setattr("tierstore._disk.compact.Compaction._prove", lambda *given: iter(()))
+    monkeypatch.setattr("tierstore._disk.merging.Compaction._prove", lambda *given: iter(()))
     writer, _ = committed(tmp_path, rng, 3)
     with mock.patch.object(_io.File, "write", lost_writes):
         compact(writer, 0, 3)
@@ -228,10 +228,10 @@ def test_a_record_is_written_a_few_times(most, times):
 
 def test_positions_that_are_left_unused_are_used_again(tmp_path, rng, monkeypatch):
     """The index has room for a number of positions, which many compactions must not use up."""
-    monkeypatch.setattr("tierstore._disk.tier._MAX_POSITIONS", 2000)
+    monkeypatch.setattr("tierstore._disk.index._MAX_POSITIONS", 2000)
     closed = []
-    gaps = DiskTier._close_gaps
-    monkeypatch.setattr(DiskTier, "_close_gaps", lambda tier: (closed.append(1), gaps(tier)))
+    gaps = DeltaIndex._close_gaps
+    monkeypatch.setattr(DeltaIndex, "_close_gaps", lambda index: (closed.append(1), gaps(index)))
     oracle = records(rng, ROWS, WIDTH)
     writer = Writer(tmp_path, TableSpec(ROWS, DIM), oracle)
     for number in range(200):

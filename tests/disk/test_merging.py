@@ -6,7 +6,7 @@ import pytest
 from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer, rows_upto
 from tests.oracle import records
 from tests.tier.stack import read
-from tierstore._disk import fold
+from tierstore._disk import merging
 
 EVERY = np.arange(ROWS)
 
@@ -14,10 +14,10 @@ EVERY = np.arange(ROWS)
 @pytest.fixture(autouse=True, params=[256, 2])
 def small_parts(request, monkeypatch):
     """Let a merge of few rows go by many windows or two, parts of ids, and steps."""
-    monkeypatch.setattr(fold, "_MOST_WINDOWS", request.param)
-    monkeypatch.setattr(fold, "_WINDOW_ROWS", 17)
-    monkeypatch.setattr(fold, "_IDS", 5)
-    monkeypatch.setattr(fold, "_STEP_BYTES", 3 * WIDTH)
+    monkeypatch.setattr(merging, "_MOST_WINDOWS", request.param)
+    monkeypatch.setattr(merging, "_WINDOW_ROWS", 17)
+    monkeypatch.setattr(merging, "_IDS", 5)
+    monkeypatch.setattr(merging, "_STEP_BYTES", 3 * WIDTH)
 
 
 def change(writer: Writer, rng: np.random.Generator, oracle: np.ndarray) -> None:

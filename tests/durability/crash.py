@@ -74,10 +74,10 @@ def small_deltas(*, behind: bool = False, threads: bool = False) -> Iterator[Non
     """
     few, rows_a_write, cached = (1, 1000, 0) if behind else (64, 8, 32 << 20)
     with (
-        mock.patch("tierstore._disk.delta_writer._ALLOCATION", (4096, 1 << 20)),
-        mock.patch("tierstore._disk.delta_writer._FEW", few),
-        mock.patch("tierstore._disk.delta_writer._ROWS_A_WRITE", rows_a_write),
-        mock.patch("tierstore._disk.delta_writer._CACHED_BYTES", cached),
+        mock.patch("tierstore._disk.delta._ALLOCATION", (4096, 1 << 20)),
+        mock.patch("tierstore._disk.delta._FEW", few),
+        mock.patch("tierstore._disk.delta._ROWS_A_WRITE", rows_a_write),
+        mock.patch("tierstore._disk.delta._CACHED_BYTES", cached),
         mock.patch("tierstore._disk.write_queue._WORTH_A_THREAD", 1),
         mock.patch("tierstore._tiers.capacity._QUEUE_SHARE", 1),
         nullcontext() if threads else mock.patch.object(Behind, "_start", lambda behind: None),

@@ -156,7 +156,7 @@ def _delta(data: bytes, place: Path) -> None:
     count = max(0, (len(data) - 64) // (_RECORD + 12))
     info = DeltaInfo(name, len(data), count, 5, int.from_bytes(data[-4:], "little"))
     with _io.Directory.open(place) as directory:
-        delta = Delta(directory, info, store=_STORE, record_bytes=_RECORD)
+        delta = Delta.open(directory, info, store=_STORE, record_bytes=_RECORD)
     bad = set(delta.damaged())
     good = np.flatnonzero(~np.isin(delta.ids, sorted(bad)))
     out = np.empty((good.size, _RECORD), np.uint8)

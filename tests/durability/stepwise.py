@@ -68,7 +68,7 @@ def folds_in_steps(seed: int = 0, *, most_deltas: int = 1) -> Iterator[Conductor
     with (
         mock.patch("tierstore._store.compaction.BackgroundWork", Stepwise),
         mock.patch("tierstore._store.compaction._MOST_DELTAS", most_deltas),
-        mock.patch("tierstore._disk.fold._STEP_BYTES", 256),
+        mock.patch("tierstore._disk.merging._STEP_BYTES", 256),
     ):
         yield Conductor(seed)
     Stepwise.newest = None

@@ -15,7 +15,7 @@ import pytest
 import tierstore
 from tests.durability.stores import STORES
 from tierstore import _io
-from tierstore._disk import binding
+from tierstore._disk import base as bases
 from tierstore._disk.backends.memmap import DATA_OFFSET
 from tierstore._disk.base import Base
 from tierstore._disk.generation import Generation
@@ -42,7 +42,7 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 64 rows be a block."""
-    monkeypatch.setattr(binding, "DIGEST_ROWS", BLOCK)
+    monkeypatch.setattr(bases, "DIGEST_ROWS", BLOCK)
     monkeypatch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
 
 
@@ -286,7 +286,7 @@ def test_a_digest_that_is_carried_over_is_that_of_the_whole_base(path: Path) -> 
             if seed % 3 == 2:
                 store.fold()
                 with _io.Directory.open(generation(path)) as directory:
-                    expected = binding.block_sums(directory, ROWS).astype("<u4").tobytes()
+                    expected = bases.block_sums(directory, ROWS).astype("<u4").tobytes()
                 assert digest_file(path).read_bytes() == expected
     assert len(list(generation(path).glob("digest-*"))) <= 2  # of the two versions that are kept
 
@@ -352,14 +352,14 @@ def test_of_a_large_table_some_blocks_are_compared(
         store.commit()
         store.fold()
     sizes = []
-    sums = binding.block_sums
+    sums = bases.block_sums
 
     def counted(*given: Any) -> Any:
         found = sums(*given)
         sizes.append(found.size)
         return found
 
-    monkeypatch.setattr(binding, "block_sums", counted)
+    monkeypatch.setattr(bases, "block_sums", counted)
     opened(path).close()
     assert sizes == [3]
     for file in base_files(path):

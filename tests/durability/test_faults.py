@@ -63,7 +63,7 @@ def fold_behind(store: tierstore.Store) -> None:
     """Commit, which begins a fold, and close, which waits for it."""
     with (
         mock.patch("tierstore._store.compaction._MOST_DELTAS", 0),
-        mock.patch("tierstore._disk.fold._STEP_BYTES", 256),
+        mock.patch("tierstore._disk.merging._STEP_BYTES", 256),
     ):
         commit(store)
         store.close()

@@ -69,7 +69,7 @@ def test_without_closing_half_a_write_would_be_seen(
         with tierstore.create(root / "s", {"t": spec}, budget=Budget(host_rows=8)) as store:
             store["t"].read(ids[:5])
             with monkeypatch.context() as patch, pytest.raises((InternalError, SystemError)):
-                patch.setattr(store["t"]._tiers.host.map, "bind", fail)
+                patch.setattr(store["t"]._space.host.map, "bind", fail)
                 if not protected:
                     patch.setattr(_door, "_HARMLESS", (Exception,))
                 store["t"].write(ids, rows)

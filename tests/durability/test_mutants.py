@@ -19,10 +19,10 @@ from tests.durability.test_crash import COMMITS, COMPACTING, FOLDS, SHAPES
 
 NEEDED = [
     "opening._create_store > publish > _give_name > Directory.sync",
-    "binding.write_digest > Directory.write_file > File.sync",
+    "base.write_digest > Directory.write_file > File.sync",
     "compressed.CompressedRecords._replace > Directory.write_file > File.sync",
     "compressed.CompressedRecords.sync > Held.sync > Directory.sync",
-    "delta_writer.LiveDelta.sync > Held.sync > File.sync",
+    "delta.LiveDelta.sync > Held.sync > File.sync",
     "generation.Generation.bind > Directory.sync",
     "generation.Generation.sync > Held.sync > Directory.sync",
     "generation.create > Directory.sync",
@@ -43,7 +43,7 @@ NEEDED = [
 EITHER = [
     "opening._create_store > publish > _sync_tree > Directory.sync",
     "opening._create_store > publish > _sync_tree > File.sync",
-    "files.Files.create > File.sync",
+    "records.Files.create > File.sync",
     "ledger.write_skeleton > Directory.write_file > File.sync",
     "copy._new_directory > publish > _sync_tree > Directory.sync",
     "copy._new_directory > publish > _sync_tree > File.sync",

@@ -22,8 +22,8 @@ from tests.durability.faults import ThinDisk
 from tests.durability.test_environment import need_root, tmpfs
 from tests.durability.test_power import mounted, run
 from tierstore import _io
-from tierstore._disk.fold import Merge
 from tierstore._disk.generation import Generation
+from tierstore._disk.merging import Merge
 from tierstore._io import system
 from tierstore.budget import Budget
 from tierstore.errors import CommitFailedError

@@ -9,40 +9,13 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.tier.stack import check
-from tierstore._counters import TierStats
+from tests.tier.stack import ArrayTier, check
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease
 from tierstore._tiers.host import HostTier
 from tierstore.errors import ClosedError
 from tierstore.policy import PolicySpec
-
-
-class ArrayTier:
-    """The lowest tier: an array."""
-
-    def __init__(self, records: np.ndarray) -> None:
-        self.records = records
-        self.rows, self.record_bytes = records.shape
-        self.stats = TierStats()
-
-    def read(
-        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
-        out[:] = self.records[rows, lo:hi]
-
-    def write(
-        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, kept: bool = False
-    ) -> None:
-        assert np.unique(rows).size == rows.size
-        self.records[rows, lo:hi] = records
-
-    def prefetch(self, rows: Any) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
 
 
 class Twin:

@@ -62,7 +62,7 @@ class Program:
         ]
         for number in self.rng.integers(0, len(calls), steps):
             calls[number]()
-            check(self.table._tiers.host)
+            check(self.table._space.host)
         self.check()
 
     def check(self) -> None:

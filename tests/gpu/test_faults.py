@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.gpu.model import ArrayTier, Twin
+from tests.gpu.model import Twin
+from tests.tier.stack import ArrayTier
 from tierstore.errors import StoreFullError
 
 

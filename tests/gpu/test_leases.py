@@ -235,10 +235,10 @@ def test_the_release_of_a_dead_lease_leaves_other_pins_alone(make: Any) -> None:
         dead.release()
         for start in range(20, 100, 20):
             table.read(np.arange(start, start + 20))
-        assert (table._tiers.host.map.lookup(np.arange(5)) >= 0).all()
-    assert not table._tiers.host.map.pins.leases.any()
+        assert (table._space.host.map.lookup(np.arange(5)) >= 0).all()
+    assert not table._space.host.map.pins.leases.any()
     table.read(np.arange(50, 70))
-    assert (table._tiers.host.map.lookup(np.arange(5)) < 0).all()
+    assert (table._space.host.map.lookup(np.arange(5)) < 0).all()
 
 
 @pytest.mark.parametrize("tiers", BUDGETS)
@@ -254,7 +254,7 @@ def test_a_prefetch_that_comes_too_late_is_dropped(
     before = table.read(EVERY)
     table.prefetch(np.arange(3, 9))
     ENDS[end](store)
-    tier = table._tiers.host or table._disk
+    tier = table._space.host or table._disk
     asked = tier.stats.requested
     for request in requests:
         try:
@@ -277,8 +277,8 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
     table.prefetch(ids)
     ids += 50
     requests.pop()()
-    assert (table._tiers.host.map.lookup(np.arange(3, 9)) >= 0).all()
-    assert (table._tiers.host.map.lookup(ids) < 0).all()
+    assert (table._space.host.map.lookup(np.arange(3, 9)) >= 0).all()
+    assert (table._space.host.map.lookup(ids) < 0).all()
 
 
 # -- rows without a slot
@@ -352,7 +352,7 @@ def test_a_lease_whose_release_failed_can_be_released(
     monkeypatch.undo()
     lease.release()
     assert lease.ended
-    assert not place.get(table._tiers.gpu.memory._arrays["pins"]).any()
+    assert not place.get(table._space.gpu.memory._arrays["pins"]).any()
 
 
 def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
@@ -370,7 +370,7 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
         lease.release()
     monkeypatch.undo()
     lease.release()
-    assert not table._tiers.host.map.pins.leases.any()
+    assert not table._space.host.map.pins.leases.any()
 
 
 # -- copies beside
@@ -389,7 +389,7 @@ def test_warming_waits_for_the_copies_of_prefetches(
         table = store["t"]
         expected = table.read(EVERY)
         if not protected:
-            table._tiers.host.before_change = nothing_to_await
+            table._space.host.before_change = nothing_to_await
         table.read(np.arange(40, 50))  # now the host tier has them, too
         table.write(np.arange(40, 50), values(10))
         expected[40:50] = values(10)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.gpu.model import ArrayTier
+from tests.tier.stack import ArrayTier
 from tierstore._counters import TierStats
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.host import HostTier
@@ -131,18 +132,22 @@ class NumberedRows:
     def __init__(self, rows: int, record_bytes: int) -> None:
         self.rows, self.record_bytes, self.stats = rows, record_bytes, TierStats()
 
-    def read(
-        self, rows: Any, out: Any, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
+    def read(self, rows: Any, out: Any) -> None:
         out.view(np.int64)[:] = rows[:, None]
 
-    def write(
-        self, rows: Any, records: Any, lo: int = 0, hi: int | None = None, *, kept: bool = False
-    ) -> None:
+    def stream(self, rows: Any) -> Generator[tuple[slice, Any]]:
+        records = np.empty((rows.size, self.record_bytes), np.uint8)
+        self.read(rows, records)
+        yield slice(0, rows.size), records
+
+    def write(self, rows: Any, records: Any, *, resident: bool = False) -> None:
         raise NotImplementedError
 
-    def prefetch(self, rows: Any) -> None:
+    def stage(self, rows: Any) -> None:
         pass
+
+    def flush(self) -> None:
+        raise NotImplementedError
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Tiers over one that is a plain array, and the invariants of their maps."""
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from tierstore._counters import TierStats
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.slots import CachedSlots, DirectSlots
+from tierstore._tiers.uncached import Uncached
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -20,32 +22,33 @@ class ArrayTier:
         self.records = records
         self.rows, self.record_bytes = records.shape
         self.stats = TierStats()
-        self.prefetched: list[int] = []
+        self.staged: list[int] = []
         self.full = False
 
-    def read(
-        self, rows: Rows, out: Records, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
-        out[:] = self.records[rows, lo:hi]
+    def read(self, rows: Rows, out: Records) -> None:
+        assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"
+        out[:] = self.records[rows]
         self.stats.count(requested=rows.size)
 
-    def write(
-        self,
-        rows: Rows,
-        records: Records,
-        lo: int = 0,
-        hi: int | None = None,
-        *,
-        kept: bool = False,
-    ) -> None:
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Records]]:
+        assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"
+        block = np.empty((7, self.record_bytes), np.uint8)
+        for start in range(0, rows.size, 7):
+            part = slice(start, min(start + 7, rows.size))
+            self.read(rows[part], block[: part.stop - start])
+            yield part, block[: part.stop - start]
+
+    def write(self, rows: Rows, records: Records, *, resident: bool = False) -> None:
         assert np.unique(rows).size == rows.size
+        assert records.shape == (rows.size, self.record_bytes)
         if self.full:
             raise OSError("no space")
-        self.records[rows, lo:hi] = records
+        self.records[rows] = records
         self.stats.count(written=rows.size)
 
-    def prefetch(self, rows: Rows) -> None:
-        self.prefetched += rows.tolist()
+    def stage(self, rows: Rows) -> None:
+        assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"
+        self.staged += rows.tolist()
 
     def flush(self) -> None:
         pass
@@ -83,5 +86,6 @@ def read(tier: Any, rows: Any, lo: int = 0, hi: int | None = None, **options: An
     """Return byte ranges of records as a fresh array."""
     rows = np.asarray(rows, np.int64)
     out = np.empty((rows.size, (tier.record_bytes if hi is None else hi) - lo), np.uint8)
-    tier.read(rows, out, lo, hi, **options)
+    nearest = tier if isinstance(tier, HostTier | Uncached) else Uncached(tier)
+    nearest.read(rows, out, lo, hi, **options)
     return out

@@ -33,7 +33,7 @@ def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
     top = tiers[0]
     leases: list[np.ndarray] = []
     for _ in range(int(rng.integers(1, 40))):
-        action = rng.choice(["read", "write", "lease", "give back", "fetch", "flush", "prefetch"])
+        action = rng.choice(["read", "write", "lease", "give back", "fetch", "flush", "stage"])
         if action == "read":
             rows, (lo, hi) = rng.integers(0, ROWS, rng.integers(0, 90)), random_span(rng, WIDTH)
             found = read(top, rows, lo, hi, admit=bool(rng.random() < 0.8))
@@ -48,8 +48,8 @@ def test_any_sequence_of_calls_is_as_if_there_were_no_tier(seed, slots):
             top.give_back(leases.pop())
         elif action == "fetch":
             top.fetch(rng.integers(0, ROWS, rng.integers(0, 30)), window=3)
-        elif action == "prefetch":
-            top.prefetch(rng.integers(0, ROWS, 5))
+        elif action == "stage":
+            top.stage(rng.integers(0, ROWS, 5))
         elif action == "flush":
             top.flush()
             assert np.array_equal(below.records, oracle)

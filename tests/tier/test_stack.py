@@ -24,7 +24,7 @@ def test_three_tiers_are_one_table(tmp_path, backend, near, far):
     committed = records(rng, ROWS, WIDTH)
     with _io.Directory.open(tmp_path) as table:
         info = create(table, TableSpec(ROWS, DIM, backend=backend), 1, [committed])
-        generation = Generation(table, info, store="ab" * 16, seq=1)
+        generation = Generation(table, info, store="ab" * 16, next_seq=lambda: 1)
     disk = generation.tier
     below = HostTier(disk, slots=far)
     top = HostTier(below, slots=near)
@@ -42,7 +42,7 @@ def test_three_tiers_are_one_table(tmp_path, backend, near, far):
             top.flush()
             delta = generation.seal(version)
             kept = (info.spec, info.generation)
-            generation.committed(TableInfo(*kept, deltas=(*generation.info.deltas, delta)), version)
+            generation.committed(TableInfo(*kept, deltas=(*generation.info.deltas, delta)))
             committed = oracle.copy()
         else:
             gone = disk.discard()

@@ -215,7 +215,7 @@ def test_rows_are_held_until_their_step_or_as_long_as_a_backward_pass_may_come(
     table = place.table(weights, host_rows=20)
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
-    leases = table._tiers.host.map.pins.leases
+    leases = table._space.host.map.pins.leases
     kept = emb(torch.arange(5))
     for _ in range(10):
         emb(place.ids(9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,16 @@ def test_a_group_added_later_is_trained(place: Place, weights: Tensor) -> None:
 
 def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights))
-    with pytest.raises(InvalidTypeError, match="as a list"):
-        TieredOptimizer(torch.optim.Adam, emb)
-    with pytest.raises(InvalidTypeError, match="optimizer of their own"):
-        TieredOptimizer(torch.optim.Adam, [torch.nn.Linear(2, 2)])
-    with pytest.raises(InvalidInputError, match="needs embeddings"):
+    with pytest.raises(InvalidTypeError, match="not 'item'"):
+        TieredOptimizer(torch.optim.Adam, ["item"])
+    with pytest.raises(InvalidInputError, match="needs layers"):
         TieredOptimizer(torch.optim.Adam, [])
+    with pytest.raises(InvalidInputError, match="needs layers"):
+        TieredOptimizer(torch.optim.Adam, [copy.deepcopy(emb).requires_grad_(False)])
+    with pytest.raises(InvalidTypeError, match=r"a class such as torch\.optim\.Adam"):
+        TieredOptimizer("adam", [emb])
+    with pytest.raises(InvalidTypeError, match=r"a class such as torch\.optim\.Adam"):
+        TieredOptimizer(torch.optim.Adam(torch.nn.Linear(2, 2).parameters()), [emb])
     with pytest.raises(TypeError, match="beta"):
         TieredOptimizer(torch.optim.Adam, [emb], beta=3)
 
@@ -212,18 +217,21 @@ def test_step_counts_the_steps_in_which_a_table_had_a_gradient(
     assert (one.table.scalars["step"], two.table.scalars["step"]) == (3, 1)
 
 
-def test_rows_stand_in_the_groups_from_backward_to_step(place: Place, weights: Tensor) -> None:
+def test_the_parameter_is_the_rows_from_backward_to_step(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights))
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
-    assert list(opt.parameters()) == []
-    backward(emb)
     (parameter,) = opt.parameters()
-    assert isinstance(parameter, torch.nn.Parameter)
-    assert parameter.shape == parameter.grad.shape
-    assert parameter is next(opt.parameters())
+    assert parameter is emb.rows
+    assert parameter.shape == (0, DIM)
+    assert parameter.grad is None
+    backward(emb)
+    assert parameter.grad.shape == parameter.shape == (10, DIM)
+    assert parameter.ids.sort()[0].tolist() == list(range(10))
+    assert torch.equal(parameter.data.cpu(), weights[parameter.ids.cpu()])
+    assert opt.param_groups[0]["params"] == [parameter]
     opt.step()
-    assert list(opt.parameters()) == []
-    assert opt.param_groups[0]["params"] == []
+    assert parameter.shape == (0, DIM)
+    assert parameter.grad is None
 
 
 def test_zero_grad_drops_what_has_come(place: Place, weights: Tensor) -> None:

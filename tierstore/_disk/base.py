@@ -1,18 +1,28 @@
-"""The base of a table: every row as of the last fold, and beside it a checksum of each."""
+"""The base of a table: every row as of the last fold, a checksum of each, and their digest.
+
+A fold writes over the files of a base and keeps their names. Files of another moment, from a backup
+or half copied, have rows that match their checksums, so each manifest names a digest: a file, never
+changed, that holds the crc32c of each 65,536 row checksums. A fold writes the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
+from tierstore._checksum import crc32c
 from tierstore._disk import readahead
 from tierstore._disk.backends import Records
-from tierstore._disk.files import Files
+from tierstore._disk.manifest import DigestInfo
 from tierstore._disk.readahead import MappedRows
-from tierstore._disk.remote import record_files
+from tierstore._disk.records import BLOCK_BYTES, Files, RecordFiles, record_files
 from tierstore.errors import (
     ROW_CURE,
     CorruptRowError,
@@ -22,7 +32,7 @@ from tierstore.errors import (
 )
 from tierstore.spec import BACKENDS, TableSpec
 
-__all__ = ["Base"]
+__all__ = ["DIGEST_ROWS", "Base", "block_sums", "foreign_blocks", "read_digest", "write_digest"]
 
 CHECKSUMS = "rows.crc"
 
@@ -30,16 +40,51 @@ Progress = Callable[[int, int], None]
 
 
 class Base:
-    """Records and their checksums. Only creation and folding write to it."""
+    """Records and their checksums. Only creation and folding write to it.
 
-    def __init__(self, records: Records, checksums: Records, *, sparse: bool, gap: int) -> None:
-        """Take over open files; pages at most `gap` bytes apart are fetched in one piece."""
-        self._records = records
-        self._checksums = checksums
-        self._sparse = sparse
-        self.rows = records.rows
-        self.record_bytes = records.record_bytes
-        self.gap = gap
+    What `open` has checked is mapped when it is needed first: of a thousand tables that are opened
+    together, few may be read.
+    """
+
+    def __init__(
+        self, directory: _io.Holder, spec: TableSpec, opened: tuple[Records, Records] | None = None
+    ) -> None:
+        """Take over records and checksums, or open them later through `directory`."""
+        self.rows = spec.rows
+        self.record_bytes = spec.layout.record_bytes
+        self._directory = directory
+        self._spec = spec
+        self._sparse = spec.sparse
+        self._opened = opened
+        self._examined: tuple[int, ...] = ()
+        self._opening = threading.Lock()
+
+    @property
+    def _files(self) -> tuple[Records, Records]:
+        """Records and checksums, open; raises CorruptStoreError as `open` does."""
+        if self._opened is None:
+            with self._opening, _missing_explained(self._directory):
+                if self._opened is None:  # else another thread was faster
+                    records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
+                    sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
+                    for files, inode in zip((records, sums), self._examined, strict=False):
+                        if isinstance(files, RecordFiles):
+                            files.check_same(inode)
+                    self._opened = records, sums
+        return self._opened
+
+    @property
+    def _records(self) -> Records:
+        return self._files[0]
+
+    @property
+    def _checksums(self) -> Records:
+        return self._files[1]
+
+    @cached_property
+    def gap(self) -> int:
+        """Bytes between pages that are fetched in one piece, at most."""
+        return readahead.merge_gap(self._directory.path)
 
     @classmethod
     def create(
@@ -57,9 +102,7 @@ class Base:
         """
         files = _checksum_files(directory, spec)
         checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
-        records = BACKENDS[spec.backend].create(directory, spec)
-        gap = readahead.merge_gap(directory.path)
-        base = cls(records, checksums, sparse=spec.sparse, gap=gap)
+        base = cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
         try:
             done = 0
             for block in blocks:
@@ -85,19 +128,25 @@ class Base:
     def open(cls, directory: _io.Holder, spec: TableSpec) -> Base:
         """Open the files of a table, whose names, sizes and headers must be what the spec gives.
 
-        What is written later is opened then, through `directory`, which must stay open or held.
+        What is read or written later is opened then, through `directory`, which must stay open or
+        held.
 
         Raises CorruptStoreError if a file is missing, cut, extended or another table's.
         """
-        try:
-            records = BACKENDS[spec.backend].open(directory, spec)
-            checksums = _checksums(_checksum_files(directory, spec), spec)
-        except FileNotFoundError as error:
-            raise CorruptStoreError(
-                f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
-            ) from None
-        gap = readahead.merge_gap(directory.path)
-        return cls(records, checksums, sparse=spec.sparse, gap=gap)
+        with _missing_explained(directory), directory.use() as generation:
+            base = cls(directory, spec)
+            inode = BACKENDS[spec.backend].examine(generation, spec)
+            if inode is None:
+                base._records.forget()  # which opens them
+                return base
+            status = generation.status(CHECKSUMS)
+            if status.st_size != 4 * spec.rows:
+                raise CorruptStoreError(
+                    f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, {4 * spec.rows} are "
+                    "expected; restore it from a copy"
+                )
+            base._examined = inode, status.st_ino
+        return base
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and check each.
@@ -118,9 +167,10 @@ class Base:
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
         """Copy records into `out` and return the positions that fail their checksum."""
-        self._records.read(rows, out)
+        records, checksums = self._files
+        records.read(rows, out)
         sums = np.empty((rows.size, 4), np.uint8)
-        self._checksums.read(rows, sums)
+        checksums.read(rows, sums)
         return _checksum.mismatches(rows, out, sums.view("<u4").ravel(), sparse=self._sparse)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
@@ -155,7 +205,8 @@ class Base:
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return where `rows` and their checksums are mapped."""
-        return self._records.places(rows) + self._checksums.places(rows)
+        records, checksums = self._files
+        return records.places(rows) + checksums.places(rows)
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
         """Have the disk read the pages of `rows`."""
@@ -201,8 +252,18 @@ class Base:
 
     def close(self) -> None:
         """Close the files."""
-        self._records.close()
-        self._checksums.close()
+        for files in self._opened or ():
+            files.close()
+
+
+@contextlib.contextmanager
+def _missing_explained(directory: _io.Holder) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptStoreError(
+            f"a file of {directory.path} is missing: {error.filename}; restore it from a copy"
+        ) from None
 
 
 def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
@@ -223,3 +284,110 @@ def _checksum_files(directory: _io.Holder, spec: TableSpec) -> Files:
 
 def _checksums(files: Files, spec: TableSpec, created: Sequence[_io.File] = ()) -> Records:
     return record_files(files, created, rows=spec.rows, record_bytes=4)
+
+
+DIGEST_ROWS = 1 << 16
+"""Rows whose checksums make one block."""
+
+Blocks = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.uint32]
+
+
+class Computing(Protocol):
+    """A base, or the tier over it."""
+
+    record_bytes: int
+
+    def computed_checksums(self, rows: npt.NDArray[np.int64]) -> Sums:
+        """Return what the checksums of `rows` of the base are by their records."""
+
+
+def block_sums(generation: _io.Directory, rows: int, blocks: Blocks | None = None) -> Sums:
+    """Return the crc32c of blocks `(n,)` of the row checksums in a generation; None: of all."""
+    numbers = range(_block_count(rows)) if blocks is None else blocks.tolist()
+    with generation.open_file(CHECKSUMS) as file:
+        return np.fromiter((_block_sum(file, rows, number) for number in numbers), np.uint32)
+
+
+def _block_sum(file: _io.File, rows: int, number: int) -> int:
+    first = number * DIGEST_ROWS
+    offset, nbytes = 4 * first, 4 * min(DIGEST_ROWS, rows - first)
+    if file.is_hole(offset, nbytes):
+        return _zeros_sum(nbytes)
+    return crc32c(file.read(nbytes, offset))
+
+
+@cache
+def _zeros_sum(nbytes: int) -> int:
+    return crc32c(bytes(nbytes))
+
+
+def foreign_blocks(
+    generation: _io.Directory,
+    base: Computing,
+    rows: int,
+    digest: Sums,
+    touched: Blocks,
+    *,
+    most: int | None = None,
+) -> list[int]:
+    """Return the blocks of row checksums of another moment than a manifest's digest.
+
+    Those that are `touched` by deltas that a fold may be merging are left out; `most` is how many
+    others are compared, spread evenly. Where the records alone give what the digest says, checksums
+    are damaged and the base is not another: those rows cannot be read, and others can.
+    """
+    blocks = np.arange(digest.size)
+    if touched.size:
+        blocks = np.setdiff1d(blocks, touched)
+    if most is not None and blocks.size > most:
+        blocks = blocks[np.linspace(0, blocks.size - 1, most).astype(np.int64)]
+    differing = blocks[block_sums(generation, rows, blocks) != digest[blocks]].tolist()
+    return [block for block in differing if not _gives(base, rows, block, int(digest[block]))]
+
+
+def _gives(base: Computing, rows: int, block: int, expected: int) -> bool:
+    """Whether the records of a block give checksums of the expected crc32c."""
+    stop = min((block + 1) * DIGEST_ROWS, rows)
+    step = max(1, BLOCK_BYTES // base.record_bytes)
+    value = 0
+    try:
+        for start in range(block * DIGEST_ROWS, stop, step):
+            sums = base.computed_checksums(np.arange(start, min(start + step, stop)))
+            value = crc32c(sums.astype("<u4").view(np.uint8), value)
+    except CorruptStoreError:
+        return True  # a chunk that cannot be decoded says nothing of its moment
+    return value == expected
+
+
+def _block_count(rows: int) -> int:
+    return -(-rows // DIGEST_ROWS)
+
+
+def write_digest(generation: _io.Directory, sums: Sums, name: str) -> DigestInfo:
+    """Write a digest under a fresh name; its bytes are durable, its name is not."""
+    data = sums.astype("<u4").tobytes()
+    generation.write_file(name, data)
+    return DigestInfo(name, len(data), crc32c(data))
+
+
+def read_digest(generation: _io.Directory, info: DigestInfo, rows: int) -> Sums | None:
+    """Return the digest of a base of so many rows; None if it is damaged.
+
+    Raises CorruptStoreError where it is missing or of another size, as it is where a generation
+    was restored from a copy of another moment.
+    """
+    path, size = generation.join(info.name), 4 * _block_count(rows)
+    try:
+        found = generation.size(info.name)
+    except FileNotFoundError:
+        raise CorruptStoreError(
+            f"{path} is missing, which says what the base must hold; restore the whole store from "
+            "one copy"
+        ) from None
+    if not found == info.size == size:
+        raise CorruptStoreError(
+            f"{path} has {found} bytes, {size} are expected; restore the whole store from one copy"
+        )
+    data = generation.read_file(info.name, size)
+    return np.frombuffer(data, "<u4") if crc32c(data) == info.crc32c else None

@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk.base import CHECKSUMS, Base, Progress
-from tierstore._disk.binding import (
+from tierstore._disk.base import (
+    CHECKSUMS,
     DIGEST_ROWS,
+    Base,
+    Progress,
     block_sums,
     foreign_blocks,
     read_digest,
     write_digest,
 )
-from tierstore._disk.compact import Compaction
-from tierstore._disk.delta import Delta
-from tierstore._disk.delta_writer import LiveDelta
+from tierstore._disk.delta import Delta, LiveDelta
 from tierstore._disk.keys import KeyFile, Keys, open_keys
 from tierstore._disk.manifest import (
     DELTA_NAME,
@@ -36,8 +37,9 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._disk.merging import Compaction
 from tierstore._disk.tier import DiskTier
-from tierstore.errors import ConcurrentWriterError, CorruptStoreError, TierStoreError
+from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
 from tierstore.spec import BACKENDS, TableSpec
 
@@ -53,7 +55,8 @@ Rows = npt.NDArray[np.int64]
 
 _CHECKED_BYTES = 256 << 20
 """Row checksums that are compared when a table is opened, at most."""
-_NAMES = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
+_FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
+_NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 
 
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
@@ -91,7 +94,8 @@ def create(
     with table.make_directory(name) as directory:
         try:
             Base.create(directory, spec, blocks, progress).close()
-            digest = write_digest(directory, block_sums(directory, spec.rows), seq)
+            sums = block_sums(directory, spec.rows)
+            digest = write_digest(directory, sums, unique_name("digest-", seq, ".crc"))
         except BaseException:
             remove_generation(table, name)
             raise
@@ -109,13 +113,13 @@ class Generation:
         info: TableInfo,
         *,
         store: str,
-        seq: int | None,
+        next_seq: Callable[[], int] | None,
     ) -> None:
         """Open a generation from its table's directory.
 
-        `store` is the uuid that deltas bear. `seq` is the number that uncommitted deltas get in
-        their name; None opens read-only, and holds every file that a writer may remove meanwhile.
-        Raises CorruptStoreError.
+        `store` is the uuid that deltas bear. `next_seq` returns the number of the next manifest,
+        which files that it will name get in theirs; None opens read-only, and holds every file that
+        a writer may remove meanwhile. Raises CorruptStoreError.
         """
         try:
             self.directory = _io.hold_directory(table.directory(info.generation))
@@ -125,16 +129,16 @@ class Generation:
             ) from None
         self.info = info
         self._store = bytes.fromhex(store)
-        self._seq = seq
+        self._next_seq = next_seq
         self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
-                if seq is not None:
+                if next_seq is not None:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
                 self.tier = self._open_tier()
-                if seq is None and info.keys is not None and directory.removable:
+                if next_seq is None and info.keys is not None and directory.removable:
                     self._held = open_keys(directory, info.keys)
         except BaseException:
             self.directory.close()
@@ -148,7 +152,7 @@ class Generation:
             return read_digest(directory, info.digest, info.spec.rows)
 
     def _open_tier(self) -> DiskTier:
-        spec, write = self.info.spec, self._seq is not None
+        spec, write = self.info.spec, self._next_seq is not None
         base = Base.open(self.directory, spec)
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
@@ -160,26 +164,23 @@ class Generation:
     def _open_delta(self, info: DeltaInfo) -> Delta:
         width = self.info.spec.layout.record_bytes
         with self.directory.use() as directory:
-            return Delta(directory, info, store=self._store, record_bytes=width)
+            return Delta.open(directory, info, store=self._store, record_bytes=width)
 
     def _new_live(self) -> LiveDelta:
-        name = unique_name("delta-", self._seq or 0, ".bin")
-        width, room = self.info.spec.layout.record_bytes, self.tier.queue_bytes
-        return LiveDelta(self.directory, name, width, room=room)
+        tier, name = self.tier, self._new_name("delta-", ".bin")
+        return LiveDelta(self.directory, name, tier.record_bytes, room=tier.queue_bytes)
+
+    def _new_name(self, kind: str, ending: str) -> str:
+        return unique_name(kind, 0 if self._next_seq is None else self._next_seq(), ending)
 
     def seal(self, version: int) -> DeltaInfo | None:
-        """Complete the live delta and open it as it will be read; None: nothing was written."""
+        """Complete the live delta, and map it as it will be read; None: nothing was written."""
         self._coming, live = [], self.tier.live
         if live is None or not live.count:
             return None
-        info = live.seal(store=self._store, version=version)
-        if live.nameless:
-            raise ConcurrentWriterError(
-                f"{self._path(info.name)} was removed before it was committed: another "
-                "writer takes the store for its own, which the lock should prevent; open it again"
-            )
-        self._coming = [self._open_delta(info)]
-        return self._coming[0].info
+        sealed = live.seal(store=self._store, version=version)
+        self._coming = [sealed]
+        return sealed.info
 
     def sync(self) -> None:
         """Make the delta that was sealed durable, name included."""
@@ -189,7 +190,7 @@ class Generation:
 
     def compact(self, deltas: Sequence[Delta]) -> Compaction:
         """Return what makes one file of committed deltas, consecutive and oldest first."""
-        name = unique_name("delta-", self._seq or 0, ".bin")
+        name = self._new_name("delta-", ".bin")
         return Compaction(self.directory, name, deltas, rows=self.tier.rows, store=self._store)
 
     def adopt(self, delta: Delta) -> None:
@@ -213,10 +214,10 @@ class Generation:
 
         On overlayfs a writer may have copied the base since, which what is mapped does not show.
         """
+        if info.generation != self.info.generation or info.keys != self.info.keys:
+            return False
         with self.directory.use() as directory:
-            if directory.filesystem == "overlay":
-                return False
-        return info.generation == self.info.generation and info.keys == self.info.keys
+            return directory.filesystem != "overlay"
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
         """Take, as a reader, what a later manifest says, whose deltas were opened.
@@ -232,7 +233,7 @@ class Generation:
         self.info = info
         return changed
 
-    def committed(self, info: TableInfo, seq: int) -> None:
+    def committed(self, info: TableInfo) -> None:
         """Take what a published manifest says: sealed deltas are committed, others may be gone."""
         if info.deltas is not self.info.deltas:
             live = self.tier.live
@@ -245,7 +246,6 @@ class Generation:
             self._digest = self._read_digest(info)
         self._coming = []
         self.info = info
-        self._seq = seq
 
     def keys(self) -> Keys | None:
         """Open the external keys, if there are any."""
@@ -267,7 +267,7 @@ class Generation:
                 touched = self.tier.touched(upto, DIGEST_ROWS)
                 sums = self._digest.copy()
                 sums[touched] = block_sums(directory, rows, touched)
-            info = write_digest(directory, sums, self._seq or 0)
+            info = write_digest(directory, sums, self._new_name("digest-", ".crc"))
             directory.sync()
         return info
 
@@ -344,17 +344,24 @@ class Generation:
 
 def remove_generation(table: _io.Directory, name: str) -> None:
     """Remove a generation with all its files; others, and the directories they are in, stay."""
-    files = {CHECKSUMS, *(each.entry for each in BACKENDS.values() if each.inner is None)}
-    inner = {each.entry: each.inner for each in BACKENDS.values()}
+    files, inner = _entries()
     with table.directory(name) as directory:
         for entry in directory.names():
             pattern = inner.get(entry)
             if pattern is not None and directory.is_directory(entry):
                 _remove_files(directory, entry, pattern)
                 directory.remove_directory(entry)
-            elif entry in files or any(form.fullmatch(entry) for form in _NAMES):
+            elif entry in files or _NAMES.fullmatch(entry) is not None:
                 directory.unlink(entry)
     table.remove_directory(name)
+
+
+@cache
+def _entries() -> tuple[set[str], dict[str, re.Pattern[str]]]:
+    """Return the names of the files that bases have, and, by directory, of those within."""
+    backends = BACKENDS.values()
+    files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
+    return files, {each.entry: each.inner for each in backends if each.inner is not None}
 
 
 def remove_partial_files(table: _io.Directory, name: str) -> None:

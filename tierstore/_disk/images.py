@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _checksum, _io
-from tierstore._disk import binding
+from tierstore._disk import base as bases
 from tierstore._disk.backends import Records as BaseRecords
 from tierstore._disk.base import CHECKSUMS
 from tierstore._disk.delta import FOOTER_BYTES, footer_checksum, make_footer
@@ -262,7 +262,7 @@ class _Delta:
         found = [np.empty(0, np.int64)]
         for start in range(0, self._count if self._used else 0, _WINDOW_ROWS):
             ids = self._ids(start, min(_WINDOW_ROWS, self._count - start))
-            found.append(np.unique(ids // binding.DIGEST_ROWS))
+            found.append(np.unique(ids // bases.DIGEST_ROWS))
         return np.unique(np.concatenate(found))
 
     def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
@@ -369,10 +369,10 @@ class _Base:
             contextlib.suppress(TierStoreError, FileNotFoundError),
             self._directory.use() as directory,
         ):
-            digest = binding.read_digest(directory, info.digest, info.spec.rows)
+            digest = bases.read_digest(directory, info.digest, info.spec.rows)
             if digest is not None:
                 rows = info.spec.rows
-                found = binding.foreign_blocks(directory, self, rows, digest, blocks)
+                found = bases.foreign_blocks(directory, self, rows, digest, blocks)
                 self._foreign = np.array(found, np.int64)
 
     def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
@@ -384,7 +384,7 @@ class _Base:
         return sums
 
     def foreign(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        return np.isin(rows // binding.DIGEST_ROWS, self._foreign)
+        return np.isin(rows // bases.DIGEST_ROWS, self._foreign)
 
     def close(self) -> None:
         for file in [*self._files, self._sums]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
@@ -107,6 +109,9 @@ class TableInfo:
     `generation` is the directory of its base; `scalars` are values that belong to the whole table,
     such as an optimizer's step. `digest` is None where the base was last folded by a program of
     format 1.
+
+    It never changes, so that manifests share those of tables that did not: what a commit writes
+    and compares of a thousand tables is what changed in one.
     """
 
     spec: TableSpec
@@ -115,6 +120,33 @@ class TableInfo:
     scalars: dict[str, Any] = field(default_factory=dict)
     keys: KeysInfo | None = None
     digest: DigestInfo | None = None
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """What a manifest says of the table, as JSON."""
+        spec = self.spec
+        content = {
+            "rows": spec.rows,
+            "fields": [
+                {
+                    "name": name,
+                    "dim": item.dim,
+                    "dtype": item.dtype,
+                    **({} if (entry := to_entry(item.init)) is None else {"init": entry}),
+                }
+                for name, item in spec.fields.items()
+            ],
+            "backend": spec.backend,
+            "sparse": spec.sparse,
+            "compression": spec.compression,
+            "chunk_rows": spec.chunk_rows,
+            "generation": self.generation,
+            "deltas": [vars(delta) for delta in self.deltas],
+            "scalars": self.scalars,
+            "keys": None if self.keys is None else vars(self.keys),
+            "digest": None if self.digest is None else vars(self.digest),
+        }
+        return canonical(content)
 
     def paths(self, table: str) -> set[str]:
         """Return the paths in the store of the generation and its files, but those of the base."""
@@ -171,9 +203,26 @@ class Manifest:
             paths |= table.paths(name)
         return paths
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the records of all tables."""
+        return sum(info.spec.nbytes for info in self.tables.values())
+
+    def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
+        """Return the paths that this one names and not another one before, and the reverse."""
+        new = {info.name for info in self.payload.values()}
+        gone = {info.name for info in before.payload.values()}
+        for name, info in self.tables.items():
+            if (was := before.tables.get(name)) is not info:
+                new |= info.paths(name)
+                gone |= set() if was is None else was.paths(name)
+        for name in before.tables.keys() - self.tables.keys():
+            gone |= before.tables[name].paths(name)
+        return new - gone, gone - new
+
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
-        return seal(
+        head = canonical(
             {
                 "format": FORMAT,
                 "uuid": self.uuid,
@@ -187,16 +236,25 @@ class Manifest:
                 "confirmed": self.confirmed,
                 "keep": self.keep,
                 "payload": {name: vars(info) for name, info in self.payload.items()},
-                "tables": {name: _table_to_json(info) for name, info in self.tables.items()},
-                **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
-                **({"names": self.names} if self.names else {}),
-                **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             }
         )
+        tables = b",".join(
+            [b'"%s":%s' % (name.encode(), info.encoded) for name, info in self.tables.items()]
+        )
+        more = {
+            **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
+            **({"names": self.names} if self.names else {}),
+            **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+        }
+        end = b"," + canonical(more)[1:] if more else b"}"
+        return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
 
     @classmethod
-    def decode(cls, data: bytes, name: str) -> Manifest:
-        """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it."""
+    def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:
+        """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it.
+
+        Tables of which `like`, another one of the store, says the same are shared with it.
+        """
         body = unseal(data, name, FORMAT)
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
         version, number = _version(body, "version"), body.integer("format")
@@ -217,6 +275,7 @@ class Manifest:
         for key in tables:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
+        known = like.tables if like is not None and like.format == number else {}
         return cls(
             uuid=body.matching("uuid", _UUID),
             seq=body.natural("seq"),
@@ -226,7 +285,10 @@ class Manifest:
             confirmed=confirmed,
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
-            tables={key: _table(tables.section(key), is_first) for key in tables},
+            tables={
+                key: _known(tables, key, known) or _table(tables.section(key), is_first)
+                for key in tables
+            },
             last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
@@ -255,7 +317,7 @@ class Identity:
     def encode(self) -> bytes:
         """Return the bytes of the file."""
         parent = None if self.parent is None else self.parent._asdict()
-        return seal({"format": FORMAT, "uuid": self.uuid, "parent": parent})
+        return seal(canonical({"format": FORMAT, "uuid": self.uuid, "parent": parent}))
 
     @classmethod
     def decode(cls, data: bytes, name: str) -> Identity:
@@ -320,29 +382,11 @@ def _payload(section: Section) -> PayloadInfo:
     )
 
 
-def _table_to_json(info: TableInfo) -> dict[str, Any]:
-    spec = info.spec
-    return {
-        "rows": spec.rows,
-        "fields": [
-            {
-                "name": name,
-                "dim": item.dim,
-                "dtype": item.dtype,
-                **({} if (entry := to_entry(item.init)) is None else {"init": entry}),
-            }
-            for name, item in spec.fields.items()
-        ],
-        "backend": spec.backend,
-        "sparse": spec.sparse,
-        "compression": spec.compression,
-        "chunk_rows": spec.chunk_rows,
-        "generation": info.generation,
-        "deltas": [vars(delta) for delta in info.deltas],
-        "scalars": info.scalars,
-        "keys": None if info.keys is None else vars(info.keys),
-        "digest": None if info.digest is None else vars(info.digest),
-    }
+def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableInfo | None:
+    """Return the table of this name among those that are known, if it is the same to the byte."""
+    info = known.get(key)
+    is_same = info is not None and canonical(tables.value(key)) == info.encoded
+    return info if is_same else None
 
 
 def _table(section: Section, is_first: bool) -> TableInfo:

@@ -46,6 +46,7 @@ USUAL_GAP = 12 << 10
 _RANGES_PER_CALL = 512
 _SAMPLES = 64
 _ROWS_PER_SAMPLE = 16
+_CLOSE = 4 * PAGE
 _FEW = 4
 
 
@@ -99,19 +100,21 @@ def announce(
 
 
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
-    """Whether the pages of a sample of `rows` are all in memory."""
+    """Whether the pages of a sample of `rows` are all in memory.
+
+    Those between samples that lie close together count too: most of them hold rows of the batch.
+    """
+    if not rows.size:
+        return True
     samples = min(_SAMPLES, rows.size // _ROWS_PER_SAMPLE + 1)
     sample = rows[:: max(1, rows.size // samples)]
-    start, width = records.ctypes.data, records.shape[1]
-    state = ctypes.create_string_buffer(width // PAGE + 2)
-    for row in sample.tolist():
-        first = (start + row * width) // PAGE * PAGE
-        nbytes = start + (row + 1) * width - first
+    for first, nbytes in _page_ranges(records, sample, _CLOSE).tolist():
+        state = ctypes.create_string_buffer(nbytes // PAGE)
         try:
             system.calls.mincore(first, nbytes, state)
         except OSError:
             return False
-        if not all(byte & 1 for byte in state.raw[: -(-nbytes // PAGE)]):
+        if not (np.frombuffer(state.raw, np.uint8) & 1).all():
             return False
     return True
 

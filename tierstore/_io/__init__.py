@@ -10,14 +10,13 @@ store that is only read may also be objects of a zarr store, behind the same cla
 from tierstore._io import direct
 from tierstore._io.atomic import leftovers, publish, withdraw
 from tierstore._io.directory import Directory
-from tierstore._io.file import File
-from tierstore._io.filesystems import TESTED, filesystem
+from tierstore._io.file import File, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
-from tierstore._io.mmap import map_files
 from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
-from tierstore._io.system import explained
+from tierstore._io.system import LASTING_INODES, TESTED, explained, filesystem
 
 __all__ = [
+    "LASTING_INODES",
     "TESTED",
     "Directory",
     "File",

@@ -13,8 +13,7 @@ from typing import Self
 
 from tierstore._io import system
 from tierstore._io.file import Buffer, Descriptor, File
-from tierstore._io.filesystems import filesystem_of
-from tierstore._io.system import explained, raise_explained, sync_descriptor
+from tierstore._io.system import explained, filesystem_of, raise_explained, sync_descriptor
 from tierstore.errors import FormatError, NotAStoreError, StoreIOError
 
 __all__ = ["Directory", "component"]
@@ -291,7 +290,13 @@ class Directory(Descriptor):
 
     @cached_property
     def filesystem(self) -> str:
-        """Name of the file system, such as "ext4"; "" if it cannot be told."""
+        """Name of the file system, such as "ext4"; "" if it cannot be told.
+
+        That of a directory through which this one was reached where both are on one device.
+        """
+        root = self if self._origin is None else self._origin[0]
+        if root is not self and root.fd >= 0 and root.identity[0] == self.identity[0]:
+            return root.filesystem
         return filesystem_of(self.fd)
 
     def free_bytes(self) -> int:

@@ -2,6 +2,10 @@
 
 A failure is an OSError whatever the call goes through: `os`, `fcntl` or the C library. All calls go
 through `calls`, which a test may replace to record, delay or fail them.
+
+Which file system a file lies on is asked here too. A device number tells neither the subvolumes of
+btrfs nor what FUSE stands in for; the mount that a descriptor was opened through does, and where
+mounts cannot be read, the kernel's number of the type.
 """
 
 from __future__ import annotations
@@ -24,9 +28,13 @@ import numpy.typing as npt
 from tierstore.errors import CommitFailedError, StoreFullError, StoreIOError, TierStoreError
 
 __all__ = [
+    "LASTING_INODES",
+    "TESTED",
     "Calls",
     "calls",
     "explained",
+    "filesystem",
+    "filesystem_of",
     "raise_explained",
     "send_range",
     "sync_descriptor",
@@ -265,3 +273,57 @@ def _sync_failed(path: str, error: OSError) -> CommitFailedError:
     )
     failure.errno, failure.filename = error.errno, path
     return failure
+
+
+TESTED = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "tmpfs", "overlay"})
+"""File systems on which locks, syncs, renames and mappings were tested to hold."""
+LASTING_INODES = TESTED - {"overlay"}
+"""File systems on which a file keeps its inode number while it is not open."""
+
+_MAGIC = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x01021994: "tmpfs",
+    0x794C7630: "overlay",
+    0x6969: "nfs",
+    0x65735546: "fuse",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb3",
+    0x01021997: "9p",
+}
+
+
+def filesystem(path: str | Path) -> str:
+    """Name of the file system that holds `path`, such as "ext4"; "" if it cannot be told."""
+    fd = calls.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return filesystem_of(fd)
+    finally:
+        with contextlib.suppress(OSError):
+            calls.close(fd)
+
+
+def filesystem_of(fd: int) -> str:
+    """Name of the file system that holds an open file or directory; "" if it cannot be told."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return _mounted_as(_mount_of(fd))
+    with contextlib.suppress(OSError):
+        return _MAGIC.get(calls.file_system_magic(fd), "")
+    return ""
+
+
+def _mount_of(fd: int) -> bytes:
+    """Return the number of the mount that a descriptor was opened through."""
+    lines = Path(f"/proc/self/fdinfo/{fd}").read_bytes().splitlines()
+    return dict(line.split(b":", 1) for line in lines if b":" in line)[b"mnt_id"].strip()
+
+
+def _mounted_as(mount: bytes) -> str:
+    """Return the type of the file system of a mount; raises LookupError."""
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            fields = line.split()
+            if fields[0] == mount:
+                return fields[fields.index(b"-") + 1].decode()
+    raise LookupError(mount)

@@ -95,8 +95,7 @@ def _rewrite(
         state.directory.sync()
         with state.unbroken():
             state.commit_tables({**kept, **written})
-            for name in written:
-                state.reopen(name)
+            state.reopen(written)
 
 
 def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress) -> None:

@@ -18,7 +18,7 @@ from tierstore._door import Use, interrupts_deferred
 from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
 from tierstore._store.state import Coming, State
-from tierstore._strictjson import json_values
+from tierstore._strictjson import canonical, json_values
 from tierstore._threads import Worker
 from tierstore.errors import (
     CommitFailedError,
@@ -119,9 +119,9 @@ def commit(
     state = draft.state
     with state.unless_published(draft.drop):
         flush(draft)
-        tables = seal(draft)
+        changed = seal(draft)
         with state.unbroken():
-            manifest = publish(draft, tables)
+            manifest = publish(draft, changed)
             state.adopt(manifest)
     with use.interruptible():
         clean_up(state, folder)
@@ -131,29 +131,37 @@ def commit(
 def flush(draft: CommitDraft) -> None:
     """Hand every changed record down to the delta of its table."""
     for name, table in draft.state.tables.items():
-        draft.scalars[name] = json_values(table.scalars) if table.scalars else {}
-        table._tiers.flush()
+        if table.scalars:
+            draft.scalars[name] = json_values(table.scalars)
+    for space in draft.state.spaces.open:
+        space.flush()
 
 
 def seal(draft: CommitDraft) -> dict[str, TableInfo]:
-    """Complete the deltas; return all tables as the version will name them.
-
-    A table without changes stays as it is, and so does one that is damaged.
-    """
+    """Complete the deltas; return the tables that changed as the version will name them."""
     state = draft.state
     version = state.ledger.last_version + 1
-    tables = dict(state.manifest.tables)
+    changed: dict[str, TableInfo] = {}
     for name, table in state.tables.items():
-        info, scalars = tables[name], draft.scalars[name]
-        delta = table._generation.seal(version)
-        if delta is not None:
-            tables[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
-        elif scalars or info.scalars:
-            tables[name] = dataclasses.replace(info, scalars=scalars)
-    return tables
+        info, scalars = state.manifest.tables[name], draft.scalars.get(name, {})
+        if table._disk.live is None and not (scalars or info.scalars):
+            continue  # as most of many tables
+        if table._disk.live is not None and (delta := table._generation.seal(version)) is not None:
+            info = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
+        elif not _same(scalars, info.scalars):
+            info = dataclasses.replace(info, scalars=scalars)
+        else:
+            continue
+        changed[name] = info
+    return changed
 
 
-def publish(draft: CommitDraft, tables: Mapping[str, TableInfo]) -> Manifest:
+def _same(scalars: dict[str, object], others: dict[str, object]) -> bool:
+    """Whether scalars are the same to the byte: 1, 1.0 and True are equal, and three values."""
+    return scalars == others and (not scalars or canonical(scalars) == canonical(others))
+
+
+def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
     """Make the deltas durable and publish the manifest that names them.
 
     All files are complete before the first is waited for, and the disk works meanwhile.
@@ -161,10 +169,11 @@ def publish(draft: CommitDraft, tables: Mapping[str, TableInfo]) -> Manifest:
     state = draft.state
 
     def sync() -> None:
-        for table in state.tables.values():
-            table._generation.sync()
+        for name in changed:
+            state.tables[name]._generation.sync()
 
     draft.check_number()
+    tables = {**state.manifest.tables, **changed}
     changes = {**draft.numbers, "previous": state.manifest.version}
     if not draft.confirm:
         changes["confirmed"] = state.manifest.confirmed

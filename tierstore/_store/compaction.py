@@ -29,10 +29,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Protocol
 
-from tierstore._disk.compact import Compaction, spans
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DigestInfo, TableInfo
+from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
 from tierstore._store.state import State
@@ -217,7 +217,8 @@ class Folder:
             return
         oldest = self._oldest()
         sizes = [
-            sum(delta.info.size for delta in _between(tier, 0, oldest)) for tier in self._tiers()
+            sum(delta.info.size for delta in _between(table._disk, 0, oldest))
+            for table in self._state.tables.values()
         ]
         if any(sizes) and sum(sizes) <= _QUICK_BYTES:
             self.fold(oldest)
@@ -275,9 +276,6 @@ class Folder:
         self._work = work
         _LOG.info("%s begins in a thread", work.name)
 
-    def _tiers(self) -> list[DiskTier]:
-        return [table._disk for table in self._state.tables.values()]
-
     def _oldest(self) -> int:
         """Return the version up to which deltas can be folded: all kept or read came from it."""
         ledger = self._state.ledger
@@ -296,10 +294,11 @@ class Folder:
         and a quarter of its base.
         """
         most = times * self._most
-        for tier in self._tiers():
-            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
-            if len(tier.deltas) <= most and tier.delta_bytes <= most_bytes:
+        for table in self._state.tables.values():
+            tier = table._disk
+            if len(tier.deltas) <= most and tier.delta_bytes <= _MOST_BYTES:
                 continue
+            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
             found = _between(tier, after, upto)
             if len(found) > most or sum(delta.info.size for delta in found) > most_bytes:
                 return True

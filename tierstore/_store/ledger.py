@@ -12,13 +12,13 @@ a listing that does not is no proof that anything is dead.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import uuid
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
 
 from tierstore import _io
 from tierstore._disk import generation as generations
@@ -51,8 +51,6 @@ from tierstore.spec import TABLE_NAME
 __all__ = ["Ledger", "NeededFiles", "publish", "write_skeleton"]
 
 _NUMBER = re.compile(r"\d{20}", re.ASCII)
-_MAX_DEPTH = 64
-"""How deep values in scalars may be nested: any program can parse that, wherever it is called."""
 
 
 def publish(
@@ -114,12 +112,6 @@ def _encoded(manifest: Manifest) -> bytes:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
     if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
         raise InvalidInputError(f"step {manifest.step} does not fit in 64 bits")
-    for name, info in manifest.tables.items():
-        if _depth(info.scalars) > _MAX_DEPTH:
-            raise InvalidInputError(
-                f"the scalars of table {name!r} are nested more than {_MAX_DEPTH} deep; "
-                "nothing was committed"
-            )
     data = manifest.encode()
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
@@ -127,20 +119,6 @@ def _encoded(manifest: Manifest) -> bytes:
             "fold the store, or keep large values in the payload"
         )
     return data
-
-
-def _depth(value: Any) -> int:
-    """Return how deep a JSON value is nested, as far as one more than is allowed."""
-    depth, level = 0, [value]
-    while level and depth <= _MAX_DEPTH:
-        containers = [each for each in level if isinstance(each, dict | list)]
-        level = [
-            inner
-            for each in containers
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        depth += bool(containers)
-    return depth
 
 
 def write_skeleton(directory: _io.Directory, identity: Identity, manifest: Manifest) -> None:
@@ -163,7 +141,6 @@ class NeededFiles:
         self._numbers: list[int] = []
         self._first: dict[str, int] = {}
         self._ending: dict[int, set[str]] = {}
-        self._newest: set[str] = set()
 
     def __contains__(self, path: str) -> bool:
         """Whether any manifest names a file."""
@@ -173,18 +150,20 @@ class NeededFiles:
         """Return all files that any manifest names."""
         return set(self._first)
 
-    def add(self, number: int, paths: set[str]) -> None:
-        """Take note of a manifest that is newer than all before, and of what it names."""
+    def add(self, number: int, new: set[str], gone: set[str]) -> None:
+        """Take note of a manifest that is newer than all before.
+
+        `new` is what it names and the newest one before it does not, `gone` the reverse.
+        """
         if self._numbers:
-            self._ending[self._numbers[-1]] = self._newest - paths
-        for path in paths - self._newest:
+            self._ending[self._numbers[-1]] = gone
+        for path in new:
             if path in self._first:  # of a version that a writer went back to
                 for ending in self._ending.values():
                     ending.discard(path)
             else:
                 self._first[path] = number
         self._numbers.append(number)
-        self._newest = paths
 
     def remove(self, number: int) -> set[str]:
         """Forget a manifest, not the newest; return the files that no other one names."""
@@ -226,6 +205,7 @@ class Ledger:
         self._needed = NeededFiles()
         self._dead: set[str] = set()
         self._unsynced = False
+        self._newest: Manifest | None = None
         for seq, found in history.read_all():
             if isinstance(found, FormatError):
                 self._damaged.add(seq)
@@ -244,10 +224,22 @@ class Ledger:
         while self._kept and (newest := next(reversed(self._kept))) >= manifest.version:
             self._superseded.add(self._kept.pop(newest))
         self._kept[manifest.version] = manifest.seq
-        while self.oldest < self.floor:
-            self._superseded.add(self._kept.pop(self.oldest))
-        self._needed.add(manifest.seq, manifest.paths())
+        self._supersede(lambda oldest: oldest < self.floor)
+        if self._newest is None:
+            self._needed.add(manifest.seq, manifest.paths(), set())
+        else:
+            self._needed.add(manifest.seq, *manifest.changed_paths(self._newest))
+        self._newest = manifest
         self.seq = manifest.seq
+
+    def _supersede(self, is_past: Callable[[int], bool]) -> None:
+        """Keep no version that is older than those that are."""
+        for oldest in list(itertools.takewhile(is_past, self._kept)):
+            self._superseded.add(self._kept.pop(oldest))
+
+    def next_number(self) -> int:
+        """Return the number of the next manifest."""
+        return self.seq + 1
 
     @property
     def versions(self) -> Collection[int]:
@@ -311,13 +303,14 @@ class Ledger:
         again the next time.
         """
         named = set(self.names.values())
-        for version in list(self._kept)[:-keep]:
-            if version < confirmed and version not in named:
-                self._superseded.add(self._kept.pop(version))
-                del self._forks_of[version]
-        first = self._kept[self.oldest]
-        going = sorted(self._superseded | {seq for seq in self._damaged if seq < first})
-        for seq in going:
+        spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
+        for version in [each for each in spare if each < confirmed and each not in named]:
+            self._superseded.add(self._kept.pop(version))
+            self._forks_of.pop(version, None)
+        if self._damaged:
+            first = self._kept[self.oldest]
+            self._superseded |= {seq for seq in self._damaged if seq < first}
+        for seq in sorted(self._superseded):
             self._directory.unlink(manifest_name(seq))
             self._unsynced = True
             self._dead |= self._needed.remove(seq)
@@ -331,11 +324,13 @@ class Ledger:
         self._remove_dead(is_read)
 
     def _remove_dead(self, is_read: Callable[[Iterable[int]], bool]) -> None:
-        going = {path for path in self._dead if _is_generation(path)}
-        if going and not is_read(self.versions):
-            for generation in sorted(going):
-                _remove_generation(self._directory, generation)
-                self._dead -= {path for path in self._dead if path.startswith(generation)}
+        going = {path for path in self._dead if path.count("/") == 1}  # generations
+        if going and not is_read(self._kept):
+            tables = {} if self._newest is None else self._newest.tables
+            for path in sorted(going):
+                table, _, generation = path.partition("/")
+                _remove_generation(self._directory, table, generation, is_last=table not in tables)
+                self._dead = {each for each in self._dead if not each.startswith(path)}
             going = set()
         _remove_paths(self._directory, self._dead - going)
         self._dead = going
@@ -347,8 +342,10 @@ class Ledger:
             _remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
 
 
-def _remove_paths(directory: _io.Directory, paths: Iterable[str]) -> None:
+def _remove_paths(directory: _io.Directory, paths: Collection[str]) -> None:
     """Remove files by their path in the store; those that are gone already are no error."""
+    if not paths:
+        return
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(paths):
         parent, _, name = path.rpartition("/")
@@ -370,15 +367,20 @@ def _remove_paths(directory: _io.Directory, paths: Iterable[str]) -> None:
             continue
 
 
-def _remove_generation(directory: _io.Directory, path: str) -> None:
-    """Remove a generation with all its files, and the table's directory if nothing else is left."""
-    table_name, _, generation = path.partition("/")
+def _remove_generation(
+    directory: _io.Directory, table_name: str, generation: str, *, is_last: bool = True
+) -> None:
+    """Remove a generation with all its files; the table's directory too where it may be the last.
+
+    Where that holds anything else it stays.
+    """
     try:
         with directory.directory(table_name) as table:
             generations.remove_generation(table, generation)
     except FileNotFoundError:
         return
-    directory.remove_directory(table_name)
+    if is_last:
+        directory.remove_directory(table_name)
 
 
 def _remove_leftovers(
@@ -407,7 +409,8 @@ def _remove_leftovers(
     unused = {path for path in left if _is_generation(path)}
     for path in sorted(unused):
         if not is_read:
-            _remove_generation(directory, path)
+            table_name, _, name = path.partition("/")
+            _remove_generation(directory, table_name, name)
     _remove_paths(
         directory, {path for path in left - unused if path.rpartition("/")[0] not in unused}
     )

@@ -97,6 +97,8 @@ class WriterLock:
         self._store = _lock_store(directory)
         try:
             self._lock = self._take_lock_file()
+            # Which files these are does not change, so it is asked for once.
+            self._store_status, self._lock_status = self._store.status(), self._lock.status()
         except BaseException:
             self._store.close()
             raise
@@ -139,18 +141,18 @@ class WriterLock:
 
         To be called before each publication. A file LOCK that was removed is made anew.
         """
-        if not self._directory.names_file(STORE, self._store):
+        if not self._directory.is_same(STORE, self._store_status):
             raise ConcurrentWriterError(
                 f"{self._directory.join(STORE)} was removed or replaced while the store was open "
                 "for writing, so another program may write it by now; nothing was published"
             )
-        if not self._directory.names_file(LOCK, self._lock):
+        if not self._directory.is_same(LOCK, self._lock_status):
             try:
                 file = self._take_lock_file()
             except LockedError as error:
                 raise ConcurrentWriterError(f"{error}; nothing was published") from None
             self._lock.close()
-            self._lock = file
+            self._lock, self._lock_status = file, file.status()
         elif self._is_noted and (note := self._lock.read(_NOTE_BYTES)) != self._note:
             raise ConcurrentWriterError(
                 f"{self._directory.path} was opened for writing by {describe(note)} as well: the "
@@ -161,8 +163,9 @@ class WriterLock:
         """Return whether any version is being read but these."""
         ends = [-1, *sorted(versions), _WRITER]
         gaps = [(lo + 1, hi) for lo, hi in pairwise(ends) if hi > lo + 1]
-        if any(self._store.lock_within(lo, hi - lo) is not None for lo, hi in gaps):
-            return True
+        for lo, hi in gaps:
+            if self._store.lock_within(lo, hi - lo) is not None:
+                return True
         with self._without_old_programs() as is_free:
             return not is_free
 

@@ -429,13 +429,14 @@ def mend_rows(state: State, report: VerifyReport) -> None:
 
 
 def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
-    table._tiers.flush_gpu()
+    space = table._space
+    space.flush_gpu()
     rows = np.array(bad, np.int64)
     live = table._disk.live
     done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
-    host = table._tiers.host
-    if host is not None:
-        done = np.union1d(done, host.mark_changed(np.setdiff1d(rows, done)))
+    if space.host is not None:
+        there = space.host.mark_changed(table._extent.in_space(np.setdiff1d(rows, done)))
+        done = np.union1d(done, table._extent.own(there))
     rest = np.setdiff1d(rows, done)
     if rest.size:
         done = np.union1d(done, _mend_from_disk(state, table, rest, kept))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,11 @@ from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload
+from tierstore._store.spaces import Spaces
 from tierstore._store.tables import Opener, Opening
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
-from tierstore._table.tiers import Tiers
-from tierstore._tiers.epoch import GONE, OPENED_ANEW, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -66,6 +65,7 @@ class State:
         door, prefetcher, sync_checks: what the tables share.
         manifest: the version that is open.
         tables: the tables that are whole, by name.
+        spaces: the tiers of these tables.
         damaged: why the others could not be opened.
         writer, ledger: of a writer only.
     """
@@ -77,6 +77,7 @@ class State:
         self.prefetcher = Prefetcher(self.door)
         self.sync_checks = options.check_ids == "sync"
         self.tables: dict[str, Table] = {}
+        self.spaces = Spaces(self.tables, options)
         self.damaged: dict[str, CorruptStoreError] = {}
         self.locks: list[WriterLock | ReaderLock] = []
         self._held: dict[str, Payload] = {}
@@ -192,10 +193,10 @@ class State:
         """
         while True:
             opening = Opening()
-            seq = self.ledger.seq + 1 if self.door.writable else None
+            next_seq = self.ledger.next_number if self.door.writable else None
             try:
                 self._opener.open_all(
-                    self.manifest, self.tables, opening, seq=seq, floor=self._floor
+                    self.manifest, self.tables, opening, next_seq=next_seq, floor=self._floor
                 )
                 is_missing = self._hold_payload()
                 if (opening.errors or is_missing) and self._has_moved(version):
@@ -242,36 +243,42 @@ class State:
             return dict(self._held)
         return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
 
-    def _attach(self, opened: Mapping[str, tuple[Generation, Tiers]]) -> None:
+    def _attach(self, opened: Mapping[str, Generation]) -> None:
         """Have the tables use what was opened, in place of what they used."""
-        for name, (generation, tiers) in opened.items():
-            if name in self.tables:
-                self.tables[name]._close()
-                self.tables[name]._attach(generation, tiers)
-            else:
-                self.tables[name] = Table(self, name, generation, tiers)
+        self.spaces.place(self, opened, self._specs())
+        for name in opened:
             self.damaged.pop(name, None)
+
+    def _specs(self) -> dict[str, TableSpec]:
+        return {name: info.spec for name, info in self.manifest.tables.items()}
 
     def check_fit(self, changed: Mapping[str, TableSpec]) -> None:
         """Check that tables, new or of another shape, can be opened, before they are written.
 
         Raises CapacityError, and what a policy raises that does not suit one of them.
         """
-        specs = {name: info.spec for name, info in self.manifest.tables.items()}
-        self._opener.check_fit({**specs, **changed})
+        self.spaces.check_fit({**self._specs(), **changed})
 
-    def reopen(self, name: str, reason: str = OPENED_ANEW) -> None:
-        """Open a table's new generation in place of the old one, whose memory goes first."""
-        if name in self.tables:
-            self.tables[name]._close(reason)
+    def reopen(self, names: Collection[str]) -> None:
+        """Open new generations of tables in place of old ones, whose memory goes first.
+
+        Tables that shared tiers with one that was dropped are placed anew too.
+        """
+        opened: dict[str, Generation] = {}
         try:
-            seq, floor = self.ledger.seq + 1, self.ledger.floor
-            opened = self._opener.open(self.manifest, name, seq, floor)
-            self._attach({name: opened})
+            self.spaces.vacate(names)
+            for name in names:
+                if name in self.tables:
+                    self.tables[name]._close()
+            for name in names:
+                opened[name] = self._opener.open(
+                    self.manifest, name, self.ledger.next_number, self.ledger.floor
+                )
+            self._attach(opened)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
-                f"version {self.manifest.version} is committed, but table {name!r} could not be "
-                f"opened in its new shape ({error}); open the store again"
+                f"version {self.manifest.version} is committed, but a table could not "
+                f"be opened in its new shape ({error}); open the store again"
             ) from error
 
     # -- another manifest
@@ -282,10 +289,10 @@ class State:
         `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
         callback has closed the store.
         """
-        self.door.check(write=True)
+        self.door.check_open(write=True)
         manifest = dataclasses.replace(
             self.manifest,
-            seq=self.ledger.seq + 1,
+            seq=self.ledger.next_number(),
             keep=self.keep,
             last_version=self.ledger.last_version,
             format=FORMAT,
@@ -320,13 +327,15 @@ class State:
         """
         try:
             for name in self.tables.keys() - manifest.tables.keys():
-                self.tables.pop(name)._close(GONE)
+                self.spaces.drop(name)
             for name in self.damaged.keys() - manifest.tables.keys():
                 del self.damaged[name]
-            for name, table in self.tables.items():
-                info = manifest.tables[name]
+            before = self.manifest.tables
+            for name, info in manifest.tables.items():
+                if info is before.get(name) or (table := self.tables.get(name)) is None:
+                    continue  # nothing is new of it, or it is to be opened yet
                 if info.generation == table._generation.info.generation:
-                    table._generation.committed(info, manifest.seq + 1)
+                    table._generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {manifest.version} is committed, but it could not be opened ({error}); "
@@ -348,19 +357,18 @@ class State:
             manifest = self.publish(
                 tables=older.tables, step=older.step, payload=older.payload, **changes
             )
+            self.discard()
             for name in self.tables.keys() - manifest.tables.keys():
-                self.tables.pop(name)._close(GONE)
+                self.spaces.drop(name)
             self.damaged = {}
             others = set(manifest.tables)
             for name, table in self.tables.items():
                 info = manifest.tables[name]
                 if table._generation.info == info:
-                    table._discard()
-                    table._generation.committed(info, manifest.seq + 1)
+                    table._generation.committed(info)
                     others.remove(name)
             self.manifest = manifest
-            for name in sorted(others):
-                self.reopen(name, ROLLED_BACK)
+            self.reopen(sorted(others))
 
     def next_version(self) -> dict[str, Any]:
         """Return what a manifest of a new version says, whose number none has had before."""
@@ -466,7 +474,9 @@ class State:
     def _follow(self, opening: Opening) -> None:
         """Have the tables show what was opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
-            self.tables.pop(name)._close(GONE)
+            self.spaces.drop(name)
+        if opening.same:
+            self.spaces.end_leases()
         for name, deltas in opening.deltas.items():
             self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
         self._attach(opening.new)
@@ -499,7 +509,7 @@ class State:
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        return sum(table._tiers.uncommitted().size for table in self.tables.values())
+        return sum(table._uncommitted().size for table in self.tables.values())
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
@@ -511,12 +521,16 @@ class State:
 
     def discard(self) -> None:
         """Drop what was written since the last commit."""
+        self.prefetcher.wait_for_advice()
+        self.spaces.discard()
         for table in self.tables.values():
-            table._discard()
+            table._reset_scalars()
 
     def release(self) -> None:
         """Give back memory, files and locks, whatever the state; no file is removed."""
         self.door.close()
+        self.prefetcher.wait_for_advice()
+        self.spaces.close()
         for table in self.tables.values():
             table._close()
         for value in self._held.values():

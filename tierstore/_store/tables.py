@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tierstore import _io
@@ -12,12 +12,8 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.versions import History
-from tierstore._table.placement import check_fit, place
 from tierstore._table.table import Table
-from tierstore._table.tiers import Tiers
 from tierstore.errors import CorruptStoreError, FormatError
-from tierstore.policy import choose
-from tierstore.spec import TableSpec
 
 __all__ = ["Opener", "Opening"]
 
@@ -28,27 +24,28 @@ class Opening:
 
     Attributes:
         new: those that were not open before.
-        deltas: the deltas of those that were open and follow the manifest.
+        same: those of which the manifest says what they show.
+        deltas: the deltas of the others that were open and follow the manifest.
         errors: what opening the others raised.
     """
 
-    new: dict[str, tuple[Generation, Tiers]] = field(default_factory=dict)
+    new: dict[str, Generation] = field(default_factory=dict)
+    same: list[str] = field(default_factory=list)
     deltas: dict[str, list[Delta]] = field(default_factory=dict)
     errors: dict[str, CorruptStoreError | FormatError] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any table was opened."""
-        return bool(self.new or self.deltas)
+        return bool(self.new or self.same or self.deltas)
 
     def close(self) -> None:
         """Close what was opened."""
-        for generation, tiers in self.new.values():
-            tiers.close()
+        for generation in self.new.values():
             generation.close()
 
 
 class Opener:
-    """Opens tables of a store with the budget, policy and device that the store was opened with."""
+    """Opens the files of tables."""
 
     def __init__(self, directory: _io.Directory, history: History, options: Options) -> None:
         """Open nothing yet."""
@@ -62,7 +59,7 @@ class Opener:
         tables: Mapping[str, Table],
         opening: Opening,
         *,
-        seq: int | None,
+        next_seq: Callable[[], int] | None,
         floor: int,
     ) -> None:
         """Open what a manifest names: all of a table, or only the deltas of one that can follow.
@@ -72,45 +69,28 @@ class Opener:
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
-                if table is not None and table._can_follow(info):
+                shown = None if table is None else table._generation.info
+                if table is not None and shown is info and table._space.gpu is None:
+                    opening.same.append(name)
+                elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
                 else:
-                    opening.new[name] = self.open(manifest, name, seq, floor)
+                    opening.new[name] = self.open(manifest, name, next_seq, floor)
             except (CorruptStoreError, FormatError) as error:
                 opening.errors[name] = error
 
     def open(
-        self, manifest: Manifest, name: str, seq: int | None, floor: int
-    ) -> tuple[Generation, Tiers]:
-        """Open a table of a manifest, and place its tiers.
+        self, manifest: Manifest, name: str, next_seq: Callable[[], int] | None, floor: int
+    ) -> Generation:
+        """Open the files of a table of a manifest.
 
-        `seq` is the number of the next manifest, `floor` the version up to which a fold may be
-        merging deltas into the base. Raises CorruptStoreError and FormatError.
+        `next_seq` returns the number of the next manifest, for a writer; `floor` is the version up
+        to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
-        total = sum(each.spec.nbytes for each in manifest.tables.values())
-        generation = self._generation(manifest, name, seq, floor)
-        try:
-            return generation, place(
-                generation.tier,
-                name,
-                self._options.budget,
-                share=info.spec.nbytes / total,
-                device=self._options.device,
-                policy=choose(self._options.policy, name),
-            )
-        except BaseException:
-            generation.close()
-            raise
-
-    def check(self, manifest: Manifest, name: str, floor: int) -> None:
-        """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""
-        self._generation(manifest, name, None, floor).close()
-
-    def _generation(self, manifest: Manifest, name: str, seq: int | None, floor: int) -> Generation:
         try:
             with self._directory.directory(name) as table:
-                generation = Generation(table, manifest.tables[name], store=manifest.uuid, seq=seq)
+                generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
@@ -124,12 +104,9 @@ class Opener:
             raise
         return generation
 
-    def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
-        """Check that tables of these specs can be opened together, before they are written.
-
-        Raises CapacityError, and what a policy raises that does not suit one of them.
-        """
-        check_fit(specs, self._options.budget, self._options.policy, self._options.device)
+    def check(self, manifest: Manifest, name: str, floor: int) -> None:
+        """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""
+        self.open(manifest, name, None, floor).close()
 
     def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
         """Return the error of a damaged table, with what helps."""
@@ -150,6 +127,6 @@ class Opener:
                     self._directory.directory(name) as table,
                 ):
                     info: TableInfo = other.tables[name]
-                    Generation(table, info, store=manifest.uuid, seq=None).close()
+                    Generation(table, info, store=manifest.uuid, next_seq=None).close()
                     return number
         return None

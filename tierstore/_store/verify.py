@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._disk import binding
+from tierstore._disk import base as bases
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
@@ -375,7 +375,7 @@ class _Check:
                     if delta is None and directory is not None:
                         width = info.spec.layout.record_bytes
                         secret = bytes.fromhex(store)
-                        delta = Delta(directory, each, store=secret, record_bytes=width)
+                        delta = Delta.open(directory, each, store=secret, record_bytes=width)
                     if delta is not None and self._sample is None:
                         bad = np.array(delta.damaged(), np.int64)
                 except TierStoreError as error:
@@ -419,15 +419,15 @@ def _damaged_binding(
     if info.digest is None:
         return []
     try:
-        digest = binding.read_digest(directory, info.digest, info.spec.rows)
+        digest = bases.read_digest(directory, info.digest, info.spec.rows)
     except TierStoreError as error:
         return [str(error)]
     if digest is None:
         return [info.digest.name]
-    touched = np.unique(np.concatenate([_NOTHING, *merging]) // binding.DIGEST_ROWS)
+    touched = np.unique(np.concatenate([_NOTHING, *merging]) // bases.DIGEST_ROWS)
     return [
-        f"{CHECKSUMS}: rows from {block * binding.DIGEST_ROWS} on are of another moment"
-        for block in binding.foreign_blocks(directory, base, info.spec.rows, digest, touched)
+        f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are of another moment"
+        for block in bases.foreign_blocks(directory, base, info.spec.rows, digest, touched)
     ]
 
 

@@ -58,7 +58,7 @@ class History:
     def _load(self, seq: int) -> Manifest:
         name = manifest_name(seq)
         path = self._directory.join(name)
-        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path)
+        manifest = Manifest.decode(self._directory.read_file(name, MAX_BYTES), path, self._known)
         if manifest.uuid != self._store:
             raise FormatError(f"{path} belongs to another store, {manifest.uuid}")
         if manifest.seq != seq:
@@ -185,7 +185,8 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
         return _io.Directory.open(path)
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{path} does not exist; tierstore.create makes a store", filename=path
+            f"{path} does not exist; check the path, tierstore.create makes a new store",
+            filename=path,
         ) from None
     except NotADirectoryError:
         raise NotAStoreError(f"{path} is a file; a store is a directory", filename=path) from None

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError
+from tierstore.policy.frequency import count_keys, most_used
 
-__all__ = ["Ids", "host_ids", "is_cupy", "is_torch", "last_of_each", "on_host"]
+__all__ = ["Ids", "host_ids", "is_cupy", "is_torch", "last_of_each", "on_host", "rows_to_warm"]
 
 
 class Ids(NamedTuple):
@@ -96,6 +97,23 @@ def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
 
 def _shown(array: npt.NDArray[Any]) -> str:
     return np.array2string(array, threshold=4, edgeitems=2)[:80]
+
+
+def rows_to_warm(
+    rows: int, slots: int, ids: object, counts: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+    """Return the rows to load, by id, or the most used by `counts`, or the first; see `Table.warm`.
+
+    With `counts` also these, for the policy.
+    """
+    if ids is not None and counts is not None:
+        raise InvalidInputError("give ids or counts=, not both")
+    if ids is not None:
+        return host_ids(ids, rows).rows, None
+    if counts is None:
+        return np.arange(min(rows, slots)), None
+    keys = count_keys(counts, rows)
+    return most_used(keys, slots), keys
 
 
 def last_of_each(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:

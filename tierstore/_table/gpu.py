@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -20,55 +20,19 @@ from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
-from tierstore._tiers.gpu.device import Device
+from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
+from tierstore._tiers.space import Extent
 from tierstore.errors import (
-    CapacityError,
     ClosedError,
     DeviceError,
-    DeviceLostError,
     InvalidInputError,
     InvalidTypeError,
 )
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease", "explained", "on_device"]
-
-
-def explained(error: BaseException | None, table: str) -> BaseException | None:
-    """Return what an error of the CUDA driver means to a user, other errors as they are."""
-    kind = type(error).__name__
-    if kind == "OutOfMemoryError":
-        return CapacityError(
-            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
-            "give the store a smaller gpu budget, or the batch fewer ids"
-        )
-    if kind in ("CUDARuntimeError", "CUDADriverError"):
-        return DeviceLostError(
-            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
-            "the last commit is intact; start a new process and open the store again"
-        )
-    return error
-
-
-@contextlib.contextmanager
-def on_device(gpu: GpuTier | None, table: str) -> Iterator[None]:
-    """Make the device of a table's GPU tier the current one, and explain the driver's errors.
-
-    Without a GPU tier this does nothing.
-    """
-    if gpu is None:
-        yield
-        return
-    try:
-        with gpu.device.current():
-            yield
-    except Exception as error:
-        meaning = explained(error, table)
-        if meaning is error or meaning is None:
-            raise
-        raise meaning from error
+__all__ = ["DeviceAccess", "DeviceArrays", "DeviceLease"]
 
 
 class _Using(Use):
@@ -111,11 +75,11 @@ class _Using(Use):
         self._end(error, found)
 
     def _end(self, error: BaseException | None, found: BaseException | None) -> None:
-        """Let the next thread in, and raise what was found where the body did not raise that."""
+        """Leave the store, and raise what was found where the body did not raise that."""
         if found is None:
             super().__exit__()
             return
-        meaning = explained(found, self._access.name) or found
+        meaning = device_error(found, self._access.name) or found
         super().__exit__(type(meaning), meaning)
         if meaning is not error:
             raise meaning from (found if meaning is not found else None)
@@ -126,6 +90,7 @@ class DeviceArrays:
 
     Attributes:
         gpu: the tier.
+        extent: the rows of the table in it, and `within` the same as a range.
         device: where it is.
         layout: of its records.
         door: who may use the store.
@@ -134,13 +99,15 @@ class DeviceArrays:
     """
 
     def __init__(
-        self, gpu: GpuTier, layout: RecordLayout, door: Door, name: str, *, sync_checks: bool
+        self, gpu: GpuTier, extent: Extent, layout: RecordLayout, door: Door, *, sync_checks: bool
     ) -> None:
-        """Refer to an open GPU tier."""
+        """Refer to the rows of a table in an open GPU tier."""
         self.gpu = gpu
+        self.extent = extent
+        self.within = extent.range
         self.layout = layout
         self.door = door
-        self.name = name
+        self.name = extent.table
         self.device = gpu.device
         self.sync_checks = sync_checks
 
@@ -174,7 +141,7 @@ class DeviceArrays:
         if self.device.capturing(stream):
             raise DeviceError(
                 f"table {self.name!r} was used while a CUDA graph is captured: replayed, it would "
-                "read what lay in the slots now; read the rows before, and let the graph start "
+                "read what is in the slots now; read the rows before, and have the graph start "
                 "from a copy of them"
             )
         return stream
@@ -247,8 +214,9 @@ class DeviceLease:
         self._access = access
         self._kind = ids.kind
         with access.using():
-            access.gpu.epoch.check_open()
-            self.gpu: GpuLease = access.gpu.lease(ids.rows, stream=access.stream(ids.kind))
+            access.extent.epoch.check_open()
+            stream = access.stream(ids.kind)
+            self.gpu: GpuLease = access.gpu.lease(ids.rows, within=access.within, stream=stream)
         nowhere = np.empty(0, np.int64)
         self._ids = Ids(nowhere, (self.gpu.bound,), ids.kind)
         self._batch = Ids(nowhere, ids.shape, ids.kind)
@@ -263,13 +231,14 @@ class DeviceLease:
     def rows(self) -> Any:
         """The id of each distinct row, int64 `(bound,)`; undefined behind the distinct rows.
 
-        The lease's own, whatever becomes of the ids it was asked for.
+        The lease's own: the ids it was asked for may change.
         """
         return self._rows[: self.bound]
 
     @cached_property
     def _rows(self) -> Any:
-        return self.device.export(self.gpu.rows, self._kind)
+        rows, start = self.device.export(self.gpu.rows, self._kind), self._access.extent.start
+        return rows - start if start else rows
 
     @property
     def bound(self) -> int:
@@ -416,8 +385,8 @@ class DeviceAccess(DeviceArrays):
 
     def _host_ids(self, ids: object) -> Ids:
         """Take ids that are on the host; where a prefetch has them on the device, return those."""
-        found = host_ids(ids, self.gpu.rows)
-        rows = self.gpu.prefetched_for(found.rows)
+        found = host_ids(ids, len(self.within))
+        rows = self.gpu.prefetched_for(found.rows, self.within)
         return found if rows is None else Ids(rows, found.shape, found.kind)
 
     def _torch_ids(self, ids: Any) -> Ids:
@@ -455,24 +424,28 @@ class DeviceAccess(DeviceArrays):
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`; on the host for NumPy ids."""
         with self.using():
-            self.gpu.epoch.check_open()
+            self.extent.epoch.check_open()
             there = into is not None and not isinstance(into, np.ndarray)
             out = into if there else self.empty(ids.kind, ids.rows.shape[0], hi - lo)
             stream = self.stream(ids.kind)
             for part, first in self.gpu.parts(ids.rows):
-                self.gpu.read(part, out, lo, hi, first=first, admit=admit, stream=stream)
+                self.gpu.read(
+                    part, out, lo, hi, first=first, admit=admit, within=self.within, stream=stream
+                )
             return self.device.download(out) if ids.kind == "numpy" else out
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
         """Write pieces over the records of `ids`; where an id repeats, its last record stays."""
         with self.using(write=True):
-            self.gpu.epoch.check_open()
+            self.extent.epoch.check_open()
             for lo, hi, data in pieces:
                 kind = "torch" if ids.kind == "numpy" and is_torch(data) else ids.kind
                 stream = self.stream(kind)
                 given = self.device.upload(data, stream) if isinstance(data, np.ndarray) else data
                 for part, first in self.gpu.parts(ids.rows):
-                    self.gpu.write(part, given, lo, hi, first=first, stream=stream)
+                    self.gpu.write(
+                        part, given, lo, hi, first=first, within=self.within, stream=stream
+                    )
 
     def zeros(self, like: Any, nbytes: int) -> Any:
         """Return zero bytes, `nbytes` for each row of `like`, of its library and place."""
@@ -493,23 +466,24 @@ class DeviceAccess(DeviceArrays):
         if self.gpu.host.direct:
             given = self.ids(ids)
             with self.using():
-                self.gpu.epoch.check_open()
-                self.gpu.fetch(given.rows, window, stream=self.stream(given.kind))
+                self.extent.epoch.check_open()
+                stream = self.stream(given.kind)
+                self.gpu.fetch(given.rows, window, within=self.within, stream=stream)
             return
         here = is_torch(ids) and getattr(ids, "device", None) == self.torch_device
         on_device = is_cupy(ids) or here
         if on_device:
             rows = on_host(self.ids(ids).rows)
-            rows = rows[(rows >= 0) & (rows < self.gpu.rows)]
+            rows = rows[(rows >= 0) & (rows < len(self.within))]
         else:
-            rows = host_ids(ids, self.gpu.rows).rows.copy()  # the ids are the caller's
+            rows = host_ids(ids, len(self.within)).rows.copy()  # the ids are the caller's
 
-        gpu, epoch = self.gpu, self.gpu.epoch
+        gpu, epoch, held = self.gpu, self.extent.epoch, self.extent.in_space(rows)
 
         def look() -> Callable[[], None] | None:
             if epoch.ended:
                 return None
-            advice = gpu.host.prefetch(rows)
+            advice = gpu.host.stage(held)
 
             def advise() -> None:
                 if advice is not None:
@@ -521,7 +495,8 @@ class DeviceAccess(DeviceArrays):
         def fetch() -> None:
             with self.using():
                 if not epoch.ended:
-                    gpu.host.fetch(rows, window)
-                    gpu.prefetch_for(rows, window, stream=self.device.beside)
+                    gpu.host.fetch(held, window)
+                    stream = self.device.beside
+                    gpu.prefetch_for(rows, window, within=self.within, stream=stream)
 
         prefetcher.submit(look, fetch)

@@ -18,12 +18,11 @@ from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
-from tierstore._tiers.base import Tier
-from tierstore._tiers.epoch import Epoch, lease_ended
+from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore._tiers.host import HostTier
+from tierstore._tiers.space import Extent, Space
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
 
@@ -175,28 +174,22 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
     return 0, width, records
 
 
-class HostTiers(Protocol):
-    """What an access on the host needs of the tiers of its table; see `Tiers`."""
-
-    below: Tier
-    host: HostTier | None
-    epoch: Epoch
-
-
 class HostAccess:
-    """Access from the host to the host tier, or to the disk tier where there is none."""
+    """Access from the host to the tiers of a space."""
 
-    def __init__(self, tiers: HostTiers, layout: RecordLayout, door: Door) -> None:
-        """Refer to the tiers, none of which is on a GPU."""
-        self.tiers = tiers
+    def __init__(self, space: Space, extent: Extent, layout: RecordLayout, door: Door) -> None:
+        """Refer to the rows of one table in a space that has no GPU tier."""
+        self.extent = extent
+        self.start = extent.start
+        self.rows = extent.rows
         self.door = door
         self.layout = layout
         self.fields = {name: (item, *layout.span(name)) for name, item in layout.fields}
-        self._top = tiers.below
+        self.nearest = space.nearest
 
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to the host; see `host_ids`."""
-        return host_ids(ids, self._top.rows)
+        return host_ids(ids, self.rows)
 
     def using(self, *, write: bool = False) -> Use:
         """Enter the store beside the calls of other threads."""
@@ -208,11 +201,13 @@ class HostAccess:
             out = np.empty((ids.rows.size, hi - lo), np.uint8)
         else:
             out = into if isinstance(into, np.ndarray) else into.numpy()
+        extent = self.extent
         if ids.rows.size:
             with self.door.call():
-                if self.tiers.epoch.ended:
-                    self.tiers.epoch.check_open()
-                self._top.read(ids.rows, out, lo, hi, admit=admit)
+                if extent.epoch.ended:
+                    extent.epoch.check_open()
+                rows = ids.rows + self.start if self.start else ids.rows
+                self.nearest.read(rows, out, lo, hi, admit=admit)
         return out if into is None else into
 
     def write(self, ids: Ids, pieces: Sequence[Piece]) -> None:
@@ -223,10 +218,10 @@ class HostAccess:
             return
         enter = self.door.call if len(pieces) == 1 else self.door.use  # or half a row might show
         with enter(write=True):
-            if self.tiers.epoch.ended:
-                self.tiers.epoch.check_open()
+            self.extent.epoch.check_open()
+            rows = rows + self.start if self.start else rows
             for lo, hi, data in pieces:
-                self._top.write(rows, data if last is None else data[last], lo, hi)
+                self.nearest.write(rows, data if last is None else data[last], lo, hi)
 
     to_array = staticmethod(from_bytes)
 
@@ -244,15 +239,16 @@ class HostAccess:
 
     def prefetch(self, ids: object, window: int, prefetcher: Prefetcher) -> None:
         """Announce rows to the disk, then take them into the host tier, on another thread."""
-        rows, epoch = self.ids(ids).rows.copy(), self.tiers.epoch  # the ids are the caller's
+        nearest, epoch = self.nearest, self.extent.epoch
+        rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
         def look() -> Callable[[], None] | None:
-            return None if epoch.ended else self._top.prefetch(rows)
+            return None if epoch.ended else nearest.stage(rows)
 
         def fetch() -> None:
             with self.door.call():
-                if self.tiers.host is not None and not epoch.ended:
-                    self.tiers.host.fetch(rows, window)
+                if not epoch.ended:
+                    nearest.fetch(rows, window)
 
         prefetcher.submit(look, fetch)
 
@@ -272,19 +268,19 @@ class HostLease:
         self.rows, positions = np.unique(ids.rows, return_inverse=True)
         self.positions = positions.reshape(ids.shape)
         self.bound = int(self.rows.size)
-        self._access = access
+        self._layout = access.layout
         self._fields = access.fields
         self._door = access.door
-        self._tiers = access.tiers
+        self._nearest = access.nearest
+        self._held = self.rows + access.start if access.start else self.rows
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False
         with self._door.call():
-            self._epoch = self._tiers.epoch
+            self._epoch = access.extent.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
-            host = self._tiers.host
-            self._slots = None if host is None else host.lease(self.rows, self._batch.rows)
+            self._slots = self._nearest.lease(self._held, self._batch.rows)
 
     @property
     def ended(self) -> bool:
@@ -294,7 +290,7 @@ class HostLease:
     @property
     def dropped(self) -> bool:
         """Whether a rollback dropped what was written into these rows."""
-        return self._epoch.dropped
+        return self._epoch.ended == ROLLED_BACK
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""
@@ -316,7 +312,7 @@ class HostLease:
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
-        self.write_columns(Columns(self._access.layout, [field]), {field: values})
+        self.write_columns(Columns(self._layout, [field]), {field: values})
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name."""
@@ -343,10 +339,7 @@ class HostLease:
             if self._released or self._epoch.ended:
                 self._refuse()
             for lo, hi, data in pieces:
-                if self._tiers.host is not None:
-                    self._tiers.host.write_held(self.rows, data, lo, hi)
-                elif self.bound:
-                    self._tiers.below.write(self.rows, data, lo, hi)
+                self._nearest.write_held(self._held, data, lo, hi)
 
     def launch(self, *_: object, **__: object) -> None:
         """Raise DeviceError: kernels cannot reach these records."""
@@ -355,7 +348,7 @@ class HostLease:
     def _field(self, name: str) -> tuple[Field, int, int]:
         """Return a field and its byte range; raises UnknownNameError."""
         if name not in self._fields:
-            self._access.layout.field(name)
+            self._layout.field(name)
         return self._fields[name]
 
     def _gather(self, lo: int, hi: int) -> Any:
@@ -364,10 +357,7 @@ class HostLease:
         with self._door.call():
             if self._released or self._epoch.ended:
                 self._refuse()
-            if self._tiers.host is not None:
-                self._tiers.host.read_held(self.rows, out, lo, hi)
-            elif self.bound:
-                self._tiers.below.read(self.rows, out, lo, hi)
+            self._nearest.read_held(self._held, out, lo, hi)
         return out
 
     def release(self) -> None:
@@ -375,9 +365,8 @@ class HostLease:
         if self._released or self._epoch.ended:
             return
         with contextlib.suppress(ClosedError), self._door.call():  # a closed store has no pins
-            host = self._tiers.host
-            if host is not None and self._slots is not None and not self.ended:
-                host.give_back(self._slots)
+            if not self.ended:
+                self._nearest.give_back(self._slots)
             self._released = True
 
     def _refuse(self) -> None:

@@ -16,18 +16,15 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
-from tierstore._info import TableInformation
-from tierstore._table.address import Ids, is_torch, on_host
+from tierstore._info import TableInformation, TierInformation
+from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.tiers import Tiers
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
-from tierstore._table.warming import rows_to_warm
-from tierstore._tiers.base import Tier
-from tierstore._tiers.epoch import OPENED_ANEW
+from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 
@@ -72,37 +69,44 @@ class Table:
     IndexError that names the first. Tables come from a store: `store["item"]`.
     """
 
-    def __init__(self, owner: Owner, name: str, generation: Generation, tiers: Tiers) -> None:
-        """Bind the tiers of a table, which are over the generation's."""
+    def __init__(
+        self, owner: Owner, name: str, generation: Generation, space: Space, extent: Extent
+    ) -> None:
+        """Refer to the files of a table, and to its rows in a space."""
         self.name = name
         self._owner = owner
         self._recording: Recording | None = None
-        self._attach(generation, tiers)
+        self._attach(generation, space, extent)
 
-    def _attach(self, generation: Generation, tiers: Tiers) -> None:
-        """Use these tiers from now on: the table grew, or has other fields."""
+    def _attach(self, generation: Generation, space: Space, extent: Extent) -> None:
+        """Use these files from now on: the table grew, has other fields or another version."""
         self._generation = generation
         self._disk = generation.tier
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
-        self._tiers = tiers  # behind the fields: a call of another thread takes tiers, then fields
-        self._access = self._make_access()
         self._keys: Keys | None = None
         self.scalars: dict[str, Any] = dict(generation.info.scalars)
         """Values that belong to the whole table; committed and rolled back with its rows."""
+        self._move(space, extent)
+
+    def _move(self, space: Space, extent: Extent) -> None:
+        """Use these tiers from now on."""
+        self._space = space
+        self._extent = extent
+        self._access = self._make_access()  # last: a call of another thread takes it before fields
 
     def _moved_to(self, other: Table) -> Table:
         """Use what another table has opened, in its place; return this one."""
         self._owner = other._owner
-        self._attach(other._generation, other._tiers)
+        self._attach(other._generation, other._space, other._extent)
         return self
 
     def _make_access(self) -> Access:
-        door, gpu = self._owner.door, self._tiers.gpu
+        door, gpu = self._owner.door, self._space.gpu
         if gpu is None:
-            return HostAccess(self._tiers, self._layout, door)
+            return HostAccess(self._space, self._extent, self._layout, door)
         checks = self._owner.sync_checks
-        return DeviceAccess(gpu, self._layout, door, self.name, sync_checks=checks)
+        return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
 
     @property
     def spec(self) -> TableSpec:
@@ -426,22 +430,22 @@ class Table:
 
         With neither, the first rows of the table. Only speed changes; without a host tier, nothing.
         """
-        tiers = self._tiers
-        if tiers.host is None:
+        host, extent = self._space.host, self._extent
+        if host is None:
             return 0
-        rows, keys = rows_to_warm(tiers.host, ids, counts)
+        rows, keys = rows_to_warm(self.rows, host.slots, ids, counts)
         with self._owner.door.use() as use:
-            tiers.epoch.check_open()
+            extent.epoch.check_open()
 
             def report(done: int, total: int) -> None:
                 if progress is not None:
                     with use.interruptible():
                         progress(done, total)
-                    tiers.epoch.check_open()  # which the callback may have ended
+                    extent.epoch.check_open()  # which the callback may have ended
 
             if keys is not None:
-                tiers.host.map.prime(keys)
-            return tiers.host.warm(rows, report)
+                host.map.prime(keys)
+            return host.warm(extent.in_space(rows), report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch into memory; returns at once.
@@ -491,10 +495,10 @@ class Table:
     def _scan(
         self, name: str, starts: range, stop: int, damaged: list[int] | None, *, raw: bool
     ) -> Iterator[npt.NDArray[Any]]:
-        tiers, (item, lo, hi) = self._tiers, self._spans[name]
+        extent, (item, lo, hi) = self._extent, self._spans[name]
         for begin in starts:
             end = min(begin + starts.step, stop)
-            data = self._block(tiers, begin, end, lo, hi, damaged)
+            data = self._block(extent, begin, end, lo, hi, damaged)
             rows = np.arange(begin, end, dtype=np.int64)
             yield (
                 data.view(item.storage)
@@ -544,24 +548,26 @@ class Table:
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
-        tiers, width = self._tiers, self._layout.record_bytes
+        extent, width = self._extent, self._layout.record_bytes
         step = max(1, _SCAN_BYTES // width)
         for begin in range(0, self.rows, step):
-            yield self._block(tiers, begin, min(begin + step, self.rows), 0, width, damaged)
+            yield self._block(extent, begin, min(begin + step, self.rows), 0, width, damaged)
 
     def _block(
-        self, tiers: Tiers, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
+        self, extent: Extent, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
     ) -> npt.NDArray[np.uint8]:
         """Return bytes `lo:hi` of some records; raises ClosedError if the table has other tiers."""
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
         with self._access.using():
-            tiers.epoch.check_open()
-            tiers.flush_gpu()
+            extent.epoch.check_open()
+            space, held = self._space, extent.in_space(rows)
+            space.flush_gpu()
             if damaged is None:
-                tiers.below.read(rows, out, lo, hi, admit=False)
+                space.nearest.read(held, out, lo, hi, admit=False)
             else:
-                damaged += _read_sound(tiers.below, rows, out, lo, hi)
+                bad = _read_sound(space.nearest, held, out, lo, hi)
+                damaged += [row - extent.start for row in bad]
         return out
 
     @property
@@ -594,7 +600,8 @@ class Table:
     @property
     def device(self) -> str:
         """Where the nearest tier is, and torch rows come to: "cpu", "cuda:0", …"""
-        return "cpu" if self._tiers.gpu is None else self._tiers.gpu.device.torch_name
+        gpu = self._space.gpu
+        return "cpu" if gpu is None else gpu.device.torch_name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the table itself."""
@@ -610,14 +617,14 @@ class Table:
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
         with self._access.using():
-            self._tiers.epoch.check_open()
-            return self._tiers.stats()
+            self._extent.epoch.check_open()
+            return self._space.stats(self._extent)
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none."""
         with self._access.using():
-            self._tiers.epoch.check_open()
-            return self._tiers.occupancy()
+            self._extent.epoch.check_open()
+            return self._space.occupancy()
 
     def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
@@ -638,7 +645,7 @@ class Table:
             delta_bytes=sum(delta.info.size for delta in deltas),
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
-            tiers=self._tiers.information(),
+            tiers=tuple(TierInformation(*memory) for memory in self._space.memory()),
         )
 
     def _can_follow(self, info: TableInfo) -> bool:
@@ -646,30 +653,35 @@ class Table:
 
         A GPU tier always is.
         """
-        return self._tiers.gpu is None and self._generation.is_of(info)
+        return self._space.gpu is None and self._generation.is_of(info)
 
     def _follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
         """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
-        self._tiers.forget(self._generation.follow(info, deltas, folded))
+        changed = self._generation.follow(info, deltas, folded)
+        self._space.forget(self._extent, changed)
         self.scalars = dict(info.scalars)
 
-    def _discard(self) -> None:
-        """Drop what was not committed; for the store, within `Door.use`."""
-        self._owner.prefetcher.wait_for_advice()
-        self._tiers.discard()
+    def _uncommitted(self) -> npt.NDArray[np.int64]:
+        """Return the rows that were written since the last commit, ascending."""
+        return self._space.uncommitted(self._extent)
+
+    def _reset_scalars(self) -> None:
+        """Take the scalars of the version that is open."""
         self.scalars = dict(self._generation.info.scalars)
 
-    def _close(self, reason: str = OPENED_ANEW) -> None:
-        """End leases, give back memory and files; the next writer sweeps up what is uncommitted."""
-        self._owner.prefetcher.wait_for_advice()
-        self._tiers.close(reason)
+    def _close(self) -> None:
+        """Close the files; the next writer sweeps up what is uncommitted."""
         self._generation.close()
 
 
 def _read_sound(
-    tier: Tier, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], lo: int, hi: int
+    tier: Nearest,
+    rows: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint8],
+    lo: int,
+    hi: int,
 ) -> list[int]:
-    """Read the rows that are whole, zero the others in `out` and return them."""
+    """Read the rows of a space that are whole, zero the others in `out` and return them."""
     try:
         tier.read(rows, out, lo, hi, admit=False)
     except CorruptStoreError:

@@ -1,59 +1,142 @@
-"""The seam between tiers: whole records by row, byte ranges of them, and nothing of fields."""
+"""The seams between tiers: whole records by row, what kernels reach, and how long leases live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Generator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._counters import TierStats
+from tierstore.errors import ClosedError
 
-__all__ = ["Bytes", "Rows", "Streaming", "Tier"]
+__all__ = [
+    "GONE",
+    "OPENED_ANEW",
+    "REFRESHED",
+    "ROLLED_BACK",
+    "Bytes",
+    "DeviceView",
+    "Epoch",
+    "LowestTier",
+    "Rows",
+    "Tier",
+    "lease_ended",
+]
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
 class Tier(Protocol):
-    """Records by row. Rows are valid: `_table.address` has checked them.
+    """What a tier asks of the tier below: whole records of distinct, valid rows.
 
-    `read`, `write` and `prefetch` may be called by several threads at a time, each of which sees
-    and leaves whole records; everything else expects no other call.
+    Rows to `read` and `stream` ascend as well: a disk is faster in order, and so is finding which
+    table a row belongs to. `read`, `stream`, `write` and `stage` may be called by several threads
+    at a time, each of which sees and leaves whole records; everything else expects no other call.
     """
 
     rows: int
     record_bytes: int
     stats: TierStats
 
-    def read(
-        self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
-        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
+    def read(self, rows: Rows, out: Bytes) -> None:
+        """Copy the records of `rows` `(n,)` into `out` `(n, record_bytes)`, which is contiguous."""
 
-        `admit=False` leaves the tier's choice of rows to keep as it is.
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` part by part; an array is good until the next one."""
+
+    def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
+        """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order.
+
+        `resident`: the tier above keeps the records, so that they are not read from here soon, and
+        a caller waits for them to be in a file.
         """
 
-    def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
-    ) -> None:
-        """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
-
-        `kept`: the tier above keeps the records, so that they are not read from here soon, and a
-        caller waits for them to be in a file.
-        """
-
-    def prefetch(self, rows: Rows) -> Callable[[], None] | None:
+    def stage(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings `rows` nearer, if anything does, to be called without any lock."""
 
     def flush(self) -> None:
         """Hand every changed record to the tier below."""
 
 
-@runtime_checkable
-class Streaming(Protocol):
-    """A tier that reads ahead of what it hands out."""
+class Changed(Protocol):
+    """Records that no version has yet."""
 
-    def stream(self, rows: Rows) -> Iterator[tuple[slice, Bytes]]:
-        """Yield the records of `rows` part by part; an array is good until the next one."""
+    @property
+    def ids(self) -> Rows:
+        """Their rows."""
+
+
+class LowestTier(Tier, Protocol):
+    """The lowest tier of a table: the disk, or what stands in for it.
+
+    Attributes:
+        queue_bytes: bytes of records that may wait in memory to be written.
+    """
+
+    queue_bytes: int
+
+    @property
+    def live(self) -> Changed | None:
+        """What was handed down since the last commit."""
+
+    def discard(self) -> Rows:
+        """Drop what was handed down since the last commit; return its rows."""
+
+
+class DeviceView(NamedTuple):
+    """The memory of a host tier that kernels read and write by themselves.
+
+    Attributes:
+        records: uint8 `(slots, record_bytes)`.
+        dirty: uint8 `(slots,)`, whether a record has changed.
+        slot_of: int32 `(rows,)`, the slot of each row, negative without one; None where slot = row.
+    """
+
+    records: Bytes
+    dirty: npt.NDArray[np.uint8]
+    slot_of: npt.NDArray[np.int32] | None
+
+
+ROLLED_BACK = "the store was rolled back"
+REFRESHED = "the store was refreshed"
+OPENED_ANEW = "the table got other fields or rows, or another version,"
+GONE = "the table was renamed or dropped"
+
+
+class Epoch:
+    """A time within which records keep their places for those who lease them.
+
+    A lease refers to the epoch it was taken in. When tiers drop what they hold they end the epoch,
+    and with it every lease, without looking for them; the next epoch is another object.
+
+    Attributes:
+        ended: what ended it; empty while it lasts.
+    """
+
+    def __init__(self) -> None:
+        """Begin."""
+        self.ended = ""
+
+    def end(self, reason: str) -> None:
+        """End every lease of this epoch; the first reason counts."""
+        self.ended = self.ended or reason
+
+    def check_open(self) -> None:
+        """Raise ClosedError for a call that comes too late for its tiers."""
+        if self.ended == GONE:
+            raise ClosedError(f"{GONE}; take a table that the store has, such as store['name']")
+        if self.ended:
+            raise ClosedError(f"{self.ended} while this call waited for another thread; repeat it")
+
+
+def lease_ended(epoch: Epoch) -> ClosedError:
+    """Return the error for a lease of this epoch, which has ended, or that was released."""
+    if epoch.ended:
+        return ClosedError(
+            f"{epoch.ended} since this lease began, which ended it; take a new one with "
+            "table.lease(ids), or run the forward pass again"
+        )
+    return ClosedError("this lease has ended; take a new one with table.lease(ids)")

@@ -1,7 +1,7 @@
 """The host tier: a cache of whole records in memory over any other tier.
 
-Over the disk tier it is the host cache; over another host tier it is the stand-in for a GPU tier
-that tests use. Where it has a slot for every row, slot = row and nothing is ever evicted.
+Where it has a slot for every row, slot = row and nothing is ever evicted. It may stand over another
+host tier.
 
 Threads may read, write and lease beside each other. One lock guards maps, records and counters, and
 is not held while the tier below works: a miss is planned under the lock (which rows come, which go
@@ -23,9 +23,10 @@ from tierstore import _rowcopy
 from tierstore._counters import Occupancy, TierStats
 from tierstore._threads import Condition
 from tierstore._tiers import capacity, memory
-from tierstore._tiers.base import Bytes, Rows, Streaming, Tier
+from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
+from tierstore._tiers.uncached import read_ranges, write_ranges
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
 
@@ -71,15 +72,15 @@ class _Move:
 
 
 class HostTier:
-    """Records of the rows worth keeping, at most `slots` of them, in one arena.
+    """Records of the rows that the policy keeps, at most `slots` of them, in one arena.
 
-    Reads and writes admit the rows they miss; those that the policy values least make room, and
+    Reads and writes admit the rows they miss; those that score least by the policy make room, and
     those of them that changed go to the tier below. Rows of a batch that find no room, because all
-    others are worth more, or the batch itself or open leases fill the tier, are served by the tier
+    others score more, or the batch itself or open leases fill the tier, are served by the tier
     below.
 
     What stands outside `read`, `write`, `lease`, `read_held`, `write_held`, `give_back`, `fetch`
-    and `prefetch` expects that no other thread is in a call.
+    and `stage` expects that no other thread is in a call.
 
     Attributes:
         before_change: called before rows change their places, and before changed records are handed
@@ -125,6 +126,11 @@ class HostTier:
         self._moves: list[_Move] = []
         self.before_change: Callable[[], None] = nothing_to_await
 
+    def view(self) -> DeviceView:
+        """Return the memory that a tier above may reach on its own; see `before_change`."""
+        slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
+        return DeviceView(self.records, self.map.dirty, slot_of)
+
     @property
     def arena(self) -> memory.Arena:
         """The memory that holds records and maps."""
@@ -157,14 +163,28 @@ class HostTier:
             if admit:
                 self.map.next_batch()
             if missing.size:
-                self._read_below(rows, missing, out, lo, admit=admit)
+                self._read_below(rows, missing, out, lo)
+
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` part by part; an array is good until the next one."""
+        block = np.empty((min(rows.size, self._part), self.record_bytes), np.uint8)
+        for part in self._parts(rows.size):
+            records = block[: part.stop - part.start]
+            self.read(rows[part], records)
+            yield part, records
 
     def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
+        self,
+        rows: Rows,
+        records: Bytes,
+        lo: int = 0,
+        hi: int | None = None,
+        *,
+        resident: bool = False,
     ) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of records `rows` `(n,)`, distinct.
 
-        `kept` is for tiers that write to files.
+        `resident` is for tiers that write to files.
         """
         records = np.ascontiguousarray(records)
         with self._lock:
@@ -180,7 +200,7 @@ class HostTier:
     def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
 
-        They are admitted whatever they are worth: a step reads and writes them field by field.
+        They are admitted whatever they score: a step reads and writes them field by field.
         `positions` says which of them each id of the batch is, for the counters.
         """
         with self._lock:
@@ -194,7 +214,7 @@ class HostTier:
         with self._lock:
             missing = self._copy(rows, None, out, lo)
             if missing.size:
-                self._read_below(rows, missing, out, lo, admit=False)
+                self._read_below(rows, missing, out, lo)
             self.stats.bytes_out += out.size
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
@@ -280,7 +300,7 @@ class HostTier:
     ) -> Slots:
         """Return the slot of each row, admitting those that are missing; -1: there was no room.
 
-        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows are worth.
+        `ahead`: this is not the use of the rows yet. `force`: admit whatever the rows score.
         `positions`: which of `rows`, distinct, each id of the batch is.
         """
         slots, missing = self._find(rows)
@@ -314,7 +334,7 @@ class HostTier:
             with self._apart(rows, room.down_rows):
                 self._write_back(room.down, room.down_rows)
                 sent = True
-                with contextlib.closing(self._stream_below(rows)) as below:
+                with contextlib.closing(self.below.stream(rows)) as below:
                     for part, records in below:
                         _rowcopy.scatter(self.records, room.slots[part], records)
                         done = part.stop
@@ -361,7 +381,7 @@ class HostTier:
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
-        """Give the lock up while `rows`, which have no slot, are on their way."""
+        """Release the lock while `rows`, which have no slot, are on their way."""
         move = _Move(np.sort(np.concatenate(rows)) if rows else _NO_ROWS)
         self._moves.append(move)
         self._lock.release()
@@ -399,7 +419,7 @@ class HostTier:
 
     # -- the tier below, without the lock
 
-    def _write_back(self, slots: Slots, rows: Rows, *, kept: bool = False) -> None:
+    def _write_back(self, slots: Slots, rows: Rows, *, resident: bool = False) -> None:
         """Hand the records in `slots`, those of `rows`, to the tier below, which makes them clean.
 
         Nothing else refers to the slots, or no other thread is in a call.
@@ -407,27 +427,19 @@ class HostTier:
         for part in self._parts(slots.size):
             block = np.empty((slots[part].size, self.record_bytes), np.uint8)
             _rowcopy.gather(self.records, slots[part], block)
-            self.below.write(rows[part], block, kept=kept)
+            self.below.write(rows[part], block, resident=resident)
             self.map.dirty[slots[part]] = 0
 
-    def _read_below(
-        self, rows: Rows, which: Positions, out: Bytes, lo: int, *, admit: bool
-    ) -> None:
+    def _read_below(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> None:
         """Copy byte ranges of records that find no room here to the places `which` in `out`.
 
         They may come and go meanwhile: what is below is what they were when this began, or newer.
         """
         self._find(rows[which])
         which = self._copy(rows, which, out, lo)
-        if not which.size:
-            return
-        which = which[np.argsort(rows[which], kind="stable")]  # a page is read once, if possible
-        with (
-            self._apart(),
-            contextlib.closing(self._stream_below(rows[which], admit=admit)) as below,
-        ):
-            for part, records in below:
-                out[which[part]] = records[:, lo : lo + out.shape[1]]
+        if which.size:
+            with self._apart():
+                read_ranges(self.below, rows[which], out, lo, at=which)
 
     def _write_below(self, rows: Rows, records: Bytes, lo: int) -> None:
         """Write byte ranges of records that find no room here.
@@ -438,20 +450,7 @@ class HostTier:
         absent = self._overwrite(slots, records, lo)
         rows, records = rows[absent], records[absent]
         with self._apart(rows):
-            self.below.write(rows, records, lo, lo + records.shape[1])
-
-    def _stream_below(self, rows: Rows, *, admit: bool = True) -> Generator[tuple[slice, Bytes]]:
-        """Yield the records of `rows` in the tier below part by part; each array is reused."""
-        if isinstance(self.below, Streaming):
-            yield from self.below.stream(rows)
-            return
-        block = np.empty((0, self.record_bytes), np.uint8)
-        for part in self._parts(rows.size):
-            if not block.size:
-                block = np.empty((rows[part].size, self.record_bytes), np.uint8)
-            records = block[: rows[part].size]
-            self.below.read(rows[part], records, admit=admit)
-            yield part, records
+            write_ranges(self.below, rows, records, lo)
 
     def _parts(self, count: int) -> list[slice]:
         step = self._part
@@ -459,11 +458,11 @@ class HostTier:
 
     # -- rows that are not used yet
 
-    def prefetch(self, rows: Rows) -> Callable[[], None] | None:
+    def stage(self, rows: Rows) -> Callable[[], None] | None:
         """Return what brings missing rows nearer to the tier below, if anything does."""
         with self._lock:
             rows = rows[self.map.lookup(rows) < 0]
-        return self.below.prefetch(rows)
+        return self.below.stage(_rowcopy.unique(rows))
 
     def fetch(self, rows: Rows, window: int) -> None:
         """Promote rows and keep them until they are used or `window` newer batches were fetched.
@@ -527,7 +526,7 @@ class HostTier:
         dirty = self._changed()
         rows = self.map.rows(dirty)
         order = np.argsort(rows)
-        self._write_back(dirty[order], rows[order], kept=True)
+        self._write_back(dirty[order], rows[order], resident=True)
         self.stats.write_backs += dirty.size
         self.stats.bytes_written_back += dirty.size * self.record_bytes
         self.below.flush()

@@ -67,7 +67,7 @@ class SlotMap(Protocol):
     def victims(self, rows: Rows, *, force: bool = False) -> Slots:
         """Take slots to evict for a leading part of `rows`, which are in `order` and have none.
 
-        Unless `force`, only as far as their rows are worth less. They keep them until `evict`.
+        Unless `force`, only as far as their rows score less. They keep them until `evict`.
         """
 
     def evict(self, victims: Slots) -> None:

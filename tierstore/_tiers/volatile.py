@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import TableSpec
 
 __all__ = ["Origin"]
+
+_PART_BYTES = 2 << 20
 
 
 class Origin:
@@ -42,31 +45,33 @@ class Origin:
         self._zero = all(initializer is None or initializer.is_zero for initializer in initializers)
         self._last_block: tuple[int, Bytes] = (-1, np.empty((0, self.record_bytes), np.uint8))
 
-    def read(
-        self, rows: Rows, out: Bytes, lo: int = 0, hi: int | None = None, *, admit: bool = True
-    ) -> None:
-        """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` `(n, hi - lo)`.
-
-        `admit` is for tiers that keep what they read.
-        """
-        hi = self.record_bytes if hi is None else hi
+    def read(self, rows: Rows, out: Bytes) -> None:
+        """Copy the records of `rows` `(n,)` into `out` `(n, record_bytes)`."""
         with self._lock:
-            self._read(rows, out, lo, hi)
+            self._read(rows, out)
 
-    def _read(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
+    def _read(self, rows: Rows, out: Bytes) -> None:
+        self.stats.count(requested=rows.size, bytes_out=rows.size * self.record_bytes)
         kept = self._kept[rows]
         if self._zero and not kept.any():
             out[:] = 0
-            self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
             return
         if self._records is not None and kept.any():
-            out[kept] = self._records[rows[kept], lo:hi]
+            out[kept] = self._records[rows[kept]]
         fresh = np.flatnonzero(~kept)
         blocks = rows[fresh] // BLOCK_ROWS
         for number in np.unique(blocks).tolist():
             which = fresh[blocks == number]
-            out[which] = self._block(number)[rows[which] - number * BLOCK_ROWS, lo:hi]
-        self.stats.count(requested=rows.size, bytes_out=rows.size * (hi - lo))
+            out[which] = self._block(number)[rows[which] - number * BLOCK_ROWS]
+
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows` part by part; an array is good until the next one."""
+        step = max(1, _PART_BYTES // self.record_bytes)
+        block = np.empty((min(rows.size, step), self.record_bytes), np.uint8)
+        for start in range(0, rows.size, step):
+            part = slice(start, min(start + step, rows.size))
+            self.read(rows[part], block[: part.stop - start])
+            yield part, block[: part.stop - start]
 
     def _block(self, number: int) -> Bytes:
         """Return the first records of a block of rows; the last one made is at hand."""
@@ -75,31 +80,17 @@ class Origin:
             self._last_block = number, block
         return self._last_block[1]
 
-    def write(
-        self, rows: Rows, records: Bytes, lo: int = 0, hi: int | None = None, *, kept: bool = False
-    ) -> None:
-        """Keep `records` `(n, hi - lo)` as bytes `lo:hi` of records `rows` `(n,)`, distinct.
-
-        `kept` is for tiers that write to files.
-        """
-        hi = self.record_bytes if hi is None else hi
+    def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
+        """Keep `records` `(n, record_bytes)` as those of `rows` `(n,)`, distinct."""
         with self._lock:
-            self._write(rows, records, lo, hi)
+            if self._records is None:
+                # Pages are taken as they are written to.
+                self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
+            _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
+            self._kept[rows] = True
+            self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
 
-    def _write(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
-        if self._records is None:
-            # Pages are taken as they are written to.
-            self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
-        if (lo, hi) != (0, self.record_bytes):
-            whole = np.empty((rows.size, self.record_bytes), np.uint8)
-            self._read(rows, whole, 0, self.record_bytes)
-            whole[:, lo:hi] = records
-            records = whole
-        _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
-        self._kept[rows] = True
-        self.stats.count(written=rows.size, bytes_in=rows.size * (hi - lo))
-
-    def prefetch(self, rows: Rows) -> None:
+    def stage(self, rows: Rows) -> None:
         """Return nothing to do: there is nowhere to bring rows nearer from."""
 
     def flush(self) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "Batch",
     "Gradient",
     "Lookup",
+    "Transformed",
     "accumulates",
     "deposit",
     "lookup",
@@ -172,10 +173,17 @@ class Batch:
         self.lease.release()
 
     def gradient(self, of_each: Tensor) -> Gradient:
-        """Sum the gradients `(ids, dim)` of the ids by row."""
+        """Sum the gradients `(ids, dim)` of the ids by row.
+
+        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        """
         positions, trained, usable = None, None, self.usable
         if usable:
             self.lease.trim(wait=False)
+        elif self.dropped:
+            raise ClosedError(
+                "the store was rolled back since this forward pass; run it again for a gradient"
+            )
         if self.counted is not None:
             positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
@@ -359,6 +367,13 @@ def _ticket(batch: Batch) -> Tensor:
     return torch.from_numpy(memory)
 
 
+def _batch_of(ticket: Tensor) -> Batch:
+    batch = _batches.get(int(ticket))
+    if batch is None:
+        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
+    return batch
+
+
 @torch.library.custom_op("tierstore::lookup", mutates_args=())
 def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
@@ -373,11 +388,9 @@ def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
 def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
     """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    batch, found = _batches.get(int(ticket)), _named(module)
-    if batch is None:
-        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
+    found = _named(module)
     if accumulates(found._node):
-        found._take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
+        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
     return torch.empty_like(anchor)
 
 
@@ -413,3 +426,45 @@ def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, Tensor, None]:
 
 
 lookup.register_autograd(_backward, setup_context=_remember)
+
+
+class Transformed(torch.autograd.Function):
+    """Look up rows inside `torch.func`: what `Lookup` does, with a rule for `vmap`."""
+
+    @staticmethod
+    def forward(parameter: Tensor, ids: Tensor, module: Module) -> tuple[Tensor, Tensor]:
+        """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch."""
+        batch = module._lease_rows(ids)
+        return module._rows_of(batch).reshape(*ids.shape, parameter.shape[1]), _ticket(batch)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the ticket, which owns the batch."""
+        *_, ctx.module = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, None, None]:
+        """Give the module the gradient of the rows."""
+        (ticket,) = ctx.saved_tensors
+        if accumulates(ctx.next_functions[0][0]):
+            ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
+        return None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], parameter: Tensor, ids: Tensor, module: Module
+    ) -> tuple[Any, tuple[int, None]]:
+        """Look up the ids of all samples at once."""
+        return Transformed.apply(parameter, ids.movedim(in_dims[1], 0), module), (0, None)
+
+
+def _read_of_all(
+    info: Any, in_dims: tuple[Any, ...], ids: Tensor, anchor: Tensor, module: int
+) -> tuple[Tensor, int]:
+    return read(ids.movedim(in_dims[0], 0), anchor, module), 0
+
+
+read.register_vmap(_read_of_all)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore import initializers
+from tierstore._store.store import Store
 from tierstore._table.table import Table
-from tierstore.errors import (
-    ClosedError,
-    InvalidInputError,
-    InvalidTypeError,
-    TierStoreError,
-    ZeroRowsWarning,
-)
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
+from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding"]
+__all__ = ["TieredEmbedding", "jagged"]
 
 
 class TieredEmbedding(torch.nn.Module):
@@ -96,6 +95,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self.embedding_dim: int = item.dim
+        self._average: Average | None = None
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self._begin(empty, _parameter_over(table, self.field, empty))
@@ -119,43 +119,103 @@ class TieredEmbedding(torch.nn.Module):
         self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
         self._own.rest(self._anchor)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag,
+        store: Store,
+        name: str,
+        *,
+        freeze: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Make a table of a weight `(rows, dim)`, a commit of its own, and a layer over it.
+
+        Args:
+            embeddings: the weight, or the layer that has it; its type is that of the table.
+            store: where the table goes.
+            name: of the table.
+            freeze: whether the layer only reads, as in torch; `requires_grad_(True)` trains it.
+            options: what the layer takes besides a table: padding_idx, mode, …
+
+        >>> plain = torch.nn.Embedding(1000, 16)
+        >>> emb = TieredEmbedding.from_pretrained(plain, store, "word", freeze=False)
+        """
+        weight = embeddings if isinstance(embeddings, Tensor) else embeddings.weight
+        dtype = str(weight.dtype).removeprefix("torch.")
+        rows, dim = weight.shape
+        spec = TableSpec(rows, dim, dtype, init=initializers.from_array(weight))
+        layer = cls(store.create_table(name, spec), **options)
+        layer.requires_grad_(not freeze)
+        return layer
+
+    def averaged(self) -> Self:
+        """Return a frozen copy of the layer whose rows are their moving averages.
+
+        Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
+        `TieredOptimizer(..., ema=0.999)` keeps them.
+        """
+        average = Average(self.table, self.field)
+        if not average.kept:
+            raise InvalidInputError(
+                f"no average of field {self.field!r} of table {self.table.name!r} is kept: make "
+                "the TieredOptimizer with ema=0.999, and train"
+            )
+        layer = copy.deepcopy(self)
+        layer._average = average
+        layer.requires_grad_(False)
+        return layer
+
     @property
     def num_embeddings(self) -> int:
         """Number of rows of the table."""
         return self.table.rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the row of each id, `input.shape + (embedding_dim,)`."""
+        """Return the row of each id, `input.shape + (embedding_dim,)`.
+
+        Nested ids of layout `torch.jagged` give nested rows.
+        """
+        if isinstance(input, Tensor) and input.is_nested:
+            ids = jagged(input)
+            rows = self._look_up(ids.values())
+            return torch.nested.nested_tensor_from_jagged(rows, ids.offsets())
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.jit.is_tracing():
             raise InvalidInputError(
                 "torch.jit.trace would bake the rows of this batch into the program; use "
                 "torch.export.export, whose programs look rows up"
             )
+        trained = self._trained and torch.is_grad_enabled()
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled() and self._trained:
+            if trained:
                 return autograd.lookup(ids, self._anchor, self._number)[0]
             return autograd.read(ids, self._anchor.detach(), self._number)
         parameter = self._parameters["rows"]
-        if type(parameter) is not RowsParameter:
-            return self._look_up_beside(parameter, ids)
-        if torch.is_grad_enabled() and self._trained:
-            rows: Tensor = autograd.Lookup.apply(parameter, ids, self)
-            return rows
-        return self._read_rows(ids)
+        if parameter is not self._own:
+            self._check_untrained(parameter)
+            trained = False
+        if not torch._C._are_functorch_transforms_active():
+            if trained:
+                return autograd.Lookup.apply(parameter, ids, self)
+            return self._read_rows(ids)
+        if trained:
+            return autograd.Transformed.apply(parameter, ids, self)[0]
+        return autograd.read(ids, self._anchor.detach(), self._number)
 
-    def _look_up_beside(self, parameter: Any, ids: Tensor) -> Tensor:
-        """Read rows where something has replaced the parameter, unless it wants their gradient."""
-        if parameter.requires_grad and torch.is_grad_enabled():
+    def _check_untrained(self, parameter: Any) -> None:
+        """Raise InvalidInputError if what replaced the parameter of the layer wants a gradient."""
+        if (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter):
             raise InvalidInputError(
-                f"a {type(parameter).__name__} has replaced the parameter of a layer over table "
-                f"{self.table.name!r}, and gradients for it are not those of the rows: give "
-                "fully_shard ignored_params=set(emb.parameters()), and leave the layer's rows out "
-                "of what torch.func differentiates with respect to"
+                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
+                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
+                "the parameters of other layers only"
             )
-        return self._read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -165,6 +225,8 @@ class TieredEmbedding(torch.nn.Module):
 
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
+        if self._average is not None:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         self._abandoned.release()
         self._own.settle()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
@@ -177,6 +239,8 @@ class TieredEmbedding(torch.nn.Module):
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
         self._own.settle()
+        if self._average is not None:
+            return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
@@ -187,11 +251,6 @@ class TieredEmbedding(torch.nn.Module):
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
                 "with requires_grad_(False)"
-            )
-        if batch.dropped:
-            raise ClosedError(
-                f"the rows of table {self.table.name!r} were rolled back since this forward pass; "
-                "run it again"
             )
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
@@ -227,14 +286,14 @@ class TieredEmbedding(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
         """Return another layer over the same table, not trained yet; rows are not copied."""
-        copy = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copy
-        copy.__dict__.update(self.__dict__)
-        copy._parameters = {}
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(self.__dict__)
+        other._parameters = {}
         rows = RowsParameter(self.table, self.field, self._anchor)
         rows.requires_grad = self._own.requires_grad
-        copy._begin(self._anchor, rows)
-        return copy
+        other._begin(self._anchor, rows)
+        return other
 
     def get_extra_state(self) -> Tensor:
         """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
@@ -297,6 +356,23 @@ def _warn_of_zeros(table: Table, field: str) -> None:
             ZeroRowsWarning,
             stacklevel=3,
         )
+
+
+def jagged(ids: Tensor) -> Any:
+    """Return nested ids without gaps; raises InvalidTypeError for another layout than jagged."""
+    if ids.layout != torch.jagged:
+        raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
+    return ids.contiguous()
+
+
+def _is_differentiated(parameter: Any) -> bool:
+    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(parameter):
+        if functorch.is_gradtrackingtensor(parameter):
+            return True
+        parameter = functorch.get_unwrapped(parameter)
+    return False
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
@@ -21,6 +24,7 @@ _grad: Any = torch.Tensor.grad
 _data: Any = torch.Tensor.data
 _requires_grad: Any = torch.Tensor.requires_grad
 _Parameter: Any = torch.nn.Parameter
+_engine: Any = torch.autograd.Variable._execution_engine
 
 _WAITING = 64
 """Batches whose gradients are kept apart; then they are merged, so that no more rows are held."""
@@ -42,7 +46,7 @@ class RowsParameter(torch.nn.Parameter):
         field: the field of it.
         optimizers: those that train it; a gradient is there until each of them took a step.
         layers: those over the field.
-        computed: the type that the rows are trained in.
+        widened: whether the rows are trained in float32 though the table's are narrower.
     """
 
     def __new__(cls, table: Table, field: str, empty: Tensor) -> RowsParameter:
@@ -56,17 +60,20 @@ class RowsParameter(torch.nn.Parameter):
         self.field = field
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.computed: torch.dtype = table.spec.layout.field(field).element.torch_dtype()
-        self._stored = self.computed
+        self.widened = False
         self._nan: Tensor | None = None
         self._waiting: list[Gradient] = []
         self._whole: Gradient | None = None
         self._order: Batch | None = None
+        self._at_rest = True
         self._shown = self._exposed = self._kept = False
         self._noted = (0, 0)
         self._used_by: weakref.WeakSet[Any] = weakref.WeakSet()
         self._passes = 0
-        self._hooked = (-1, 0)
+        self._pass = -1
+        self._seen_by_hooks = 0
+        self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+        self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
         self._abandoned = Abandoned()
         self.rest(empty)
 
@@ -75,8 +82,7 @@ class RowsParameter(torch.nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         """The gradient of the rows, `(distinct rows, dim)`; None where there is none."""
-        if self._waiting or self._whole is not None:
-            self.show()
+        self.show()
         found: Tensor | None = _grad.__get__(self)
         return found
 
@@ -84,7 +90,8 @@ class RowsParameter(torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             self.show()
-            _grad.__set__(self, value)
+            if not self._at_rest or len(value):  # of no rows there is none
+                _grad.__set__(self, value)
         elif self._shown and (self._kept or self._is_written()):
             _grad.__set__(self, None)  # what wrote into the rows may write into them again
         else:
@@ -93,9 +100,8 @@ class RowsParameter(torch.nn.Parameter):
     @property
     def data(self) -> Tensor:
         """The rows; what is written into them counts as written into the parameter."""
-        if self._waiting or self._whole is not None:
-            self.show()
-            self._exposed = self._shown
+        self.show()
+        self._exposed = self._shown
         found: Tensor = _data.__get__(self)
         return found
 
@@ -109,11 +115,34 @@ class RowsParameter(torch.nn.Parameter):
             )
         _data.__set__(self, value)
 
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call a hook with the gradient of the rows of each backward pass, before it is added.
+
+        What it returns, if anything, is added instead.
+        """
+        handle = RemovableHandle(self._hooks_before)
+        self._hooks_before[handle.id] = hook
+        return handle
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call a hook with the parameter at the end of each backward pass that reached it."""
+        handle = RemovableHandle(self._hooks_after)
+        self._hooks_after[handle.id] = hook
+        return handle
+
     def detach(self) -> Tensor:
         """Return the rows, or none, without their history."""
         self.show()
         self._exposed = self._shown
         return super().detach()
+
+    @property
+    def ids(self) -> Tensor:
+        """The id of each row, int64 `(distinct rows,)`, in no particular order."""
+        self.show()
+        if self._whole is None:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        return self._whole.batch.distinct.clone()
 
     @property
     def requires_grad(self) -> bool:
@@ -147,7 +176,7 @@ class RowsParameter(torch.nn.Parameter):
     def rest(self, empty: Tensor) -> None:
         """Be `empty`, `(0, dim)`, while there is no gradient."""
         self._rest = empty.detach()
-        if not self._waiting and self._whole is None:
+        if self._at_rest:
             _data.__set__(self, self._rest)
 
     def add(self, gradient: Gradient) -> None:
@@ -156,13 +185,12 @@ class RowsParameter(torch.nn.Parameter):
             self.give_up()
         if self._shown:
             self._hide()
+        self._at_rest = False
         self._waiting.append(gradient)
-        if len(self._waiting) == 1:
-            self._cover(gradient)
-        if self._backward_hooks or self._post_accumulate_grad_hooks:
-            self._await_end_of_pass()
-        elif len(self._waiting) == _WAITING:
-            self.gather()
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
+            _engine.queue_callback(self._end_pass)
         self._passes += 1
         if self._passes == _FORGOTTEN:
             warnings.warn(
@@ -185,11 +213,15 @@ class RowsParameter(torch.nn.Parameter):
 
     def gradient_for(self, optimizer: Any) -> Gradient | None:
         """Return the gradient that an optimizer has not used yet, once writes have settled."""
+        if self._at_rest:
+            return None
         self.settle()
         return None if optimizer in self._used_by else self.gather()
 
     def show(self) -> None:
         """Let data and gradient be those of all batches as one."""
+        if self._at_rest:
+            return
         if self._shown and not self._waiting:
             if self._whole is not None and self._whole.batch.dropped:
                 self.give_up()
@@ -198,7 +230,8 @@ class RowsParameter(torch.nn.Parameter):
         if gradient is None or self._shown:
             return
         gradient.trim()
-        rows = gradient.batch.lease.read(self.field).to(self.computed)
+        rows = gradient.batch.lease.read(self.field)
+        rows = rows.float() if self.widened else rows
         _data.__set__(self, rows)
         _grad.__set__(self, gradient.values.to(rows.dtype))
         self._shown = True
@@ -208,7 +241,8 @@ class RowsParameter(torch.nn.Parameter):
         """Write into the table what was written into the parameter."""
         if not self._shown or self._whole is None or not self._is_written():
             return
-        batch, rows = self._whole.batch, _data.__get__(self).to(self._stored)
+        element = self.table.spec.layout.field(self.field).element
+        batch, rows = self._whole.batch, _data.__get__(self).to(element.torch_dtype())
         if batch.usable:
             batch.lease.write(self.field, rows)
         elif not batch.dropped:
@@ -218,6 +252,9 @@ class RowsParameter(torch.nn.Parameter):
 
     def used(self, by: Any) -> None:
         """Note that an optimizer took its step; after the last one, drop the gradient."""
+        if len(self.optimizers) == 1:
+            self.give_up()
+            return
         self._used_by.add(by)
         if all(each in self._used_by for each in self.optimizers):
             self.give_up()
@@ -226,15 +263,19 @@ class RowsParameter(torch.nn.Parameter):
 
     def give_up(self) -> None:
         """Drop the gradient and let the rows go."""
+        if self._at_rest:
+            return
         self.settle()
         for gradient in self._waiting:
             gradient.batch.release()
         self._waiting.clear()
+        self._seen_by_hooks = 0
         if self._whole is not None:
             self._whole.batch.release()
         if self._order is not None:
             self._order.release()
         self._whole = self._order = None
+        self._at_rest = True
         self._shown = self._kept = False
         self._used_by.clear()
         self._passes = 0
@@ -252,12 +293,6 @@ class RowsParameter(torch.nn.Parameter):
     def _is_written(self) -> bool:
         return self._exposed or (self.data_ptr(), self._version) != self._noted
 
-    def _cover(self, gradient: Gradient) -> None:
-        """Stand for rows that are not there yet: reading gives NaN, writing raises."""
-        if self._nan is None or self._nan.dtype != self.computed:
-            self._nan = gradient.values.new_full((1, 1), torch.nan, dtype=self.computed)
-        _data.__set__(self, self._nan.expand(gradient.batch.lease.bound, self._rest.shape[1]))
-
     def _hide(self) -> None:
         """Take the gradient back from where torch sees it; the rows may change then."""
         self.settle()
@@ -265,7 +300,7 @@ class RowsParameter(torch.nn.Parameter):
         if whole is None:
             return
         _grad.__set__(self, None)
-        self._cover(whole)
+        _data.__set__(self, self._rest)
         self._shown = False
         if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
             self._whole = replace(whole, values=values)
@@ -280,6 +315,10 @@ class RowsParameter(torch.nn.Parameter):
         """Merge the gradients of all batches, but of those that a rollback dropped."""
         parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
         self._waiting.clear()
+        self._seen_by_hooks = 0
+        if len(parts) == 1 and parts[0].batch.usable and self._order is None:
+            self._whole = parts[0]
+            return
         parts = [part for part in parts if not part.batch.dropped]
         if not parts:
             self.give_up()
@@ -290,37 +329,46 @@ class RowsParameter(torch.nn.Parameter):
             if whole is None:
                 self._order.release()
             self._order = None
-        if whole is None and len(parts) == 1 and parts[0].batch.usable:
-            self._whole = parts[0]
-            return
         self._whole = merged(self.table, parts, self._abandoned) if whole is None else whole
         for part in parts:
             part.batch.release()
 
-    def _await_end_of_pass(self) -> None:
-        """Have hooks called once all gradients of this backward pass have come."""
-        number = torch._C._current_graph_task_id()
-        if self._hooked[0] != number:
-            self._hooked = number, len(self._waiting) - 1
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._run_hooks)
+    def _end_pass(self) -> None:
+        """Call hooks, now that every gradient of a backward pass has come."""
+        if self._hooks_before or self._hooks_after:
+            self._run_hooks()
+        if len(self._waiting) >= _WAITING:
+            self.gather()
+        _engine.queue_callback(self._cover)  # after DistributedDataParallel had its look
 
     def _run_hooks(self) -> None:
         """Call hooks as torch does: some with the gradient that came, others with the whole."""
-        first = self._hooked[1]
-        arrived = self._waiting[first:]
+        arrived = self._waiting[self._seen_by_hooks :]
+        if not arrived:
+            return
         gradient = arrived[0]
         if len(arrived) > 1 or not gradient.batch.usable:
             gradient = merged(self.table, arrived, self._abandoned)
             for part in arrived:
                 part.batch.release()
         gradient.trim()
-        for hook in list((self._backward_hooks or {}).values()):
+        for hook in list(self._hooks_before.values()):
             found = hook(gradient.values)
             gradient = gradient if found is None else replace(gradient, values=found)
-        self._waiting[first:] = [gradient]
-        for hook in list((self._post_accumulate_grad_hooks or {}).values()):
+        self._waiting[self._seen_by_hooks :] = [gradient]
+        self._seen_by_hooks += 1
+        for hook in list(self._hooks_after.values()):
             hook(self)
+
+    def _cover(self) -> None:
+        """Stand for rows that are not there yet: reading gives NaN, writing raises."""
+        if self._shown or not (self._waiting or self._whole):
+            return
+        gradient = self._waiting[0] if self._whole is None else self._whole
+        values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
+        if self._nan is None or self._nan.dtype != dtype or self._nan.device != values.device:
+            self._nan = values.new_full((1, 1), torch.nan, dtype=dtype)
+        _data.__set__(self, self._nan.expand(values.shape))
 
 
 def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:

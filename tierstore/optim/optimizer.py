@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
 from tierstore._door import interrupts_deferred
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
+from tierstore.nn.autograd import Gradient
+from tierstore.nn.average import Average
 from tierstore.nn.pointers import restore
 from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.optim.in_place import InPlace
@@ -19,11 +21,11 @@ from tierstore.optim.trained import Project, TrainedField
 
 __all__ = ["TieredOptimizer"]
 
-Trained = (
+Trained: TypeAlias = (
     torch.nn.Module
     | Iterable[torch.nn.Module]
-    | Iterable[torch.nn.Parameter]
-    | Iterable[tuple[str, torch.nn.Parameter]]
+    | Iterable[torch.Tensor]
+    | Iterable[tuple[str, torch.Tensor]]
     | Iterable[dict[str, Any]]
 )
 """A model, some modules or parameters of it, or groups of them with options of their own."""
@@ -61,6 +63,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         project: Project | Mapping[TieredEmbedding, Project] | None = None,
         reset: bool = False,
         replicated: bool = False,
+        ema: float | None = None,
         **options: Any,
     ) -> None:
         """Put an optimizer over a model.
@@ -86,6 +89,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 another class, a sweep or fine-tuning. Each table is written anew.
             replicated: in a process group of several ranks, take steps although each rank writes
                 its own store: for ranks that apply the same gradients to copies of one store.
+            ema: keep an exponential moving average of the rows with this decay in their records,
+                in fields that are added; `emb.averaged()` looks it up.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
         Raises InvalidInputError for a class that cannot train rows, naming the reason, for a table
@@ -105,7 +110,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._project = project
         self._reset = reset
         self._replicated = replicated
+        self._ema = ema
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
+        self._ordinary = False
         self._fields: dict[RowsParameter, TrainedField] = {}
         self._inner = optimizer_class(
             [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
@@ -127,18 +134,19 @@ class TieredOptimizer(torch.optim.Optimizer):
         if not param_group["params"]:
             return  # what the base class starts with
         group = _grouped([param_group])[0]
-        own = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        own = {key: value for key, value in group.items() if key in self.defaults}
         trained = [
             self._prepared(rows, {**self._options, **own})
             for rows in group["params"]
             if type(rows) is RowsParameter
         ]
         self._inner.add_param_group(group)
+        self._ordinary |= len(trained) < len(group["params"])
         for field in trained:
             self._inner.state.pop(field.rows, None)
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
-            field.rows.computed = field.state.computed
+            field.rows.widened = self._at_random
 
     def _prepared(self, rows: RowsParameter, options: Mapping[str, Any]) -> TrainedField:
         """Find the state that rows need, and give their table its fields."""
@@ -163,13 +171,15 @@ class TieredOptimizer(torch.optim.Optimizer):
             table.store.drop_fields(table.name, state.stale(), progress=self._progress)
         state.check_owner()
         missing = state.missing_fields()
+        if self._ema is not None:
+            missing |= Average(table, rows.field).start(self._ema)
         if missing:
             table.store.add_fields(table.name, missing, progress=self._progress)
         project = self._project_of(rows)
         in_place = None
         if self._in_place and project is None:
             in_place = InPlace(self._class, table, rows.field, state)
-        return TrainedField(rows, state, in_place, project)
+        return TrainedField(rows, state, in_place, project, self._ema)
 
     def _project_of(self, rows: RowsParameter) -> Project | None:
         if not isinstance(self._project, Mapping):
@@ -188,7 +198,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Drop the gradients: those of rows always, of ordinary parameters as torch does."""
         for rows in self._fields:
             rows.give_up()
-        super().zero_grad(set_to_none)
+        if self._ordinary:
+            super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -206,58 +217,86 @@ class TieredOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with interrupts_deferred():
-            touched = [
-                field
-                for rows, field in self._fields.items()
-                if field.begin(rows.gradient_for(self))
-            ]
+            touched = {rows: rows.gradient_for(self) for rows in self._fields}
             try:
                 self._update(touched)
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
                 raise
-            for field in touched:
-                field.end()
-                field.rows.used(self)
+            for rows, gradient in touched.items():
+                if gradient is not None:
+                    rows.used(self)
         return loss
 
-    def _update(self, touched: list[TrainedField]) -> None:
+    def _update(self, touched: Mapping[Any, Gradient | None]) -> None:
         """Update rows in their slots where that can be done, and all else with the torch optimizer.
 
         For its step, copies of the rows take the place of the parameters of the layers.
         """
-        groups = self._inner.param_groups
+        groups, states = self._inner.param_groups, self._inner.state
         every = [group["params"] for group in groups]
-        states = self._inner.state
-        waiting, copied, given = set(touched), [], []
+        copied: list[tuple[TrainedField, Gradient, torch.nn.Parameter]] = []
+        given: list[list[torch.nn.Parameter]] = []
         for group in groups:
-            listed: list[Any] = []
+            listed: list[torch.nn.Parameter] = []
             for parameter in group["params"]:
-                field = self._fields.get(parameter)
+                field, gradient = self._fields.get(parameter), touched.get(parameter)
                 if field is None:
                     listed.append(parameter)
-                elif field in waiting and not field.step_in_place(group):
-                    copied.append(field)
-                    loaded = field.load()
-                    states[field.copy] = loaded
-                    if self._sparse:
-                        field.copy.grad = as_gradient(self._inner, field.copy.grad)
-                    listed.append(field.copy)
+                elif gradient is not None and not field.step_in_place(gradient, group):
+                    copy, state = field.load(gradient)
+                    if self._sparse and copy.grad is not None:
+                        copy.grad = as_gradient(self._inner, copy.grad)
+                    states[copy] = state
+                    copied.append((field, gradient, copy))
+                    listed.append(copy)
             given.append(listed)
+        if not any(given):
+            return
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
-            if any(given):
-                self._inner.step()
-            for field in copied:
-                field.store(states[field.copy])
+            self._inner.step()
+            for field, gradient, copy in copied:
+                field.store(gradient, copy, states[copy])
         finally:
             for group, parameters in zip(groups, every, strict=True):
                 group["params"] = parameters
-            for field in copied:
-                states.pop(field.copy, None)
+            for *_, copy in copied:
+                states.pop(copy, None)
 
-    # -- saving
+    # -- the state of rows and parameters
+
+    def reset_state(self) -> None:
+        """Forget what was learned about rows and parameters but for themselves: start anew.
+
+        Writes the first values of the state over every row of the tables; commit that. Averages
+        that `ema` keeps stay.
+        """
+        for field in self._fields.values():
+            field.state.reset()
+        groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
+        fresh = self._class(groups, **self._options)
+        self._inner.state.clear()
+        self._inner.state.update(fresh.state)
+        for rows in self._fields:
+            self._inner.state.pop(rows, None)
+
+    def load_rows_state(self, layer: TieredEmbedding, state: Mapping[str, Any]) -> None:
+        """Take over the state that a torch optimizer kept of the weight of an embedding.
+
+        Args:
+            layer: over the table that the weight was written into.
+            state: an entry of `torch_optimizer.state_dict()["state"]`: for Adam `step` and, of the
+                shape of the weight, `exp_avg` and `exp_avg_sq`.
+
+        Every row of the table is written; commit that. Raises InvalidInputError, having written
+        nothing, for a state of another optimizer or shape, and a layer that is not trained here.
+        """
+        field = self._fields.get(layer.rows)
+        if field is None:
+            raise InvalidInputError(f"this optimizer does not train table {layer.table.name!r}")
+        field.state.take(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
@@ -356,14 +395,15 @@ def _grouped(params: Any) -> list[dict[str, Any]]:
     return made
 
 
-def _parameters_of(part: Any) -> Iterable[torch.Tensor]:
-    """Return the parameters that something in a group stands for."""
+def _parameters_of(part: object) -> Iterator[torch.Tensor]:
+    """Yield the parameters that something in a group stands for."""
     if isinstance(part, torch.nn.Module):
-        return part.parameters()
-    if isinstance(part, tuple) and len(part) == 2:
-        return (part[1],)
-    if isinstance(part, torch.Tensor):
-        return (part,)
-    raise InvalidTypeError(
-        f"an optimizer takes a model, layers, parameters or dicts of them, not {part!r}"
-    )
+        yield from part.parameters()
+    elif isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], torch.Tensor):
+        yield part[1]
+    else:
+        raise InvalidTypeError(
+            f"an optimizer takes a model, layers, parameters or dicts of them, not {part!r}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from tierstore.optim.rounding import rounded_at_random
 from tierstore.spec import Field
 
 __all__ = ["State", "StoredState"]
+
+_BLOCK = 65_536
 
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
@@ -105,13 +108,8 @@ class StoredState:
             if begun or not kept.late:
                 found = values[self.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
-        return values[self._field].to(self.computed), state
-
-    @property
-    def computed(self) -> torch.dtype:
-        """The type that the weights are trained in."""
-        stored: torch.dtype = self._table.spec.layout.field(self._field).element.torch_dtype()
-        return torch.float32 if self.at_random else stored
+        weights = values[self._field]
+        return weights.float() if self.at_random else weights, state
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""
@@ -151,6 +149,48 @@ class StoredState:
             value = state[key]
             number = value.item() if isinstance(value, Tensor) else value
             self._table.scalars[self._prefix + key] = number
+
+    def reset(self) -> None:
+        """Write the values that states start from over those of every row, and count anew."""
+        for key, kept in self._plan.rows.items():
+            for ids in self._blocks():
+                values = torch.full((len(ids), kept.dim), kept.initial, dtype=kept.dtype)
+                self._table.write(ids, values, self.fields[key])
+        for key in ("step", "optimizer", *self._plan.shared):
+            self._table.scalars.pop(self._prefix + key, None)
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Write a state that an optimizer kept of the whole field, as torch's `state_dict` has it.
+
+        Raises InvalidInputError, having written nothing, for a state of another optimizer or shape.
+        """
+        plan, rows = self._plan, self._table.rows
+        if set(state) != {*plan.rows, *plan.shared}:
+            raise InvalidInputError(
+                f"this state has {', '.join(state) or 'nothing'}; the optimizer keeps "
+                f"{', '.join((*plan.rows, *plan.shared)) or 'nothing'}"
+            )
+        for key, kept in plan.rows.items():
+            wanted = (rows, *kept.shape)
+            if tuple(state[key].shape) != wanted:
+                raise InvalidInputError(
+                    f"{key} is {tuple(state[key].shape)}, and the rows of table "
+                    f"{self._table.name!r} need {wanted}"
+                )
+        for key, kept in plan.rows.items():
+            values = state[key].reshape(rows, kept.dim)
+            for ids in self._blocks():
+                self._table.write(ids, values[ids].cpu(), self.fields[key])
+        self._table.scalars[self._count] = max(1, self.steps)  # so that late states are read
+        for key in plan.shared:
+            value = state[key].item() if isinstance(state[key], Tensor) else state[key]
+            counts = key in plan.counts
+            self._table.scalars[self._prefix + key] = int(value) if counts else value
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Yield the ids of all rows, some at a time."""
+        for first in range(0, self._table.rows, _BLOCK):
+            yield torch.arange(first, min(first + _BLOCK, self._table.rows))
 
     @property
     def steps(self) -> int:

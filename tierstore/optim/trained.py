@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
+from tierstore.nn.average import Average
 from tierstore.nn.rows import RowsParameter
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.state import State, StoredState
@@ -26,8 +28,6 @@ class TrainedField:
     Attributes:
         rows: the parameter of the layers over it.
         state: where the optimizer's state for it lies.
-        gradient: of the rows that the step under way updates.
-        copy: an ordinary parameter of these rows for the torch optimizer.
     """
 
     def __init__(
@@ -36,14 +36,15 @@ class TrainedField:
         state: StoredState,
         in_place: InPlace | None,
         project: Project | None,
+        ema: float | None,
     ) -> None:
-        """Start without a step under way."""
+        """Bind a parameter to where its state lies."""
         self.rows = rows
         self.state = state
         self._in_place = in_place
         self._project = project
-        self.gradient: Gradient
-        self.copy: torch.nn.Parameter
+        self._ema = ema
+        self._average = Average(rows.table, rows.field)
 
     @property
     def table(self) -> Table:
@@ -55,37 +56,43 @@ class TrainedField:
         """What the trained rows are called, `table.field`."""
         return f"{self.table.name}.{self.rows.field}"
 
-    def begin(self, gradient: Gradient | None) -> bool:
-        """Take what the next step is to use; return whether there is any."""
-        if gradient is None:
-            return False
-        self.gradient = gradient
-        return True
-
-    def step_in_place(self, options: Mapping[str, Any]) -> bool:
+    def step_in_place(self, gradient: Gradient, options: Mapping[str, Any]) -> bool:
         """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
-        gradient = self.gradient
         lease = gradient.batch.lease
         if self._in_place is None or lease.device is None:
             return False
-        return self._in_place.step(lease, gradient.values, gradient.trained, options)
+        before = None if self._ema is None else self._average.before(lease)
+        if not self._in_place.step(lease, gradient.values, gradient.trained, options):
+            return False
+        if self._ema is not None and before is not None:
+            self._average.update(lease, before, self._ema)
+        return True
 
-    def load(self) -> State:
-        """Copy the rows into `copy`, with their gradient; return the optimizer's state for them."""
-        self.gradient.trim()
-        weights, state = self.state.load(self.gradient.batch.lease)
-        self.copy = torch.nn.Parameter(weights)
-        self.copy.grad = self.gradient.values.to(weights.dtype)
-        return state
+    def load(self, gradient: Gradient) -> tuple[torch.nn.Parameter, State]:
+        """Return a copy of the rows with their gradient, and the optimizer's state for them."""
+        gradient.trim()
+        weights, state = self.state.load(gradient.batch.lease)
+        copy = torch.nn.Parameter(weights)
+        copy.grad = gradient.values.to(weights.dtype)
+        return copy, state
 
-    def store(self, state: State) -> None:
+    def store(self, gradient: Gradient, copy: torch.nn.Parameter, state: State) -> None:
         """Write the copy and its state over the rows, but for those not to be trained."""
-        weights = self.copy.detach()
+        lease, weights = gradient.batch.lease, copy.detach()
         if self._project is not None:
-            weights = self._project(weights)
-        self.state.store(self.gradient.batch.lease, weights, state, self.gradient.trained)
+            weights = self._projected(self._project, weights)
+        before = None if self._ema is None else self._average.before(lease)
+        self.state.store(lease, weights, state, gradient.trained)
+        if self._ema is not None and before is not None:
+            self._average.update(lease, before, self._ema)
 
-    def end(self) -> None:
-        """Drop what the step needed."""
-        self.__dict__.pop("gradient", None)
-        self.__dict__.pop("copy", None)
+    def _projected(self, project: Project, weights: Tensor) -> Tensor:
+        """Return what is to be written; raises InvalidInputError for another shape."""
+        found = project(weights)
+        if not isinstance(found, Tensor) or found.shape != weights.shape:
+            given = tuple(found.shape) if isinstance(found, Tensor) else found
+            raise InvalidInputError(
+                f"project takes and returns the rows of a step, {tuple(weights.shape)}; it "
+                f"returned {given}"
+            )
+        return found.to(weights.dtype)

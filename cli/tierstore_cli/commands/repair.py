@@ -100,3 +100,9 @@ def repair(
         out.note(f"Warning: left out: {each}")
     if not report.complete:
         out.note(f"Warning: some rows are older or filled; {report.listed} lists the rows")
+    if not (fills or report.complete):
+        out.note(
+            "no --fill was given: damaged rows have their newest intact older value, else zeros; "
+            "to choose, repair to another DEST with --fill version, zeros, nan or an initializer "
+            'such as "normal(0,0.01)"'
+        )

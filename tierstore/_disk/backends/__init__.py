@@ -124,6 +124,15 @@ class Backend(ABC):
         Raises CorruptStoreError, FileNotFoundError.
         """
 
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
+        """Check what `open` does and map nothing; return the number of the file's inode.
+
+        None: that is not possible, and the files are to be opened. Raises CorruptStoreError,
+        FileNotFoundError.
+        """
+        del directory, spec
+        return None
+
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
         """Return the places of records in files, for repairs; None if they are packed."""

@@ -9,8 +9,7 @@ import numpy as np
 
 from tierstore import _io
 from tierstore._disk.backends import Backend, PlainFiles, Records
-from tierstore._disk.files import Files
-from tierstore._disk.remote import record_files
+from tierstore._disk.records import Files, record_files
 from tierstore.errors import CorruptStoreError
 from tierstore.spec import RecordLayout, TableSpec
 
@@ -53,12 +52,16 @@ class Memmap(Backend):
         """Open the file, whose header must be that of the spec byte for byte."""
         files = _files(directory, spec)
         with files.open(0) as file:
-            if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
-                raise CorruptStoreError(
-                    f"{file.path}: the header is not that of a table of {spec.rows} rows; "
-                    "restore the file from a copy"
-                )
+            _check_header(file, spec)
         return _records(files, spec)
+
+    def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
+        """Check size and header of a file that can be told from one that takes its place."""
+        if not directory.removable or directory.filesystem not in _io.LASTING_INODES:
+            return None
+        with _files(directory, spec).open(0) as file:
+            _check_header(file, spec)
+            return file.inode
 
     def plain_files(self, spec: TableSpec) -> PlainFiles:
         """Return the one file."""
@@ -68,6 +71,14 @@ class Memmap(Backend):
         """Load the file, and of records with several fields take one."""
         line = f"np.load({path!r}, mmap_mode='r')"
         return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
+
+
+def _check_header(file: _io.File, spec: TableSpec) -> None:
+    if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
+        raise CorruptStoreError(
+            f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+            "restore the file from a copy"
+        )
 
 
 def _file_name(number: int) -> str:

@@ -16,8 +16,7 @@ from typing import Any
 from tierstore import _io
 from tierstore._disk.backends import Backend, PlainFiles, Records
 from tierstore._disk.compressed import CompressedRecords
-from tierstore._disk.files import Files
-from tierstore._disk.remote import record_files
+from tierstore._disk.records import Files, record_files
 from tierstore.errors import CorruptStoreError, InvalidInputError
 from tierstore.spec import RecordLayout, TableSpec
 

@@ -16,9 +16,14 @@ import numpy.typing as npt
 
 from tierstore._tiers import memory
 from tierstore._tiers.gpu.abi import TIER
-from tierstore.errors import DeviceError, MissingExtraError
+from tierstore.errors import (
+    CapacityError,
+    DeviceError,
+    DeviceLostError,
+    MissingExtraError,
+)
 
-__all__ = ["BLOCK", "CudaDevice", "Device", "Start"]
+__all__ = ["BLOCK", "CudaDevice", "Device", "Start", "device_error"]
 
 BLOCK = TIER.constants["THREADS"]
 """Threads of a block, in every kernel."""
@@ -343,3 +348,19 @@ class CudaDevice(Device):
 
     def await_event(self, event: Any) -> None:
         self._runtime.eventSynchronize(event.ptr)
+
+
+def device_error(error: BaseException | None, table: str) -> BaseException | None:
+    """Return what an error of the CUDA driver means to a user, other errors as they are."""
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return CapacityError(
+            f"the GPU has no memory left for a batch of table {table!r} ({error}); "
+            "give the store a smaller gpu budget, or the batch fewer ids"
+        )
+    if kind in ("CUDARuntimeError", "CUDADriverError"):
+        return DeviceLostError(
+            f"the GPU failed ({error}): rows of table {table!r} that were only there are lost, "
+            "the last commit is intact; start a new process and open the store again"
+        )
+    return error

@@ -35,6 +35,7 @@ class Inbox:
         self._pointer = 0
         self._read = [device.event() for _ in range(_BATCHES)]
         self._last = 0
+        self._on_host = False
 
     def split(self, ids: Any, slots: int) -> tuple[tuple[Any, int], ...]:
         """Return the parts that a batch is to go in, each with the number of ids before it.
@@ -48,17 +49,21 @@ class Inbox:
         return (ids[:_HEAD], 0), (ids[_HEAD:], _HEAD)
 
     def bring(self, ids: Any, batch: BatchArgument, target: int) -> None:
-        """Point a batch to its ids: where they are, or from the host to the address `target`."""
-        if self._device.on_host(ids):
-            batch.arriving = self._put(ids)
+        """Point a batch to its ids, and to the address `target` where they cannot stay.
+
+        They go there from the host, and to become rows of a space.
+        """
+        self._on_host = self._device.on_host(ids)
+        if self._on_host or batch.start:
+            batch.arriving = self._put(ids) if self._on_host else self._device.pointer(ids)
             batch.ids = target
         else:
             batch.arriving = 0
             batch.ids = self._device.pointer(ids)
 
-    def sent(self, batch: BatchArgument, stream: int) -> None:
+    def sent(self, stream: int) -> None:
         """Note that what reads the ids of the batch brought last is in the stream."""
-        if batch.arriving:
+        if self._on_host:
             self._device.record(self._read[self._last], stream)
 
     def _put(self, ids: npt.NDArray[np.int64]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Counts:
         """Start at zero."""
         self.known = TierStats()
         self._memory = memory
-        self._bad: tuple[int, int] | None = None
+        self._bad: tuple[int, int, int] | None = None
 
     def read(self, ids: int, nbytes: int) -> None:
         """Count a read of `nbytes` for each of its ids."""
@@ -82,18 +82,23 @@ class Counts:
         stats.hits += stats.requested
         return stats
 
-    def check(self, stream: int) -> None:
-        """Wait; raise RowIndexError if any id since the last `forgive` was outside the table."""
+    def check(self, stream: int, tables: Sequence[tuple[str, range]]) -> None:
+        """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
+
+        `tables` are those of the space, by name, and their rows in it.
+        """
         if self._bad is None:
             counts = self._memory.counters(stream)
             if counts["bad"]:
-                self._bad = int(counts["bad_row"]), int(counts["bad_position"])
+                found = [int(counts[name]) for name in ("bad_start", "bad_row", "bad_position")]
+                self._bad = found[0], found[1], found[2]
         if self._bad is not None:
-            row, position = self._bad
+            start, row, position = self._bad
+            table, rows = next(each for each in tables if each[1].start == start)
             raise RowIndexError(
-                f"row {row} at position {position} of a batch is outside the table, which has rows "
-                f"0 to {self._memory.argument.rows - 1}; that batch read NaN there and wrote "
-                "nothing. Nothing can be committed until rollback()"
+                f"row {row} at position {position} of a batch is outside table {table!r}, which "
+                f"has rows 0 to {len(rows) - 1}; that batch read NaN there and wrote nothing. "
+                "Nothing can be committed until rollback()"
             )
 
     def forgive(self) -> None:
@@ -145,12 +150,12 @@ class GpuMemory:
 
     def reach(self, host: HostTier) -> None:
         """Tell the kernels where the host tier's records, map and marks are."""
+        view = host.view()
         self.argument.direct = host.direct
-        views = {"host": host.records, "host_dirty": host.map.dirty}
-        if not host.direct:
-            views["host_slot_of"] = host.map.slot_of  # type: ignore[attr-defined]
-        for name, view in views.items():
-            setattr(self.argument, name, self._device.host_pointer(host.arena, view))
+        views = {"host": view.records, "host_dirty": view.dirty, "host_slot_of": view.slot_of}
+        for name, array in views.items():
+            if array is not None:
+                setattr(self.argument, name, self._device.host_pointer(host.arena, array))
 
     @classmethod
     def bytes_for(cls, rows: int, record_bytes: int, slots: int, *, scored: bool = False) -> int:

@@ -30,6 +30,7 @@ class Fetch:
         number: its place in the order of prefetches.
         rows: its ids on the device.
         ids: the same on the host, where its rows are held for the batch of these ids; else None.
+        within: the rows of the extent that the ids are in.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Fetch:
     workspace: Workspace
     rows: Any
     ids: npt.NDArray[np.int64] | None
+    within: range | None
 
 
 class Fetches:
@@ -103,6 +105,7 @@ class Fetches:
         workspace: Workspace,
         rows: Any,
         ids: npt.NDArray[np.int64] | None,
+        within: range | None,
         planned: Any,
     ) -> None:
         """Copy what prefetch number `newest + 1` has planned, behind the marker `planned`."""
@@ -113,13 +116,15 @@ class Fetches:
         done = device.event()
         device.record(done, beside)
         self.newest += 1
-        self._queue.append(Fetch(self.newest, done, workspace, rows, ids))
+        self._queue.append(Fetch(self.newest, done, workspace, rows, ids, within))
 
-    def find(self, ids: npt.NDArray[np.int64]) -> Any:
+    def find(self, ids: npt.NDArray[np.int64], within: range | None) -> Any:
         """Return the device's copy of these ids, if rows are held for them; else None."""
         for fetch in tuple(self._queue):
             held = fetch.ids
-            if held is None or held.size != ids.size or held[0] != ids[0]:
+            if held is None or fetch.within != within:
+                continue
+            if held.size != ids.size or held[0] != ids[0]:
                 continue  # most others differ at once, which array_equal would not notice
             if np.array_equal(held, ids):
                 return fetch.rows

@@ -7,14 +7,14 @@ of the host. Every call puts its work into the caller's stream and returns; only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._counters import TierStats
-from tierstore._tiers.epoch import OPENED_ANEW, ROLLED_BACK, Epoch
+from tierstore._tiers.base import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.exchange import Staging
@@ -40,8 +40,9 @@ class GpuTier:
 
     Rows are int64 arrays `(n,)` on the device, or of NumPy, copied before a call returns; in any
     order, with or without duplicates. Records are uint8 arrays `(n, hi - lo)` on the device, or any
-    C-contiguous arrays of as many bytes. Rows outside the table read as bytes 0xff, which is NaN,
-    and are not written; `check` reports them.
+    C-contiguous arrays of as many bytes. `within` is the extent, all rows if None, from whose start
+    `rows` are counted. Rows outside it read as bytes 0xff, which is NaN, and are not written;
+    `check` reports them.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class GpuTier:
         self.epoch = Epoch()
         """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
+        self.tables: Sequence[tuple[str, range]] = (("", range(self.rows)),)
+        """The tables of the space and their rows in it, for messages."""
         self.changes = 0
         """How often records were written, for leases that keep copies."""
         host.before_change = self.await_fetches
@@ -110,6 +113,7 @@ class GpuTier:
         *,
         first: int = 0,
         admit: bool = True,
+        within: range | None = None,
         stream: int | None = None,
     ) -> None:
         """Copy bytes `lo:hi` of records `rows` `(n,)`, which may repeat, into `out` from `first`.
@@ -118,7 +122,7 @@ class GpuTier:
         take the place of others; with `admit=False` they are copied and not kept.
         """
         if rows.shape[0]:
-            self._begin(Mode.READ, rows, stream, admit=admit)
+            self._begin(Mode.READ, rows, stream, admit=admit, within=within)
             self.describe(self._batch, out, lo, hi, first)
             self._run()
             self._counts.read(rows.shape[0], self._batch.bytes)
@@ -132,6 +136,7 @@ class GpuTier:
         *,
         first: int = 0,
         admit: bool = True,
+        within: range | None = None,
         stream: int | None = None,
     ) -> None:
         """Write `records` from `first` over bytes `lo:hi` of `rows` `(n,)`; the last of a row wins.
@@ -141,19 +146,21 @@ class GpuTier:
         """
         if rows.shape[0]:
             self.changes += 1
-            self._begin(Mode.WRITE, rows, stream, admit=admit)
+            self._begin(Mode.WRITE, rows, stream, admit=admit, within=within)
             self.describe(self._batch, records, lo, hi, first)
             self._batch.load = int(self._batch.bytes != self.record_bytes)
             self._run()
             self._counts.wrote(rows.shape[0], self._batch.bytes)
 
-    def lease(self, rows: Any, *, stream: int | None = None) -> GpuLease:
+    def lease(
+        self, rows: Any, *, within: range | None = None, stream: int | None = None
+    ) -> GpuLease:
         """Hold the distinct records of `rows` in place; see `GpuLease`."""
         if not rows.shape[0]:
             lease = GpuLease(self, 0, BatchArgument(), self.launcher.enter(stream))
             self.device.fill(lease.arguments.batch.count, 0, 4, self.launcher.stream)
             return lease
-        self._begin(Mode.LEASE, rows, stream)
+        self._begin(Mode.LEASE, rows, stream, within=within)
         lease = GpuLease(self, rows.shape[0], self._batch, self.launcher.stream)
         lease.kept_rows = self._staging is None and not self._has_room(lease.bound)
         lease.spilled = self._run(lease)
@@ -161,7 +168,14 @@ class GpuTier:
         self._counts.leased(rows.shape[0])
         return lease
 
-    def fetch(self, rows: Any, window: int, *, stream: int | None = None) -> None:
+    def fetch(
+        self,
+        rows: Any,
+        window: int,
+        *,
+        within: range | None = None,
+        stream: int | None = None,
+    ) -> None:
         """Start promoting `rows`, and keep them until they are used or `window` newer fetches ran.
 
         Maps change at once, in the caller's stream; the copies run beside it on few blocks. Later
@@ -170,10 +184,15 @@ class GpuTier:
         is left to be promoted when it is used.
         """
         if rows.shape[0]:
-            self._fetch(rows, window, None, self.launcher.enter(stream))
+            self._fetch(rows, window, None, within, self.launcher.enter(stream))
 
     def prefetch_for(
-        self, ids: npt.NDArray[np.int64], window: int, *, stream: int | None = None
+        self,
+        ids: npt.NDArray[np.int64],
+        window: int,
+        *,
+        within: range | None = None,
+        stream: int | None = None,
     ) -> None:
         """Do as `fetch` for ids on the host, by which `prefetched_for` will know their batch.
 
@@ -182,21 +201,26 @@ class GpuTier:
         if ids.size:
             # Behind the last work: until then the memory of earlier ids may be in use.
             stream = self.launcher.enter(stream)
-            self._fetch(self.device.upload(ids, stream), window, ids, stream)
+            self._fetch(self.device.upload(ids, stream), window, ids, within, stream)
 
-    def prefetched_for(self, ids: npt.NDArray[np.int64]) -> Any:
+    def prefetched_for(self, ids: npt.NDArray[np.int64], within: range | None = None) -> Any:
         """Return the device's own copy of `ids`, if slots are held for their batch; else None."""
-        return self._fetches.find(ids)
+        return self._fetches.find(ids, within)
 
     def _fetch(
-        self, rows: Any, window: int, ids: npt.NDArray[np.int64] | None, stream: int
+        self,
+        rows: Any,
+        window: int,
+        ids: npt.NDArray[np.int64] | None,
+        within: range | None,
+        stream: int,
     ) -> None:
         workspace = self._fetches.begin(rows.shape[0], window, stream)
         batch = BatchArgument()
         workspace.bind(batch)
         arguments = BatchArguments(self.memory.argument, batch)
         with self.device.range(Mode.RANGES[Mode.PREFETCH]):
-            self._begin(Mode.PREFETCH, rows, stream, batch, workspace)
+            self._begin(Mode.PREFETCH, rows, stream, batch, workspace, within=within)
             batch.arrival += 1
             if batch.alone or self._fetches.held + rows.shape[0] > self.slots // 2:
                 ids = None
@@ -208,7 +232,7 @@ class GpuTier:
             self.launcher.start(OWN.PROMOTE_BESIDE_COPIES, arguments, stream)
             # Later batches come behind the plan; `fence` keeps them from what is still on its way.
             self.launcher.mark()
-            self._fetches.copy(arguments, workspace, rows, ids, self.launcher.last)
+            self._fetches.copy(arguments, workspace, rows, ids, within, self.launcher.last)
 
     def await_fetches(self) -> None:
         """Wait on the host until no prefetch reads the host tier's memory any more."""
@@ -225,6 +249,7 @@ class GpuTier:
         workspace: Workspace | None = None,
         *,
         admit: bool = True,
+        within: range | None = None,
     ) -> None:
         """Describe the batch to come, all but its data; a prefetch has one of its own."""
         n = rows.shape[0]
@@ -243,6 +268,8 @@ class GpuTier:
             batch = self._batch
             if n > self._workspace.size:
                 self._grow(n)
+        within = within or range(self.rows)
+        batch.start, batch.bound = within.start, len(within)
         self._inbox.bring(rows, batch, (workspace or self._workspace).ids)
         batch.n, batch.mode, batch.now = n, mode, self._now
         batch.load, batch.last, batch.admit = 1, 1, int(admit)
@@ -283,7 +310,7 @@ class GpuTier:
     def _find(self, arguments: BatchArguments, stream: int) -> None:
         """Launch `probe`, and note that the ids are on their way."""
         self.launcher.start(OWN.PROBE, arguments, stream, arguments.batch.n)
-        self._inbox.sent(arguments.batch, stream)
+        self._inbox.sent(stream)
 
     def _settle(self, arguments: BatchArguments, lease: GpuLease | None) -> npt.NDArray[np.int64]:
         """Finish a batch with the help of a host tier that does not hold every row."""
@@ -383,7 +410,7 @@ class GpuTier:
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        self._counts.check(self.launcher.enter(None))
+        self._counts.check(self.launcher.enter(None), self.tables)
 
     @property
     def stats(self) -> TierStats:

@@ -11,9 +11,10 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     __threadfence();
     const i64 position = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const bool mine = position < b.n;
-    const i64 row = !mine ? 0 : b.arriving ? b.arriving[position] : b.ids[position];
+    const i64 id = !mine ? 0 : b.arriving ? b.arriving[position] : b.ids[position];
+    const bool outside = (u64)id >= (u64)b.bound;
+    const i64 row = !outside ? b.start + id : (u64)id < (u64)t.rows ? FOREIGN - id : id;
     if (mine && b.arriving) b.ids[position] = row;
-    const bool outside = (u64)row >= (u64)t.rows;
     i32 slot = ABSENT;
     bool waits = false, claims = false, holds = false, kept = false, lacks = false;
     if (outside) {
@@ -291,7 +292,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
     Counters *const c = t.counters;
     const u32 missed = c->missed, deferred = c->deferred;
     if (thread() == 0 && !c->bad && c->bad_position != NO_POSITION) {
-        c->bad_row = b.ids[c->bad_position];
+        const i64 row = b.ids[c->bad_position];
+        c->bad_row = row <= FOREIGN && row > FOREIGN - t.rows ? FOREIGN - row : row;
+        c->bad_start = b.start;
         c->bad = 1;
     }
     if (b.in_order && (missed || deferred)) put_in_order(t, b, missed, deferred);

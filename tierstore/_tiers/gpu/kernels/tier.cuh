@@ -24,6 +24,7 @@ static const i32 ABSENT = -1, CLAIMED = -2, FIRST = -3, KEPT = -2147483647 - 1;
 static const i32 DEFERRED = -1, OUTSIDE = -2;  // Batch.entry
 static const u32 HELD = 0x80000000u, AHEAD = 0x40000000u, NUMBER = 0x3fffffffu;  // of a stamp
 static const u64 NO_POSITION = ~0ull;
+static const i64 FOREIGN = -(1ll << 62);  // FOREIGN - id: an id that is a row of another extent
 
 static const u32 READ = 0, WRITE = 1, LEASE = 2, PREFETCH = 3;  // Batch.mode
 static const u32 CLAIMS = 1, WAITS = 2;     // Batch.in_order
@@ -40,7 +41,7 @@ static const u32 LINK_BLOCKS = 64;  // blocks that use the link at once: more do
 // scalars come first: the host reads those alone.
 struct Counters {
     u64 bad_position;             // of the first id outside the table, in its batch
-    i64 bad_row;                  // that id
+    i64 bad_row, bad_start;       // that id, and where its extent starts
     u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the host last looked
     u64 leased_rows, leased_misses;  // distinct rows of leases, and those that were not there
     u32 bad;                      // 1 once bad_row is filled in
@@ -82,9 +83,11 @@ struct Tier {
 
 // One batch, its workspace, and what a lease or the staging adds.
 struct Batch {
-    i64 *ids;                     // [n]
-    const i64 *arriving;          // [n]: ids in pinned host memory, which `probe` copies to `ids`, or null
+    i64 *ids;                     // [n]: rows
+    const i64 *arriving;          // [n]: ids in pinned host memory, or of an extent behind the first,
+                                  // which `probe` makes rows of in `ids`; or null: ids are rows
     i64 n;
+    i64 start, bound;             // ids are 0 to bound - 1, and row start the first
     u8 *data;                     // [n][bytes]: bytes [lo, lo + bytes) of each record
     i64 lo, bytes;
     // Workspace, n entries each.

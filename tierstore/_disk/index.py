@@ -1,0 +1,211 @@
+"""The index of a table: for every row, which delta position holds its newest image, or the base.
+
+Deltas are laid end to end, the live one last, and an entry is one more than a position in them, or
+0 where the base holds the row. Its pages are taken as rows change, so it costs four bytes for each
+row of a table only where deltas are dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.delta import Delta, LiveDelta
+from tierstore._rowcopy import unique
+from tierstore.errors import CapacityError, CorruptStoreError
+
+__all__ = ["DeltaIndex", "check_positions"]
+
+Rows = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
+
+_MAX_POSITIONS = 2**31 - 2
+_INDEX_ROWS = 1 << 20
+"""Entries that are gone through at a time."""
+_IDS = 1 << 20
+"""Ids of a delta that are laid at a time."""
+
+
+def check_positions(count: int) -> None:
+    """Raise CapacityError where deltas hold more records than there are positions."""
+    if count > _MAX_POSITIONS:
+        raise CapacityError(f"the deltas hold {count} records; fold the store")
+
+
+class DeltaIndex:
+    """Where the newest image of each row is, among the deltas of a table.
+
+    Attributes:
+        deltas: the committed deltas, oldest first.
+        entries: by row, one more than the position of its newest image; 0: it is in the base.
+        replaced: by position in the live delta, the entry that its row had before.
+    """
+
+    def __init__(self, rows: int) -> None:
+        """Have every row in the base."""
+        self.rows = rows
+        self.deltas: list[Delta] = []
+        self.entries: Places = np.zeros(rows, np.int32)
+        self.replaced: Places = np.empty(0, np.int32)
+        self.starts = np.zeros(1, np.int64)
+
+    @property
+    def stop(self) -> int:
+        """The first position behind the committed deltas, which is that of the live one."""
+        return int(self.starts[-1])
+
+    def append(self, delta: Delta) -> None:
+        """Take the live delta, now committed as `delta`, among the committed ones."""
+        stop = self.stop + delta.info.rows
+        check_positions(stop)
+        self.deltas.append(delta)
+        self.starts = np.append(self.starts, stop)
+
+    def follow(self, deltas: Sequence[Delta], live_ids: Rows) -> bool:
+        """Replace the committed deltas by `deltas`, oldest first; those that stay keep places.
+
+        `live_ids` are those of the live delta. Returns whether any delta is gone, so that rows may
+        be in the base now. Raises CorruptStoreError, and then nothing has changed.
+        """
+        segments = self._segments(deltas)
+        for _, _, coming in segments:
+            for delta in coming:
+                self._check_rows(delta)
+        if not segments:
+            return False
+        self.lift(live_ids)
+        for begin, end, coming in reversed(segments):
+            self._exchange(begin, end, coming)
+        gaps = self.stop - sum(delta.info.rows for delta in self.deltas)
+        if self.stop > _MAX_POSITIONS // 2 and gaps > _MAX_POSITIONS // 8:
+            self._close_gaps()
+        self._lay(live_ids)
+        return any(end > begin for begin, end, _ in segments)
+
+    def changed(self, deltas: Sequence[Delta], folded: int) -> Rows:
+        """Return the rows whose committed image may be another once it follows `deltas`.
+
+        Those of versions up to `folded` that are gone are in the base, or in others, as they were,
+        and so are those that became a single one of the same newest version.
+        """
+        parts = [np.empty(0, np.int64)]
+        for begin, end, coming in self._segments(deltas):
+            gone = self.deltas[begin:end]
+            if len(coming) == 1 and gone and coming[0].info.version == gone[-1].info.version:
+                continue
+            gone = [delta for delta in gone if delta.info.version > folded]
+            parts += [np.asarray(delta.ids) for delta in [*gone, *coming]]
+        return unique(np.concatenate(parts))
+
+    def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
+        """Return which of the committed deltas, from one to before another, give way to which."""
+        places = {id(delta): number for number, delta in enumerate(self.deltas)}
+        segments: list[tuple[int, int, list[Delta]]] = []
+        begin, coming = 0, list[Delta]()
+        for delta in [*deltas, None]:
+            place = len(self.deltas) if delta is None else places.get(id(delta), -1)
+            if delta is not None and place < begin:
+                coming.append(delta)
+                continue
+            if place > begin or coming:
+                segments.append((begin, place, coming))
+            begin, coming = place + 1, []
+        return segments
+
+    def _exchange(self, begin: int, end: int, coming: list[Delta]) -> None:
+        """Lay deltas in the place of those from number `begin` to before `end`."""
+        gone, is_last = self.deltas[begin:end], end == len(self.deltas)
+        first = int(self.starts[begin])
+        starts = np.cumsum([first, *(delta.info.rows for delta in coming)])
+        last = int(starts[-1] if is_last else self.starts[end])
+        if starts[-1] > last:  # they need more room than there is: all behind them move
+            self._exchange(begin, len(self.deltas), [*coming, *self.deltas[end:]])
+            return
+        check_positions(last)
+        for delta in gone:
+            ids = np.asarray(delta.ids)
+            places = self.entries[ids]
+            self.entries[ids[(places > first) & (places <= self.starts[end])]] = 0
+        for delta, start in zip(coming, starts.tolist(), strict=False):
+            for at in range(0, delta.info.rows, _IDS):
+                ids = np.asarray(delta.ids[at : at + _IDS])
+                first = start + at + 1
+                places = np.arange(first, first + ids.size, dtype=np.int32)
+                if not is_last:
+                    older = self.entries[ids] <= last
+                    ids, places = ids[older], places[older]
+                self._point(ids, places)
+        self._uncover(gone, begin)
+        self.starts = np.concatenate(
+            [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]
+        )
+        self.deltas[begin:end] = coming
+
+    def _uncover(self, gone: Sequence[Delta], begin: int) -> None:
+        """Point rows that only deltas which are `gone` hid to the deltas before number `begin`.
+
+        There are such rows where a writer went back to an older version.
+        """
+        if not begin:
+            return
+        bare = [ids[self.entries[ids] == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
+        rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
+        for number in range(begin if rows.size else 0):
+            ids = np.asarray(self.deltas[number].ids)
+            at = np.flatnonzero(np.isin(ids, rows))
+            self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
+
+    def _check_rows(self, delta: Delta) -> None:
+        ids = np.asarray(delta.ids)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
+            raise CorruptStoreError(
+                f"{delta.info.name} holds rows outside the table's 0..{self.rows - 1}"
+            )
+
+    def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
+        """Point the index entries of `ids` to `places`, ascending and above all they had.
+
+        Of an id that repeats the last one counts, which a plain assignment need not see to.
+        """
+        np.maximum.at(self.entries, ids, places)
+
+    def lift(self, ids: Rows) -> Rows:
+        """Point to committed records alone; return `ids`, those of the live delta."""
+        self.entries[ids] = self.replaced[: ids.size]  # the same for each that repeats
+        return ids
+
+    def _lay(self, ids: Rows) -> None:
+        """Lay the live delta, whose ids these are, over the committed ones again."""
+        if ids.size:
+            start = self.stop + 1
+            check_positions(start + ids.size)
+            self.replaced[: ids.size] = self.entries[ids]
+            self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
+
+    def _close_gaps(self) -> None:
+        """Give the committed deltas their positions anew, end to end."""
+        sizes = [delta.info.rows for delta in self.deltas]
+        starts = np.cumsum([0, *sizes])
+        shift = (self.starts[:-1] - starts[:-1]).astype(np.int32)
+        for at in range(0, self.rows, _INDEX_ROWS):
+            entries = self.entries[at : at + _INDEX_ROWS]
+            held = np.flatnonzero(entries)
+            number = np.searchsorted(self.starts, entries[held] - 1, side="right") - 1
+            entries[held] -= shift[number]
+        self.starts = starts
+
+    def by_delta(
+        self, places: Places, live: LiveDelta | None
+    ) -> list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]]:
+        """Split index entries by delta: the delta, its first position, which entries are in it."""
+        number = np.searchsorted(self.starts, places - 1, side="right") - 1
+        parts: list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]] = []
+        sources: list[Delta | LiveDelta] = [*self.deltas]
+        if live is not None:
+            sources.append(live)
+        for found in np.unique(number[places > 0]).tolist():
+            which = np.flatnonzero((number == found) & (places > 0))
+            parts.append((sources[found], int(self.starts[found]), which))
+        return parts

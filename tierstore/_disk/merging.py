@@ -1,0 +1,288 @@
+"""Merging: the newest image of each row of some deltas goes over the base, or into one delta.
+
+Readers of the table find these rows in the deltas, so none has to wait for a merge. Each record it
+writes is a whole image that stays in its delta until what was written is synced, and read back from
+the disk: a merge that is cut short is simply done again.
+
+A delta of its own for every version would cost a file, a mapping and a line of each manifest for as
+long as no merge into the base can take it: while a reader is older, or while versions wait to be
+confirmed. So deltas of consecutive versions are compacted. The result has the newest of their
+versions, and later manifests name it in their place; older manifests go on naming them, and readers
+hold what they have mapped. `spans` says which of them, so that few are left and none is written
+often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _checksum, _io
+from tierstore._disk.base import Base
+from tierstore._disk.delta import FOOTER_BYTES, Delta, footer_checksum, make_footer
+from tierstore._disk.manifest import DeltaInfo
+from tierstore._disk.readahead import USUAL_GAP
+from tierstore._disk.records import BLOCK_BYTES
+from tierstore.errors import CommitFailedError, StoreIOError
+
+__all__ = ["Compaction", "Merge", "Newest", "spans"]
+
+Rows = npt.NDArray[np.int64]
+
+_STEP_BYTES = BLOCK_BYTES
+_WINDOW_ROWS = 1 << 20
+"""Rows of a table whose newest images are looked up at a time, for four bytes each; at least."""
+_MOST_WINDOWS = 256
+"""How often the ids of all deltas are gone through at most."""
+_IDS = 1 << 20
+
+
+class Newest:
+    """The newest image of each row that some deltas, oldest first, hold."""
+
+    def __init__(self, deltas: Sequence[Delta], rows: int, gap: int = USUAL_GAP) -> None:
+        """Take note of deltas of a table of so many `rows`; nothing is read yet.
+
+        Pages at most `gap` bytes apart are fetched in one piece.
+        """
+        self._deltas = tuple(deltas)
+        self._rows = rows
+        self._gap = gap
+        self._starts = np.cumsum([0, *(delta.info.rows for delta in deltas)]).tolist()
+
+    def images(self) -> Iterator[tuple[Rows, npt.NDArray[np.uint8], npt.NDArray[np.uint32]]]:
+        """Yield rows, ascending, their records and checksums, all good until the next ones.
+
+        Each record is checked.
+        """
+        if not self._deltas:
+            return
+        width = self._deltas[0].record_bytes
+        most = min(max(1, _STEP_BYTES // width), self._starts[-1])
+        block = np.empty((2, most, width), np.uint8)
+        for rows, places in self._parts(width):
+            records, sums = block[0, : rows.size], np.empty(rows.size, np.uint32)
+            for delta, which, at in self._found(places):
+                for place in delta.places(at):
+                    place.announce(self._gap)
+                images = block[1, : which.size]
+                delta.read(at, images)
+                records[which] = images
+                sums[which] = delta.sums[at]
+            yield rows, records, sums
+
+    def checksums(self, record_bytes: int) -> Iterator[tuple[Rows, npt.NDArray[np.uint32]]]:
+        """Yield the same rows and checksums in the same parts, without the records."""
+        for rows, places in self._parts(record_bytes):
+            sums = np.empty(rows.size, np.uint32)
+            for delta, which, at in self._found(places):
+                sums[which] = delta.sums[at]
+            yield rows, sums
+
+    def _parts(self, record_bytes: int) -> Iterator[tuple[Rows, Rows]]:
+        """Yield what `places` does, as much as is done in a step."""
+        step = max(1, _STEP_BYTES // record_bytes)
+        for rows, places in self.places():
+            for start in range(0, rows.size, step):
+                yield rows[start : start + step], places[start : start + step]
+
+    def places(self) -> Iterator[tuple[Rows, Rows]]:
+        """Yield rows, ascending, and where the newest image of each is in the deltas end to end."""
+        if self._starts[-1] <= _WINDOW_ROWS:
+            ids = np.concatenate([np.empty(0, np.int64), *(delta.ids for delta in self._deltas)])
+            rows, behind = np.unique(ids[::-1], return_index=True)
+            yield rows, ids.size - 1 - behind
+            return
+        window = max(_WINDOW_ROWS, -(-self._rows // _MOST_WINDOWS))
+        for first in range(0, self._rows, window):
+            newest = np.zeros(min(window, self._rows - first), np.int32)
+            for delta, start in zip(self._deltas, self._starts, strict=False):
+                for at in range(0, delta.info.rows, _IDS):
+                    rows = delta.ids[at : at + _IDS] - first
+                    here = np.flatnonzero((rows >= 0) & (rows < newest.size))
+                    places = (here + (start + at + 1)).astype(np.int32)
+                    np.maximum.at(newest, rows[here], places)  # of a row that repeats, the last
+            rows = np.flatnonzero(newest)
+            yield rows + first, newest[rows].astype(np.int64) - 1
+
+    def _found(self, places: Rows) -> Iterator[tuple[Delta, npt.NDArray[np.intp], Rows]]:
+        """Yield each delta with which of `places` lie in it, and where in it."""
+        for delta, (first, stop) in zip(self._deltas, pairwise(self._starts), strict=True):
+            which = np.flatnonzero((places >= first) & (places < stop))
+            if which.size:
+                yield delta, which, places[which] - first
+
+
+class Merge:
+    """Deltas, oldest first, on their way into the base they lie over."""
+
+    def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
+        """Take note of what is to be merged; nothing is read yet."""
+        self._base = base
+        self._deltas = tuple(deltas)
+
+    def steps(self) -> Iterator[None]:
+        """Write the images, some at each step, make the base durable, and prove that it is.
+
+        Stopping in between does no harm. Raises CommitFailedError if the disk did not take
+        what was written, whatever its syncs said: the deltas are still needed.
+        """
+        if not self._deltas:
+            return
+        newest = Newest(self._deltas, self._base.rows, self._base.gap)
+        for rows, records, sums in newest.images():
+            self._base.write(rows, records, sums)
+            yield
+        self._base.sync()
+        for rows, sums in newest.checksums(self._base.record_bytes):
+            self._prove(rows, sums)
+            yield
+
+    def _prove(self, rows: Rows, sums: npt.NDArray[np.uint32]) -> None:
+        """Compare what the disk has of `rows` with the checksums of what was written."""
+        wrong = self._base.unproven(rows, sums)
+        if wrong.size:
+            raise CommitFailedError(
+                f"{wrong.size} rows, the first of them row {wrong[0]}, are not on the disk as a "
+                "fold wrote them, although it was synced; the last commit is intact: check the "
+                "disk and open the store again"
+            )
+
+
+_FAN_OUTS = (4, 2, 1)
+"""How many bits of a version number a level of spans takes: what is written least often first."""
+
+
+def spans(deltas: Sequence[Delta], newest: int, most: int) -> list[list[Delta]]:
+    """Group consecutive deltas, oldest first, so that about `most` groups are left, or fewer.
+
+    Each goes to the largest complete span of versions that holds it. Spans are the aligned ranges
+    of 16, 256, 4,096 … version numbers, complete when `newest`, the newest version, lies behind
+    them: 15 groups a level, and a record is written once a level. Where that leaves too many, the
+    ranges are 4, 16, 64 … or 2, 4, 8 … long; one group is all that helps where those do not.
+    """
+    for bits in _FAN_OUTS:
+        groups = [list(group) for _, group in groupby(deltas, partial(_span, newest, bits))]
+        if len(groups) <= most:
+            return groups
+    return [list(deltas)]
+
+
+def _span(newest: int, bits: int, delta: Delta) -> tuple[int, int]:
+    """Return the largest complete span that holds a delta: bits of its length, and its number."""
+    version = delta.info.version
+    length = max(0, (version ^ newest).bit_length() - 1) // bits * bits
+    return length, version >> length
+
+
+class Compaction:
+    """Deltas of consecutive versions, oldest first, on their way into one.
+
+    Attributes:
+        name: name of the file that is written, which no manifest names before it is published.
+        deltas: what it is made of.
+        delta: what came of them, once all steps were taken.
+    """
+
+    def __init__(
+        self,
+        directory: _io.Holder,
+        name: str,
+        deltas: Sequence[Delta],
+        *,
+        rows: int,
+        store: bytes,
+    ) -> None:
+        """Take note of what is to be compacted; nothing is read or written yet.
+
+        `rows` are those of the table; `store` is the uuid that deltas bear.
+        """
+        self.name = name
+        self.deltas = tuple(deltas)
+        self.delta: Delta | None = None
+        self._directory = directory
+        self._newest = Newest(deltas, rows)
+        self._record_bytes = deltas[0].record_bytes
+        self._store = store
+
+    def steps(self) -> Iterator[None]:
+        """Write the delta, some records at each step; with the last one it is durable and proven.
+
+        Where that fails, or is stopped, no file is left.
+        """
+        try:
+            with self._directory.use() as directory, directory.create(self.name) as file:
+                info = yield from self._write(file)
+                file.sync()
+                directory.sync()
+                yield from self._prove(file, info)
+                self.delta = Delta(file, info, store=self._store, record_bytes=self._record_bytes)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Delete the file, which no manifest names."""
+        self.delta = None
+        with contextlib.suppress(OSError), self._directory.use() as directory:
+            directory.unlink(self.name)
+
+    def _write(self, file: _io.File) -> Generator[None, None, DeltaInfo]:
+        """Write records, ids, checksums and footer, and return what a manifest says of them."""
+        count, width = 0, self._record_bytes
+        for rows, _ in self._newest.places():
+            count += rows.size
+            yield
+        sums_at = count * (width + 8)
+        size = sums_at + 4 * count + FOOTER_BYTES
+        file.allocate(0, size)
+        done = body = 0
+        for rows, records, sums in self._newest.images():
+            ids = rows.astype("<i8")
+            body = _checksum.crc32c(ids, body)
+            file.write(records.reshape(-1), done * width)
+            file.write(ids, count * width + 8 * done)
+            file.write(sums.astype("<u4"), sums_at + 4 * done)
+            done += rows.size
+            yield
+        for at in range(sums_at, size - FOOTER_BYTES, BLOCK_BYTES):
+            body = _checksum.crc32c(file.read(min(BLOCK_BYTES, size - FOOTER_BYTES - at), at), body)
+        version = self.deltas[-1].info.version
+        footer = make_footer(self._store, version, count, width, body)
+        file.write(footer, size - FOOTER_BYTES)
+        return DeltaInfo(self.name, size, count, version, footer_checksum(footer))
+
+    def _prove(self, file: _io.File, info: DeltaInfo) -> Iterator[None]:
+        """Read the records back from the disk; raises StoreIOError where they differ."""
+        width, count = self._record_bytes, info.rows
+        file.advise(os.POSIX_FADV_DONTNEED)
+        step = max(1, BLOCK_BYTES // width)
+        room = np.empty(min(step, count) * width + _io.direct.BLOCK, np.uint8)
+        for start in range(0, count, step):
+            part = min(step, count - start)
+            records = _io.direct.placed(room, part * width, start * width)
+            _io.direct.read(file, records, start * width)
+            ids = np.frombuffer(file.read(8 * part, count * width + 8 * start), "<i8")
+            sums = np.frombuffer(file.read(4 * part, count * (width + 8) + 4 * start), "<u4")
+            self._check(ids, records.reshape(part, width), sums)
+            yield
+
+    def _check(
+        self,
+        ids: npt.NDArray[np.int64],
+        records: npt.NDArray[np.uint8],
+        sums: npt.NDArray[np.uint32],
+    ) -> None:
+        wrong = _checksum.mismatches(ids, records, sums)
+        if wrong.size:
+            path = os.path.join(self._directory.path, self.name)
+            raise StoreIOError(
+                f"{wrong.size} rows read otherwise than they were written to {path}, the first is "
+                f"row {int(ids[wrong[0]])}; the deltas they came from stay; check the disk"
+            )

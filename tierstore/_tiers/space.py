@@ -1,0 +1,268 @@
+"""A space: tables whose records are equally long, under one host tier and one GPU tier.
+
+A space is a list of extents placed end to end, one for each table. The tiers above the lowest
+know rows of the space alone: row = start of the extent + row of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tierstore._counters import Occupancy, TierStats
+from tierstore._tiers.base import (
+    OPENED_ANEW,
+    REFRESHED,
+    ROLLED_BACK,
+    Bytes,
+    Epoch,
+    LowestTier,
+    Rows,
+    Tier,
+)
+from tierstore._tiers.gpu import GpuTier
+from tierstore._tiers.gpu.device import device_error
+from tierstore._tiers.host import HostTier
+from tierstore._tiers.uncached import Uncached
+
+__all__ = ["Extent", "Nearest", "Router", "Space", "TierMemory", "laid_out", "lowest_of"]
+
+Nearest = HostTier | Uncached
+"""What serves byte ranges of any rows of a space, in any order."""
+
+
+@dataclasses.dataclass(eq=False)
+class Extent:
+    """The rows of a table within a space.
+
+    Attributes:
+        table: its name.
+        start: its first row in the space.
+        tier: its lowest tier, which knows the table's own rows.
+        epoch: what leases of its rows live in; another one after each `Space.discard`.
+    """
+
+    table: str
+    start: int
+    tier: LowestTier
+    epoch: Epoch = dataclasses.field(default_factory=Epoch)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.tier.rows
+
+    @property
+    def range(self) -> range:
+        """Its rows in the space."""
+        return range(self.start, self.start + self.rows)
+
+    def in_space(self, rows: Rows) -> Rows:
+        """Return rows of the table as rows of the space; no copy where they are the same."""
+        return rows + self.start if self.start else rows
+
+    def own(self, rows: Rows) -> Rows:
+        """Return those of `rows` of the space that are in the extent, as rows of the table."""
+        return rows[(rows >= self.start) & (rows < self.start + self.rows)] - self.start
+
+
+def laid_out(tiers: Sequence[tuple[str, LowestTier]]) -> tuple[Extent, ...]:
+    """Return the extents of tables, each with its name and lowest tier, end to end."""
+    extents, start = [], 0
+    for table, tier in tiers:
+        extents.append(Extent(table, start, tier))
+        start += tier.rows
+    return tuple(extents)
+
+
+def lowest_of(extents: Sequence[Extent]) -> Tier:
+    """Return the lowest tier of a space: that of its table, or what routes to those of several."""
+    return extents[0].tier if len(extents) == 1 else Router([extent.tier for extent in extents])
+
+
+class Router:
+    """The lowest tier of a space of several extents, placed end to end."""
+
+    def __init__(self, tiers: Sequence[LowestTier]) -> None:
+        """Lay the rows of `tiers`, whose records are equally long, end to end."""
+        self.record_bytes = tiers[0].record_bytes
+        self.stats = TierStats()
+        self._tiers = tuple(tiers)
+        self._starts = np.cumsum([0, *(tier.rows for tier in tiers)])
+        self.rows = int(self._starts[-1])
+
+    def _routed(self, rows: Rows) -> Iterator[tuple[LowestTier, slice, Rows]]:
+        """Yield each tier that has some of `rows`, ascending, which of them, and its own rows."""
+        edges = np.searchsorted(rows, self._starts)
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            part = slice(int(edges[number]), int(edges[number + 1]))
+            yield self._tiers[number], part, rows[part] - self._starts[number]
+
+    def read(self, rows: Rows, out: Bytes) -> None:
+        """Copy the records of `rows` `(n,)`, ascending, into `out` `(n, record_bytes)`."""
+        for tier, part, own in self._routed(rows):
+            tier.read(own, out[part])
+
+    def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
+        """Yield the records of `rows`, ascending, part by part."""
+        for tier, part, own in self._routed(rows):
+            for within, records in tier.stream(own):
+                yield slice(part.start + within.start, part.start + within.stop), records
+
+    def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
+        """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, in any order."""
+        if (rows[1:] < rows[:-1]).any():
+            order = np.argsort(rows)
+            rows, records = rows.take(order), records.take(order, axis=0)
+        for tier, part, own in self._routed(rows):
+            tier.write(own, records[part], resident=resident)
+
+    def stage(self, rows: Rows) -> Callable[[], None] | None:
+        """Return what brings `rows`, ascending, nearer in all the tiers, if anything does."""
+        advice = [tier.stage(own) for tier, _, own in self._routed(rows)]
+        calls = [call for call in advice if call is not None]
+
+        def advise() -> None:
+            for call in calls:
+                call()
+
+        return advise if calls else None
+
+    def flush(self) -> None:
+        """Flush all the tiers."""
+        for tier in self._tiers:
+            tier.flush()
+
+
+class TierMemory(NamedTuple):
+    """The memory of a tier: bytes in all, slots, and the kind or place of the memory."""
+
+    tier: str
+    nbytes: int
+    slots: int
+    kind: str
+
+
+class Space:
+    """The tiers of some tables: their lowest tiers, a host cache or none, a GPU cache or none.
+
+    Attributes:
+        extents: the tables.
+        nearest: the nearest tier that is not on a GPU, for byte ranges of any rows.
+        host: the same where it is a host tier, else None.
+        gpu: the GPU tier, or None; there is none without a host tier.
+    """
+
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        below: Tier,
+        host: HostTier | None = None,
+        gpu: GpuTier | None = None,
+    ) -> None:
+        """Take over the tiers above `below`, the lowest one of the extents."""
+        self.extents = tuple(extents)
+        self.host = host
+        self.gpu = gpu
+        if gpu is not None:
+            gpu.tables = [(extent.table, extent.range) for extent in self.extents]
+        self.nearest: Nearest = Uncached(below) if host is None else host
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Make the device of the GPU tier the current one, and explain the driver's errors.
+
+        Without a GPU tier this does nothing.
+        """
+        if self.gpu is None:
+            yield
+            return
+        try:
+            with self.gpu.device.current():
+                yield
+        except Exception as error:
+            meaning = device_error(error, self.extents[0].table)
+            if meaning is error or meaning is None:
+                raise
+            raise meaning from error
+
+    def flush_gpu(self) -> None:
+        """Have the tiers below the GPU know every record that changed there; waits for it."""
+        if self.gpu is not None:
+            with self.on_device():
+                self.gpu.flush()
+
+    def flush(self) -> None:
+        """Hand every changed record down to the lowest tiers."""
+        self.flush_gpu()
+        self.nearest.flush()
+
+    def uncommitted(self, extent: Extent) -> Rows:
+        """Return the rows of a table that were written since the last commit, ascending."""
+        self.flush_gpu()
+        live = extent.tier.live
+        handed_down = np.empty(0, np.int64) if live is None else live.ids
+        return np.union1d(handed_down, extent.own(self.nearest.dirty()))
+
+    def discard(self) -> None:
+        """Drop what was not committed, and end every lease."""
+        self._end_leases(ROLLED_BACK)
+        if self.gpu is not None:
+            with self.on_device():
+                self.gpu.discard()
+        gone = [extent.in_space(extent.tier.discard()) for extent in self.extents]
+        self.nearest.discard(np.concatenate(gone))
+        self._begin_epochs()
+
+    def _end_leases(self, reason: str) -> None:
+        for extent in self.extents:
+            extent.epoch.end(reason)
+
+    def _begin_epochs(self) -> None:
+        for extent in self.extents:
+            extent.epoch = Epoch()
+
+    def forget(self, extent: Extent, rows: Rows) -> None:
+        """Drop `rows` of a table, for a reader: its lowest tier has others now. Ends all leases."""
+        self._end_leases(REFRESHED)
+        self.nearest.discard(extent.in_space(rows))
+        self._begin_epochs()
+
+    def stats(self, extent: Extent) -> dict[str, TierStats]:
+        """Return copies of the counters of each tier, the nearest first."""
+        with self.on_device():
+            found = {
+                **({} if self.gpu is None else {"gpu": self.gpu.stats}),
+                **({} if self.host is None else {"host": self.host.stats}),
+                "disk": extent.tier.stats,
+            }
+            return {name: dataclasses.replace(stats) for name, stats in found.items()}
+
+    def occupancy(self) -> dict[str, Occupancy]:
+        """Return how full the host tier is, under "host"; empty where there is none."""
+        return {} if self.host is None else {"host": self.host.occupancy()}
+
+    def memory(self) -> tuple[TierMemory, ...]:
+        """Return what each tier above the lowest takes, the nearest first."""
+        found = []
+        if self.gpu is not None:
+            name = self.gpu.device.torch_name
+            found.append(TierMemory("gpu", self.gpu.nbytes, self.gpu.slots, name))
+        if self.host is not None:
+            host = self.host
+            found.append(TierMemory("host", host.nbytes, host.slots, host.arena.kind))
+        return tuple(found)
+
+    def close(self, reason: str = OPENED_ANEW) -> None:
+        """End every lease and give the memory back, even where the GPU has failed."""
+        self._end_leases(reason)
+        if self.gpu is not None:
+            self.gpu.epoch.end(reason)
+            with contextlib.suppress(Exception), self.gpu.device.current():
+                self.gpu.close()
+        with contextlib.suppress(Exception):
+            self.nearest.close()
