@@ -207,6 +207,15 @@ def test_a_copy_of_the_files_that_went_its_own_way_is_another(run: Run, tmp_path
             reader.load_state_dict(states[0])
 
 
+def test_a_pointer_is_as_long_for_any_version(run: Run) -> None:
+    sizes = set()
+    for _ in range(12):
+        run.train(1)
+        run.store.commit()
+        sizes.add(run.model.state_dict()["user._extra_state"].shape)
+    assert sizes == {torch.Size([1024])}
+
+
 def test_a_state_of_another_table_or_field_is_refused(run: Run) -> None:
     with pytest.raises(InvalidInputError, match=r"field 'weight' of table 'user'.*table 'item'"):
         run.model.item.load_state_dict(run.model.user.state_dict())

@@ -19,9 +19,16 @@ __all__ = ["from_bytes", "make_pointer", "to_bytes", "wanted_version"]
 Pointer = Mapping[str, Any]
 
 
+_MULTIPLE = 1024
+
+
 def to_bytes(pointer: Pointer) -> bytes:
-    """Return a pointer as bytes, for states that are made of tensors."""
-    return json.dumps(pointer, separators=(",", ":")).encode()
+    """Return a pointer as bytes, for states that are made of tensors.
+
+    They are as many for any version: loaders such as torch.distributed.checkpoint load in place.
+    """
+    data = json.dumps(pointer, separators=(",", ":")).encode()
+    return data.ljust(-(-len(data) // _MULTIPLE) * _MULTIPLE)
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
