@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import tierstore
@@ -181,6 +182,33 @@ def test_an_optimizer_in_the_backward_pass(place: Place, weights: Tensor) -> Non
     for ids in ([1, 2, 2], [2, 5]):
         twins.backward(ids)
     torch.testing.assert_close(rows_of(twins.table), twins.plain.weight.detach().cpu())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_activations(place: Place, weights: Tensor, reentrant: bool) -> None:
+    twins = Twins(place, weights)
+    seen: list[list[Tensor]] = [[], []]
+    for number, model in enumerate(twins.models):
+        next(model.parameters()).register_hook(seen[number].append)
+    one, two = (torch.tensor(ids).to(place.torch) for ids in ([1, 2, 2], [2, 5]))
+    needed = torch.ones((), requires_grad=True).to(place.torch)
+
+    def backward(model: Any, _: Any) -> None:
+        def run(ids: Tensor, factor: Tensor) -> Tensor:
+            found: Tensor = model(ids).square().sum() * factor
+            return found
+
+        inside = [
+            torch.utils.checkpoint.checkpoint(run, ids, needed, use_reentrant=reentrant)
+            for ids in (one, two)
+        ]
+        (sum(inside) + run(one, needed)).backward()
+
+    twins.both(backward)
+    assert seen[0]
+    torch.testing.assert_close(*(sum(each.sum() for each in found) for found in seen))
+    twins.step()
+    twins.check()
 
 
 def test_two_optimizers_use_the_same_gradient(place: Place, weights: Tensor) -> None:
