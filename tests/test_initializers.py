@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,45 @@ def test_the_first_values_are_the_same_forever():
     peer = np.random.Generator(np.random.Philox(key=np.array([42, 0], np.uint64)))
     drawn = peer.standard_normal((BLOCK_ROWS, 2), np.float32)[:3] * np.float32(0.5)
     assert np.array_equal(values, drawn)
+
+
+UNSEEDED = [tierstore.normal(std=0.01), tierstore.uniform(-1, 1), tierstore.xavier_uniform()]
+
+
+@pytest.mark.parametrize("initializer", UNSEEDED, ids=lambda each: each.text)
+def test_without_a_seed_each_table_and_field_draws_its_own(tmp_path, initializer):
+    spec = TableSpec(30, fields={"a": Field(4, init=initializer), "b": Field(4, init=initializer)})
+    with tierstore.create(tmp_path / "s", {"user": spec, "item": spec}) as store:
+        rows = [store[name].read(range(30), ["a", "b"]) for name in ("user", "item")]
+        drawn = [fields[name].tobytes() for fields in rows for name in ("a", "b")]
+        assert len(set(drawn)) == 4
+        store["user"].write([3], rows[0]["b"][:1], "a")
+        store.commit()
+    with tierstore.open(tmp_path / "s") as store:  # what is recorded makes the same bytes
+        for table, fields in zip(store.info().tables, rows, strict=True):
+            for number, field in enumerate(table.fields):
+                again = eval(field["init"], vars(tierstore.initializers))
+                assert again.seed is not None and replace(again, seed=None) == initializer
+                block = again.block(0, 30, (30, 4), number)
+                assert block.astype(np.float32).tobytes() == fields[field["name"]].tobytes()
+
+
+def test_a_seed_that_is_given_is_kept_and_recorded(tmp_path):
+    spec = TableSpec(30, 4, init=tierstore.normal(std=0.5, seed=9))
+    assert spec.seeded() is spec
+    with tierstore.create(tmp_path / "s", {"a": spec, "b": spec}) as store:
+        assert store["a"].read(range(30)).tobytes() == store["b"].read(range(30)).tobytes()
+        (field,) = store.info().tables[0].fields
+        assert field["init"] == "normal(mean=0.0, std=0.5, seed=9)"
+
+
+def test_an_initializer_without_a_seed_draws_nothing_by_itself():
+    with pytest.raises(InvalidInputError, match="seed"):
+        tierstore.normal().block(0, 3, (3, 4), 0)
+
+
+def test_an_array_shows_its_shape_alone():
+    assert (
+        repr(tierstore.from_array(np.ones((300, 100), np.float32)))
+        == "from_array(float32 (300, 100))"
+    )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tierstore._store.store import Store
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, needs
 
 __all__ = ["Checkpoint"]
 
@@ -101,7 +101,8 @@ class Checkpoint:
 
 def _random_state() -> dict[str, Any]:
     """Return the state of the generators of torch, on the CPU and on every GPU, and of NumPy."""
-    from tierstore._torch import torch
+    with needs("torch", "torch", "this needs PyTorch"):
+        import torch
 
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state()}
     if torch.cuda.is_initialized():
@@ -110,7 +111,8 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
-    from tierstore._torch import torch
+    with needs("torch", "torch", "this needs PyTorch"):
+        import torch
 
     torch.set_rng_state(state["torch"])
     name, keys, *rest = state["numpy"]

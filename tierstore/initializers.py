@@ -1,7 +1,9 @@
 """Initializers: the first values of a field.
 
-Random values are drawn in fixed blocks of 4,096 rows, each from a Philox generator keyed by (seed,
-field, block), so a table's first bytes depend on neither chunk size, backend nor order.
+A random initializer without a seed draws one for each field and table that is made by it, and the
+manifest keeps it. Random values are drawn in fixed blocks of 4,096 rows, each from a Philox
+generator keyed by (seed, field, block), so a table's first bytes depend on neither chunk size,
+backend nor order.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
 
@@ -9,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,11 +62,26 @@ class Initializer(ABC):
     """
 
     is_zero: bool = False
+    _name: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, name: str | None = None) -> None:
         """Register the initializer under its name, if it is given one."""
         if name is not None:
+            cls._name = name
             INITIALIZERS[name] = cls
+
+    def seeded(self) -> Initializer:
+        """Return the initializer itself, or with a seed drawn if it is random and has none."""
+        return self
+
+    @property
+    def text(self) -> str:
+        """The call that makes it, such as "normal(mean=0.0, std=0.01, seed=7)"; "" for arrays."""
+        if not self._name:
+            return ""
+        given = [each.name for each in dataclasses.fields(self) if each.init]  # type: ignore[arg-type]
+        given.sort(key=lambda name: name == "seed")
+        return f"{self._name}({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
     @abstractmethod
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
@@ -109,19 +127,27 @@ class Random(Initializer):
     """Values drawn at random: the same ones for the same seed, field and row.
 
     Attributes:
-        seed: 0..2**64-1.
+        seed: 0..2**64-1, or None to draw one for each field and table that is made.
     """
 
-    seed: int = dataclasses.field(default=0, kw_only=True)
+    seed: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the seed and the numbers."""
         _make_finite(self)
-        if not 0 <= self.seed < 2**64:
+        if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
+
+    def seeded(self) -> Initializer:
+        """Return it with a seed."""
+        return (
+            self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(64))
+        )
 
     def generator(self, block: int, field: int) -> np.random.Generator:
         """Return what draws the values of a block of rows."""
+        if self.seed is None:
+            raise InvalidInputError(f"{self.text} has no seed yet; draw from its seeded()")
         key = np.array([self.seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
@@ -177,13 +203,19 @@ class XavierUniform(Random, name="xavier_uniform"):
         return Uniform(-bound, bound, seed=self.seed).block(block, count, shape, field)
 
 
-constant, normal, uniform = Constant, Normal, Uniform
-xavier_uniform, zeros = XavierUniform, Zeros
+constant: type[Constant] = Constant
+normal: type[Normal] = Normal
+uniform: type[Uniform] = Uniform
+xavier_uniform: type[XavierUniform] = XavierUniform
+zeros: type[Zeros] = Zeros
 
 
 @dataclass(frozen=True, eq=False)
 class _Array(Initializer):
     values: npt.NDArray[Any]
+
+    def __repr__(self) -> str:
+        return f"from_array({self.values.dtype} {self.values.shape})"
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         if self.values.shape != shape:
@@ -210,7 +242,7 @@ def from_array(values: Any) -> Initializer:
     return _Array(values)
 
 
-def from_file(path: str | Path) -> Initializer:
+def from_file(path: str | os.PathLike[str]) -> Initializer:
     """The rows of a 2-D floating `.npy` file, mapped and read while the table is made."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)

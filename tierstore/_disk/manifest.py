@@ -105,7 +105,8 @@ class TableInfo:
     """One table of a version.
 
     `generation` is the directory of its base; `scalars` are values that belong to the whole table,
-    such as an optimizer's step. `digest` is None where the base was last folded by a program of
+    such as an optimizer's step. `inits` are the calls of the initializers, seed and all, that made
+    fields of the generation. `digest` is None where the base was last folded by a program of
     format 1.
 
     It never changes, so that manifests share those of tables that did not: what a commit writes
@@ -118,6 +119,7 @@ class TableInfo:
     scalars: dict[str, Any] = field(default_factory=dict)
     keys: KeysInfo | None = None
     digest: DigestInfo | None = None
+    inits: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def encoded(self) -> bytes:
@@ -127,6 +129,7 @@ class TableInfo:
             "rows": spec.rows,
             "fields": [
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
+                | ({"init": self.inits[name]} if name in self.inits else {})
                 for name, item in spec.fields.items()
             ],
             "backend": spec.backend,
@@ -357,6 +360,11 @@ def _table(section: Section, is_first: bool) -> TableInfo:
         scalars=_scalars(section.section("scalars")),
         keys=None if section.value("keys") is None else _keys(section.section("keys")),
         digest=None if unbound else _digest(section.section("digest")),
+        inits={
+            part.text("name"): part.text("init")
+            for part in (Section(item, section.name) for item in section.items("fields"))
+            if "init" in part
+        },
     )
 
 
@@ -365,7 +373,7 @@ def _spec(section: Section) -> TableSpec:
     try:
         for item in section.items("fields"):
             part = Section(item, section.name)
-            part.only({"name", "dim", "dtype"})
+            part.only({"name", "dim", "dtype", "init"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
             fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"))

@@ -11,13 +11,13 @@ import dataclasses
 import html
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._info import StoreInfo, Version
 from tierstore._store import closing
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
@@ -39,6 +39,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.spec import check_name
+from tierstore.stats import StoreInfo, Version
 
 __all__ = ["Store"]
 
@@ -59,8 +60,8 @@ class Store(SchemaChanges):
 
     def __init__(self, options: Options) -> None:
         """Open it; `tierstore.open` is the way to."""
-        self.path = options.path
-        self.mode = options.mode
+        self.path: Path | _io.Objects = options.path
+        self.mode: str = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
         self._state = State(options, self)
@@ -98,7 +99,10 @@ class Store(SchemaChanges):
         """A store is true, even without tables."""
         return True
 
-    __eq__ = object.__eq__
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object: a store has no value to compare."""
+        return self is other
+
     __hash__ = object.__hash__
 
     @property
@@ -176,8 +180,8 @@ class Store(SchemaChanges):
     def commit(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
     ) -> int:
         """Make everything written so far durable, in all tables at once, as one new version.
@@ -205,8 +209,8 @@ class Store(SchemaChanges):
     def commit_async(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
@@ -295,7 +299,7 @@ class Store(SchemaChanges):
         path: Any,
         *,
         version: int | None = None,
-        damaged: str = "raise",
+        damaged: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.

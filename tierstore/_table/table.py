@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, o
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Occupancy, TierStats
 from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
-from tierstore._info import TableInformation, TierInformation
 from tierstore._table.address import Ids, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -26,6 +24,7 @@ from tierstore._table.values import check_out, from_bytes, read_dtype, writable_
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
+from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -589,6 +588,7 @@ class Table:
     def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
         deltas = self._disk.deltas
+        inits = self._generation.info.inits
         return TableInformation(
             name=self.name,
             rows=self.rows,
@@ -596,6 +596,7 @@ class Table:
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
+                | ({"init": inits[name]} if name in inits else {})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,
