@@ -473,6 +473,19 @@ def test_a_copy_between_backward_and_step_has_no_gradient(place: Place, weights:
     assert twins.emb(torch.tensor([1]).to(place.torch)).requires_grad
 
 
+def test_layers_over_a_field_are_tied_in_a_copy_too(place: Place, weights: Tensor) -> None:
+    table = place.table(weights)
+    model = torch.nn.ModuleList([TieredEmbedding(table), TieredEmbedding(table)])
+    other = copy.deepcopy(model)
+    assert other[0].rows is other[1].rows is not model[0].rows
+    with pytest.raises(InvalidInputError, match="a layer and a copy of it"):
+        TieredOptimizer(SGD, [model, other], lr=1.0)
+    opt = TieredOptimizer(SGD, other, lr=1.0)
+    sum(layer(torch.tensor([1, 2]).to(place.torch)).sum() for layer in other).backward()
+    opt.step()
+    torch.testing.assert_close(rows_of(table)[1:3], weights[1:3] - 2)
+
+
 def test_the_type_of_the_module_returns_after_a_step(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights)).to(torch.float64)
     opt = TieredOptimizer(SGD, [emb], lr=1.0)
