@@ -14,9 +14,9 @@ import numpy.typing as npt
 from common import Answer, arguments, in_turn, medians
 
 from tierstore import _rowcopy
-from tierstore._counters import TierStats
 from tierstore._tiers.host import HostTier
 from tierstore.policy import lru
+from tierstore.stats import TierStats
 
 QUESTION = "Bookkeeping of a batch of distinct ids in a full tier, evictions included"
 RECORD_BYTES = 16

@@ -1,9 +1,13 @@
 """Which tests run where."""
 
 import importlib.util
+import os
 import signal
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Before torch is imported, and for every child: xdist has a process on each core already."""
 
 SKIPPED_UNLESS_ASKED_FOR = {
     "slow": "make test-all",

@@ -69,7 +69,7 @@ CALLS: dict[str, Call] = {
     "create_table": lambda s, x: s.create_table("new", x),
     "create_table name": lambda s, x: s.create_table(x, tierstore.TableSpec(3, 2)),
     "replace_table": lambda s, x: s.replace_table("t", x, reinitialize=True),
-    "replace_table blocks": lambda s, x: s.replace_table("t", s["t"].spec, x),
+    "replace_table blocks": lambda s, x: s.replace_table("t", s["t"].spec, blocks=x),
     "getitem": lambda s, x: s[x],
     "commit step": lambda s, x: s.commit(step=x),
     "commit payload": lambda s, x: s.commit(payload=x),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.tier.stack import ArrayTier, check, read
+from tests.tiers.stack import ArrayTier, check, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
@@ -57,7 +57,7 @@ def together(*works: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive() or errors, "a thread hangs"
     if errors:
         raise errors[0]

@@ -48,7 +48,10 @@ def test_every_example_is_here() -> None:
     assert set(FIGURES) == SCRIPTS
 
 
-@pytest.mark.parametrize("name", FIGURES)
+LONGEST = pytest.param("word2vec", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [LONGEST, *sorted(FIGURES.keys() - {"word2vec"})])
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
     data = file_for(name, tmp_path)
     given: list[object] = ["--data", data, "--device", "cpu"]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore._counters import Occupancy
 from tierstore.errors import InvalidInputError, StoreIOError
-from tierstore.stats import prometheus
-from tierstore.stats.history import History
+from tierstore.stats import History, Occupancy, write_prometheus
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def test_every_counter_is_exported(store, tmp_path):
     store.commit()
     target = tmp_path / "tierstore.prom"
     for _ in range(2):
-        prometheus.write(store, target)
+        write_prometheus(store, target)
     values = parsed(target.read_text(encoding="utf-8"))
     stats = table.stats()
     assert values["requested_total", "host"] == stats["host"].requested == 53
@@ -119,4 +117,4 @@ def test_every_counter_is_exported(store, tmp_path):
 
 def test_a_file_that_cannot_be_written(store, tmp_path):
     with pytest.raises((StoreIOError, InvalidInputError)):
-        prometheus.write(store, tmp_path / "nowhere" / "x.prom")
+        write_prometheus(store, tmp_path / "nowhere" / "x.prom")

@@ -247,10 +247,52 @@ def test_an_initializer_that_is_not_known_here_is_kept_and_named(tmp_path, monke
         pass
     monkeypatch.delitem(initializers.INITIALIZERS, "spikes")
     with tierstore.open(tmp_path / "s", "r+") as store:
-        with pytest.raises(tierstore.errors.InvalidInputError, match="made with 'spikes'"):
+        with pytest.raises(tierstore.errors.InvalidInputError, match=r"made with spikes\(\)"):
             store.grow("t", 8)
         store.commit()
     monkeypatch.setitem(initializers.INITIALIZERS, "spikes", Spikes)
     with tierstore.open(tmp_path / "s", "r+") as store:
         store.grow("t", 8)
         assert (rows_of(store, "t") == 2).all()
+
+
+UNSEEDED = [tierstore.normal(std=0.01), tierstore.uniform(-1, 1), tierstore.xavier_uniform()]
+
+
+@pytest.mark.parametrize("initializer", UNSEEDED, ids=lambda each: each.text)
+def test_without_a_seed_each_table_and_field_draws_its_own(tmp_path, initializer):
+    spec = TableSpec(30, fields={"a": Field(4, init=initializer), "b": Field(4, init=initializer)})
+    with tierstore.create(tmp_path / "s", {"user": spec, "item": spec}) as store:
+        rows = [store[name].read(range(30), ["a", "b"]) for name in ("user", "item")]
+        drawn = [fields[name].tobytes() for fields in rows for name in ("a", "b")]
+        assert len(set(drawn)) == 4
+        store["user"].write([3], rows[0]["b"][:1], "a")
+        store.commit()
+    with tierstore.open(tmp_path / "s") as store:  # what is recorded makes the same bytes
+        for table, fields in zip(store.info().tables, rows, strict=True):
+            for number, field in enumerate(table.fields):
+                again = eval(field["init"], vars(tierstore.initializers))
+                assert again.seed is not None
+                block = again.block(0, 30, (30, 4), number)
+                assert block.astype(np.float32).tobytes() == fields[field["name"]].tobytes()
+
+
+def test_the_seed_of_a_table_is_recorded(tmp_path):
+    spec = TableSpec(30, 4, init=tierstore.normal(std=0.5, seed=9))
+    assert spec.seeded() is spec
+    with tierstore.create(tmp_path / "s", {"a": spec, "b": spec}) as store:
+        (field,) = store.info().tables[0].fields
+        own = spec.init.bound("a", (30, 4))
+        assert field["init"] == own.text == f"normal(mean=0.0, std=0.5, seed={own.seed})"
+
+
+def test_an_initializer_without_a_seed_draws_nothing_by_itself():
+    with pytest.raises(InvalidInputError, match="seed"):
+        tierstore.normal().block(0, 3, (3, 4), 0)
+
+
+def test_an_array_shows_its_shape_alone():
+    assert (
+        repr(tierstore.from_array(np.ones((300, 100), np.float32)))
+        == "from_array(float32 (300, 100))"
+    )

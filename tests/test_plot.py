@@ -10,7 +10,7 @@ from tierstore import plot
 from tierstore.errors import InvalidInputError, MissingExtraError
 from tierstore.machine.speeds import Speeds
 from tierstore.sizing import plan, simulate, stream_of
-from tierstore.stats.history import History
+from tierstore.stats import History
 
 matplotlib = pytest.importorskip("matplotlib")
 SPEEDS = Speeds(1e10, 1e6, 1e9, 1e5, 5e8, 100, None)

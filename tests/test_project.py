@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import MUTANTS
 from tests.test_packaging import EXTRAS, PROJECT, name_of
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,17 @@ def test_the_workflows_run_every_python_that_is_supported():
     assert f">={versions[0]}" == PROJECT["requires-python"]
     minors = [int(version.removeprefix("3.")) for version in versions]
     assert minors == list(range(minors[0], 15))
+
+
+def test_every_mutant_can_be_made(tmp_path):
+    """Each line to change stands once in the library, and the tests to run are there."""
+    for mutant in MUTANTS:
+        path = tmp_path / "tierstore" / mutant.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((ROOT / "tierstore" / mutant.file).read_bytes())
+        mutant.apply(tmp_path)
+        assert path.read_bytes() != (ROOT / "tierstore" / mutant.file).read_bytes()
+        assert all((ROOT / test).exists() for test in mutant.tests.split())
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)

@@ -20,8 +20,8 @@ from tests.reference.formats import write_without_us
 from tests.reference.initializers import EXAMPLES, SEED, SHAPE
 from tierstore import policy
 from tierstore._dtypes import ELEMENT_TYPES, check_dtype
+from tierstore._formats import format_of
 from tierstore._formats.base import FORMATS
-from tierstore._formats.registry import format_of
 from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError
 from tierstore.initializers import INITIALIZERS, parse_initializer
@@ -64,8 +64,9 @@ def literals() -> dict[str, set[str]]:
             except ImportError:  # of an extra that is missing
                 continue
         for name, value in namespace.items():
-            if typing.get_origin(value) is typing.Literal:
-                found[f"{module.name}.{name}"] = set(typing.get_args(value))
+            for part in (value, *typing.get_args(value)):  # a Literal, or one in a union
+                if typing.get_origin(part) is typing.Literal:
+                    found[f"{module.name}.{name}"] = set(typing.get_args(part))
     return found
 
 
@@ -74,6 +75,15 @@ def test_a_literal_that_names_two_of_a_kind_names_all():
         for kind, (names, _) in KINDS.items():
             if len(texts & set(names())) > 1:
                 assert texts == set(names()), f"{where} is a Literal of some of each {kind}"
+
+
+def test_editors_complete_element_types_backends_and_policies():
+    known = literals()
+    assert known["tierstore.spec.DTypeName"] == set(ELEMENT_TYPES)
+    assert known["tierstore.spec.BackendName"] == set(BACKENDS)
+    offered = {name for backend in BACKENDS.values() for name in backend.compressions}
+    assert known["tierstore.spec.CompressionName"] == offered
+    assert known["tierstore.policy.PolicyName"] == set(policy.NAMES)
 
 
 def test_no_kind_has_the_name_that_tests_use_for_what_is_refused():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tierstore import exporting as exporting
     from tierstore import importing as importing
     from tierstore import initializers as initializers
+    from tierstore import integrations as integrations
     from tierstore import loader as loader
     from tierstore import machine as machine
     from tierstore import nn as nn
@@ -123,6 +124,7 @@ _MODULES = frozenset(
         "exporting",
         "importing",
         "initializers",
+        "integrations",
         "loader",
         "machine",
         "nn",

@@ -324,13 +324,13 @@ class Door:
         """Start open, owned by this process."""
         self.writable = writable
         self._path = path
-        self.pid = os.getpid()
-        self.lock = threading.RLock()
-        self.reason = ""
+        self.pid: int = os.getpid()
+        self.lock: threading.RLock = threading.RLock()
+        self.reason: str = ""
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
         self.fenced = False
-        self.ended = threading.Event()
+        self.ended: threading.Event = threading.Event()
 
     @property
     def closed(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT_DTYPE",
     "ELEMENT_TYPES",
     "Converter",
+    "DTypeName",
     "ElementType",
     "check_dtype",
     "convert",
@@ -29,7 +30,10 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-DEFAULT_DTYPE = "float32"
+DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"] | str
+"""The name of an element type: one of these, which editors complete, or a registered one."""
+
+DEFAULT_DTYPE: DTypeName = "float32"
 """The element type where none is named: of fields, and of numbers in text."""
 
 

@@ -25,7 +25,7 @@ from tierstore._tiers.placement import Placement, find_device
 from tierstore._tiers.volatile import Origin
 from tierstore.budget import Budget
 from tierstore.errors import ClosedError
-from tierstore.spec import TableSpec
+from tierstore.spec import DeviceName, TableSpec
 
 __all__ = ["MemoryTable"]
 
@@ -49,7 +49,7 @@ class MemoryTable:
         *,
         name: str = "scratch",
         budget: Budget | None = None,
-        device: str | Device = "cpu",
+        device: DeviceName | Device = "cpu",
         progress: Progress | None = None,
     ) -> None:
         """Make every row by the initializers of its fields.
@@ -63,14 +63,16 @@ class MemoryTable:
 
         Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
         """
-        self.door = Door(f"table {name!r}", writable=True)
-        self.prefetcher = Prefetcher(self.door)
+        self.door: Door = Door(f"table {name!r}", writable=True)
+        self.prefetcher: Prefetcher = Prefetcher(self.door)
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))
         self._space = placement.place({name: origin}, {name: spec})
         (extent,) = self._space.extents
-        self.table = Table(self, name, cast(Generation, _Ground(spec, origin)), self._space, extent)
+        self.table: Table = Table(
+            self, name, cast(Generation, _Ground(spec, origin)), self._space, extent
+        )
         if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             self._load(progress)
 

@@ -1,4 +1,9 @@
-"""How much memory a store may take, in bytes or rows, for all its tables or table by table."""
+"""How much memory a store may take, for all its tables or table by table, and the reader of a file.
+
+A file that comes from elsewhere claims sizes: of headers, of lists, of what its parts unpack to.
+Each reader asks an `Allowance` for what a claim would cost before it believes it, so that a made-up
+file costs an error and not the machine's memory.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
 __all__ = ["Budget", "Size", "format_bytes", "parse_bytes"]
 
@@ -124,7 +129,7 @@ class Budget:
         return f"Budget({shown})"
 
     def _slots(self, tier: str, table: str) -> int | None:
-        """Return the number of slots asked for `table` in `tier`, or None where bytes decide."""
+        """Return the number of slots given for `table` in `tier`, or None where bytes decide."""
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
@@ -137,3 +142,41 @@ class Budget:
         if isinstance(value, Mapping):
             return None if table not in value else parse_bytes(value[table])
         return None if value is None else int(parse_bytes(value) * share)
+
+
+DEFAULT_MEMORY = 512 << 20
+"""Bytes that reading a file may take where the caller does not say."""
+
+OBJECT_BYTES = 112
+"""What a small Python object and the places that refer to it take, rounded up."""
+
+JSON_COST = 32
+"""Bytes of Python objects that one byte of JSON becomes at most: `{},` is a dict."""
+
+
+class Allowance:
+    """Bytes of memory that are left for reading a file.
+
+    Attributes:
+        left: bytes that have not been taken yet.
+    """
+
+    def __init__(self, name: object, memory: Size = DEFAULT_MEMORY) -> None:
+        """Allow `memory` bytes for the file `name`, which is for messages."""
+        self._name = name
+        self.memory: int = parse_bytes(memory)
+        self.left: int = self.memory
+
+    def check(self, nbytes: int, what: str) -> None:
+        """Raise FormatError if `what`, which is given back, takes more bytes than are left."""
+        if nbytes > self.left:
+            raise FormatError(
+                f"{self._name}: {what} would take {format_bytes(nbytes)} of memory, "
+                f"{format_bytes(max(0, self.left))} of {format_bytes(self.memory)} are left; "
+                "if the file is to be trusted, allow more (memory=, --memory)"
+            )
+
+    def take(self, nbytes: int, what: str) -> None:
+        """Take the bytes of `what`, which stays; raises FormatError if fewer are left."""
+        self.check(nbytes, what)
+        self.left -= nbytes

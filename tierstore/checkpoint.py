@@ -7,7 +7,7 @@ from typing import Any
 
 from tierstore._random import get_state, python_state, set_python_state, set_state
 from tierstore._store.store import Store
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, needs
 
 __all__ = ["Checkpoint"]
 
@@ -124,7 +124,8 @@ def _set_state(part: Any, state: Any) -> None:
 
 def _random_state() -> dict[str, Any]:
     """Return the state of the global generators, those of torch on every GPU too."""
-    from tierstore._torch import torch
+    with needs("torch", "torch", "this needs PyTorch"):
+        import torch
 
     state = get_state()
     if torch.cuda.is_initialized():
@@ -133,7 +134,8 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
-    from tierstore._torch import torch
+    with needs("torch", "torch", "this needs PyTorch"):
+        import torch
 
     set_state(state)
     if "cuda" in state and torch.cuda.is_available():

@@ -13,7 +13,7 @@ one file or store is at fault.
     │   └── ConcurrentWriterError                  … and has published in between
     ├── StoreFullError         OSError             no space, quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
-    ├── CommitFailedError      OSError             a commit to be given up; the last is intact
+    ├── CommitFailedError      OSError             a commit failed; the last one is intact
     ├── ExistsError            FileExistsError     the target exists already
     ├── RowIndexError          IndexError          row ids outside the table
     ├── InvalidInputError      ValueError          a value that cannot be used
@@ -40,9 +40,10 @@ one file or store is at fault.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = [
@@ -237,6 +238,17 @@ class InternalError(TierStoreError, RuntimeError):
 
 class MissingExtraError(TierStoreError, ImportError):
     """An optional dependency is missing; the message holds the pip line."""
+
+
+@contextlib.contextmanager
+def needs(package: str, extra: str, what: str) -> Iterator[None]:
+    """Import `package`, or what imports it: if it is missing, `what` needs `tierstore[extra]`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise MissingExtraError(f"{what}: pip install 'tierstore[{extra}]'") from None
 
 
 class TierStoreWarning(UserWarning):

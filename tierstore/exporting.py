@@ -1,4 +1,4 @@
-"""Export: one field of a table, as a file that other tools read."""
+"""Exports one field of a table to a file that other tools read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._dtypes import ELEMENT_TYPES, Converter, ElementType, check_dtype
-from tierstore._formats import read_keys
+from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
+from tierstore._formats import format_of, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
-from tierstore._formats.registry import format_of, locate
-from tierstore._formats.sink import open_sink
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ def export_table(
     *,
     field: str | None = None,
     rows: tuple[int, int] | None = None,
-    dtype: str | None = None,
+    dtype: DTypeName | None = None,
     keys: Any = None,
     memory: Size = DEFAULT_MEMORY,
     force: bool = False,

@@ -1,4 +1,4 @@
-"""Load: the rows of a file, in place of all rows of one field of a table."""
+"""Imports the rows of a file, in place of all rows of one field of a table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, check_dtype
-from tierstore._formats import read_keys
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
+from tierstore._formats import open_source, read_keys
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
-from tierstore._formats.registry import open_source
 from tierstore._io import publish
 from tierstore._rowcopy import unique
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
-from tierstore.budget import Budget, Size
+from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec
 
@@ -43,7 +41,7 @@ Records = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True)
 class ImportResult:
-    """What a load did.
+    """What an import did.
 
     Attributes:
         table: name of the table.
@@ -75,7 +73,7 @@ def import_table(
     table: str | None = None,
     field: str | None = None,
     keys: Any = None,
-    dtype: str | None = None,
+    dtype: DTypeName | None = None,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -172,7 +170,7 @@ def _load(
             _check_fit(existing, field, source, keys)
             spec = dataclasses.replace(existing.spec, sparse=False)
             records = _merged_records(existing, field, source, converter)
-            loaded = store.replace_table(name, spec, records, keys=keys, progress=progress)
+            loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.warn(str(src))
     return ImportResult(

@@ -1,8 +1,9 @@
 """Initializers: the first values of a field.
 
-Random values are drawn in fixed blocks of 4,096 rows, each from a Philox generator keyed by (seed,
-field, block), so a table's first bytes depend on neither chunk size, backend nor order. The seed of
-a table's own is a hash of the given one and the table's name, so that tables are independent.
+The seed of a table's own is a hash of the given one, or one that is drawn, and the table's name, so
+that tables are independent; the manifest keeps it. Random values are drawn in fixed blocks of 4,096
+rows, each from a Philox generator keyed by (seed, field, block), so a table's first bytes depend on
+neither chunk size, backend nor order.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
 import re
+import secrets
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +38,11 @@ __all__ = [
     "Zeros",
     "constant",
     "from_array",
-    "from_entry",
+    "from_call",
     "from_file",
     "normal",
     "parse_initializer",
     "syntax",
-    "to_entry",
     "uniform",
     "xavier_uniform",
     "zeros",
@@ -64,18 +65,26 @@ class Initializer(ABC):
     """
 
     is_zero: bool = False
+    _name: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, name: str | None = None) -> None:
         """Register the initializer under its name, if it is given one."""
         if name is not None:
+            cls._name = name
             INITIALIZERS[name] = cls
 
-    @abstractmethod
-    def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
-        """Return rows `block * BLOCK_ROWS …` as a fresh `(count, dim)` array of floats.
+    def seeded(self) -> Initializer:
+        """Return the initializer itself, or with a seed drawn if it is random and has none."""
+        return self
 
-        `shape` is (rows, dim) of the whole field, `field` its position in the record.
-        """
+    @property
+    def text(self) -> str:
+        """The call that makes it, such as "normal(mean=0.0, std=0.01, seed=7)"; "" for arrays."""
+        if not self._name:
+            return ""
+        given = [each.name for each in dataclasses.fields(self) if each.init]  # type: ignore[arg-type]
+        given.sort(key=lambda name: name == "seed")
+        return f"{self._name}({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
     def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
         """Return what a new table of this name starts from, and goes on with when it grows.
@@ -83,6 +92,13 @@ class Initializer(ABC):
         Random values are independent of those of other tables that have the same seed.
         """
         return self
+
+    @abstractmethod
+    def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
+        """Return rows `block * BLOCK_ROWS …` as a fresh `(count, dim)` array of floats.
+
+        `shape` is (rows, dim) of the whole field, `field` its position in the record.
+        """
 
 
 INITIALIZERS: dict[str, type[Initializer]] = {}
@@ -118,10 +134,11 @@ class Zeros(Constant, name="zeros"):
 
 @dataclass(frozen=True)
 class Random(Initializer):
-    """Values drawn at random: the same ones for the same seed, table, field and row.
+    """Values drawn at random: the same ones for the same seed, field and row.
 
     Attributes:
-        seed: 0..2**64-1. None is that of `torch.manual_seed`, or 0 where that was not called.
+        seed: 0..2**64-1. None is that of `torch.manual_seed` for a table that is made, or drawn
+            where that was not called.
     """
 
     seed: int | None = dataclasses.field(default=None, kw_only=True)
@@ -132,24 +149,31 @@ class Random(Initializer):
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
 
-    def generator(self, block: int, field: int) -> np.random.Generator:
-        """Return what draws the values of a block of rows."""
-        seed = _default_seed() if self.seed is None else self.seed
-        key = np.array([seed, (field << 48) | block], np.uint64)
-        return np.random.Generator(np.random.Philox(key=key))
+    def seeded(self) -> Initializer:
+        """Return it with a seed."""
+        return (
+            self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(64))
+        )
 
     def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
         """Return the same law with a seed of the table's own."""
         seed = _default_seed() if self.seed is None else self.seed
         digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
-        return dataclasses.replace(self, seed=int.from_bytes(digest) >> 1)
+        return dataclasses.replace(self, seed=int.from_bytes(digest))
+
+    def generator(self, block: int, field: int) -> np.random.Generator:
+        """Return what draws the values of a block of rows."""
+        if self.seed is None:
+            raise InvalidInputError(f"{self.text} has no seed yet; draw from its seeded()")
+        key = np.array([self.seed, (field << 48) | block], np.uint64)
+        return np.random.Generator(np.random.Philox(key=key))
 
 
 def _default_seed() -> int:
-    """Return the seed that `torch.manual_seed` set, 0 where torch is not used or not seeded."""
+    """Return the seed that `torch.manual_seed` set, or draw one where torch is not seeded."""
     torch = sys.modules.get("torch")
     seed = _TORCH_SEED if torch is None else torch.initial_seed()
-    return 0 if seed == _TORCH_SEED else seed % 2**64
+    return secrets.randbits(64) if seed == _TORCH_SEED else int(seed)
 
 
 _TORCH_SEED = 67280421310721
@@ -218,47 +242,50 @@ class XavierUniform(Random, name="xavier_uniform"):
 class Unknown(Initializer):
     """An initializer that a table was made with and this program does not know."""
 
-    entry: Mapping[str, Any]
+    call: str
+
+    @property
+    def text(self) -> str:
+        """The call that makes it, as the manifest has it."""
+        return self.call
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Raise InvalidInputError: there is nothing to draw with."""
         raise InvalidInputError(
-            f"the table was made with {self.entry['name']!r}, an initializer that is not known "
-            "here: import the module that defines it, or give init="
+            f"the table was made with {self.call}, an initializer that is not known here: import "
+            "the module that defines it, or give init="
         )
 
 
-def to_entry(initializer: Initializer | None) -> Mapping[str, Any] | None:
-    """Return an initializer as JSON values, to be kept with a table; None if it cannot be."""
-    if initializer is None or isinstance(initializer, Unknown):
-        return None if initializer is None else initializer.entry
-    kind = type(initializer)
-    name = next((name for name, each in INITIALIZERS.items() if each is kind), None)
-    if name is None:
-        return None
-    seed = {"seed": initializer.seed} if isinstance(initializer, Random) else {}
-    numbers = {number: getattr(initializer, number) for number in _numbers(kind)}
-    return {"name": name, **numbers, **seed}
-
-
-def from_entry(entry: Mapping[str, Any]) -> Initializer:
-    """Return the initializer that `to_entry` wrote; raises InvalidInputError for another entry."""
-    kind = INITIALIZERS.get(entry.get("name", ""))
-    if kind is None:
-        return Unknown(entry)
+def from_call(text: str) -> Initializer:
+    """Return the initializer that `Initializer.text` was taken of; Unknown if that is not there."""
+    match = re.fullmatch(r"(\w+)\((.*)\)", text)
+    kind = INITIALIZERS.get(match[1]) if match else None
+    if match is None or kind is None:
+        return Unknown(text)
+    given = dict(part.split("=", 1) for part in match[2].split(", ") if "=" in part)
     try:
-        return kind(**{key: value for key, value in entry.items() if key != "name"})
-    except TypeError:
-        raise InvalidInputError(f"not an initializer: {entry!r}") from None
+        numbers = {
+            name: int(each) if name == "seed" else float(each) for name, each in given.items()
+        }
+        return kind(**numbers)
+    except (TypeError, ValueError):
+        return Unknown(text)
 
 
-constant, normal, uniform = Constant, Normal, Uniform
-xavier_uniform, zeros = XavierUniform, Zeros
+constant: type[Constant] = Constant
+normal: type[Normal] = Normal
+uniform: type[Uniform] = Uniform
+xavier_uniform: type[XavierUniform] = XavierUniform
+zeros: type[Zeros] = Zeros
 
 
 @dataclass(frozen=True, eq=False)
 class _Array(Initializer):
     values: npt.NDArray[Any]
+
+    def __repr__(self) -> str:
+        return f"from_array({self.values.dtype} {self.values.shape})"
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         if self.values.shape != shape:
@@ -285,7 +312,7 @@ def from_array(values: Any) -> Initializer:
     return _Array(values)
 
 
-def from_file(path: str | Path) -> Initializer:
+def from_file(path: str | os.PathLike[str]) -> Initializer:
     """The rows of a 2-D floating `.npy` file, mapped and read while the table is made."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Reading a loader some batches ahead, so that their rows are on their way before they are used."""
+"""Reads a loader some batches ahead, to prefetch the rows of batches to come."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lookahead(Generic[Batch]):
         self._resumes = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch once `depth` more were drawn and their rows asked for."""
+        """Yield each batch once `depth` more were drawn and their rows prefetched."""
         waiting: deque[tuple[Batch, dict[str, Any]]] = deque()
         window = max(1, 2 * self._depth)
         for batch, position in self._drawn():
@@ -115,7 +115,7 @@ def lookahead(
     *,
     depth: int = 4,
 ) -> Lookahead[Batch]:
-    """Yield the batches of a loader, asking for the rows of those to come `depth` batches ahead.
+    """Yield the batches of a loader, and prefetch the rows of the next `depth` batches.
 
     Results are the same for any depth; a row that a step changes after it was fetched is the
     changed row when its batch comes. A DataLoader with workers is read in this process, as usual.
@@ -124,7 +124,7 @@ def lookahead(
         loader: a DataLoader or any iterable of batches.
         tables: from a layer or table to what its ids are in a batch: a function of the batch, or
             the key or index of the batch's item.
-        depth: how many batches ahead; 0 asks for each batch right before it comes.
+        depth: how many batches ahead; 0 prefetches each batch right before it is yielded.
 
     >>> for batch in lookahead(loader, {emb: "item", users: lambda batch: batch["user"]}, depth=4):
     ...     step(batch)

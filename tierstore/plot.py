@@ -6,6 +6,7 @@ what was there. Figures are drawn without a display, and matplotlib's settings a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore.errors import InvalidInputError, MissingExtraError
+from tierstore.errors import InvalidInputError, needs
 from tierstore.sizing import Plan, Simulation, Stream
 from tierstore.sizing.simulation import OPTIMUM
-from tierstore.stats.history import History
+from tierstore.stats import History
 
 __all__ = ["heat", "hit_rates", "miss_ratios", "occupancy", "step_times"]
 
@@ -32,28 +33,28 @@ _WAYS = {
 
 
 @contextmanager
-def _picture(path: str | Path, width: float = 6.4, height: float = 4.0) -> Iterator[Any]:
+def _picture(
+    path: str | os.PathLike[str], width: float = 6.4, height: float = 4.0
+) -> Iterator[Any]:
     """Yield axes to draw in; afterwards the picture is written."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise InvalidInputError(f"{path}: a picture is named {', '.join(FORMATS)}")
-    try:
+    with needs("matplotlib", "plot", "pictures need matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("pictures need matplotlib: pip install 'tierstore[plot]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     yield axes
-    with _io.publish(path, force=True) as temporary:
+    with _io.publish(Path(path), force=True) as temporary:
         figure.savefig(temporary, format=suffix[1:], dpi=150)
 
 
-def miss_ratios(simulation: Simulation, path: str | Path) -> None:
+def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
     """Draw the share of distinct rows that each policy misses, by the size of the tier.
 
-    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, MissingExtraError, and
+    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, needs, and
     StoreIOError where the picture cannot be written; so do all functions here.
     """
     with _picture(path) as axes:
@@ -74,7 +75,7 @@ def miss_ratios(simulation: Simulation, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def hit_rates(history: History, path: str | Path) -> None:
+def hit_rates(history: History, path: str | os.PathLike[str]) -> None:
     """Draw the hit rate of each tier above the disk over the steps of a run."""
     with _picture(path) as axes:
         for tier in history.tiers:
@@ -84,7 +85,7 @@ def hit_rates(history: History, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def occupancy(history: History, path: str | Path) -> None:
+def occupancy(history: History, path: str | os.PathLike[str]) -> None:
     """Draw how full each tier is over the steps of a run, and how much of it has changed."""
     with _picture(path) as axes:
         steps = [sample.step for sample in history.samples]
@@ -100,15 +101,15 @@ def occupancy(history: History, path: str | Path) -> None:
         axes.legend(frameon=False)
 
 
-def heat(requests: Stream | npt.ArrayLike, path: str | Path) -> None:
-    """Draw how unevenly rows are asked for: requests by row, most wanted first, and their sum.
+def heat(requests: Stream | npt.ArrayLike, path: str | os.PathLike[str]) -> None:
+    """Draw how unevenly rows are requested: requests by row, most frequent first, and their sum.
 
-    `requests` is a stream, or how often each row was asked for.
+    `requests` is a stream, or how often each row was requested.
     """
     counts = np.sort(_requests(requests))[::-1]
     counts = counts[counts > 0]
     if not counts.size:
-        raise InvalidInputError("no row was asked for")
+        raise InvalidInputError("no row was requested")
     # A point for each row would make an SVG of millions: even steps of the logarithm are enough.
     places = np.unique(np.geomspace(1, counts.size, min(counts.size, 500)).astype(np.int64))
     with _picture(path) as axes:
@@ -128,11 +129,13 @@ def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
         return counts
     counts = np.asarray(given, np.float64).ravel()
     if not (counts >= 0).all():
-        raise InvalidInputError("rows are asked for 0 times or more often")
+        raise InvalidInputError("a row cannot be requested fewer than 0 times")
     return counts
 
 
-def step_times(steps: Plan | Mapping[str, Mapping[str, float]], path: str | Path) -> None:
+def step_times(
+    steps: Plan | Mapping[str, Mapping[str, float]], path: str | os.PathLike[str]
+) -> None:
     """Draw what a step spends where, a bar each.
 
     `steps` is a plan with times, or seconds by name of the bar and of its parts.

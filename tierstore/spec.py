@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType, check_dtype
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._registry import Registry
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
@@ -23,13 +23,33 @@ from tierstore.initializers import Initializer
 if TYPE_CHECKING:
     from tierstore._disk.backends import Backend
 
-__all__ = ["BACKENDS", "DTYPES", "Field", "RecordLayout", "TableSpec", "check_name"]
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "BackendName",
+    "CompressionName",
+    "DTypeName",
+    "DeviceName",
+    "Field",
+    "RecordLayout",
+    "TableSpec",
+    "check_name",
+]
 
 DTYPES: dict[str, np.dtype[Any]] = {name: each.stored for name, each in ELEMENT_TYPES.items()}
 """The element types of fields, and the NumPy dtype each is stored as."""
 
 BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
 """The backends of tables, by name."""
+
+BackendName: TypeAlias = Literal["memmap", "zarr"] | str
+"""The name of a backend: one of these, which editors complete, or a registered one."""
+
+CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
+"""The name of a compression that a backend offers."""
+
+DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
+"""The name of a device: one of these, which editors complete, or a numbered one: "cuda:1"."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
@@ -70,7 +90,7 @@ class Field:
     """
 
     dim: int
-    dtype: str = DEFAULT_DTYPE
+    dtype: DTypeName = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -197,12 +217,12 @@ class TableSpec:
 
     rows: int
     dim: int | None = None
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     init: Initializer | None = field(default=None, compare=False)
-    backend: str = "memmap"
+    backend: BackendName = "memmap"
     fields: Mapping[str, Field] = field(default_factory=dict)
     sparse: bool = False
-    compression: str | None = None
+    compression: CompressionName | None = None
     chunk_rows: int | None = None
 
     def __post_init__(self) -> None:
@@ -273,6 +293,16 @@ class TableSpec:
             name: replace(item, init=item.init and item.init.bound(table, (self.rows, item.dim)))
             for name, item in self.fields.items()
         }
+        return replace(self, fields=fields, init=None)
+
+    def seeded(self) -> TableSpec:
+        """Return the spec itself, or with a seed drawn for each random initializer without one."""
+        fields = {
+            name: item if item.init is None else replace(item, init=item.init.seeded())
+            for name, item in self.fields.items()
+        }
+        if all(item.init is self.fields[name].init for name, item in fields.items()):
+            return self
         return replace(self, fields=fields, init=None)
 
     @property

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierstore.machine import report
+from tierstore import machine
 
 KEYS = {
     "python",
@@ -25,8 +25,8 @@ KEYS = {
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Whatever this machine has, doctor shall find nothing wrong unless a test says so."""
-    monkeypatch.setattr(report, "_driver", lambda: None)
-    monkeypatch.setattr(report, "_torch_cuda", lambda: None)
+    monkeypatch.setattr(machine, "_driver", lambda: None)
+    monkeypatch.setattr(machine, "_torch_cuda", lambda: None)
 
 
 def test_json_keys(run_json, tmp_path):
@@ -57,8 +57,8 @@ def test_speeds_once_they_are_measured(run, run_json, tmp_path, monkeypatch):
 
 
 def test_a_wrong_pair_prints_the_line_that_mends_it_and_fails(run, run_json, monkeypatch):
-    monkeypatch.setattr(report, "_torch_cuda", lambda: "13.0")
-    monkeypatch.setattr(report, "_cupy_distributions", lambda: {"cupy-cuda12x": "14.2.0"})
+    monkeypatch.setattr(machine, "_torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(machine, "_cupy_distributions", lambda: {"cupy-cuda12x": "14.2.0"})
     result = run("doctor", code=1)
     assert "pip uninstall -y cupy-cuda12x && pip install 'cupy-cuda13x[ctk]>=14'" in result.stderr
     assert run_json("doctor", code=1)["problems"][0] in result.stderr

@@ -9,8 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tierstore_cli.commands import summaries
+from tierstore_cli.main import cli
 from tierstore_cli.text import printable
 
 COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
@@ -189,15 +191,13 @@ def test_a_huge_sparse_table(run, tmp_path):
     ],
 )
 def test_completion(pair, words, offered):
-    code = "from tierstore_cli.main import cli; cli(prog_name='tierstore')"
     env = {
-        **os.environ,
         "_TIERSTORE_COMPLETE": "bash_complete",
         "COMP_WORDS": words.replace("PAIR", str(pair)),
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stderr == ""
+    done = CliRunner().invoke(cli, prog_name="tierstore", env=env)
+    assert (done.exit_code, done.stderr) == (0, "")
     assert {line.split(",")[1] for line in done.stdout.splitlines() if line} == offered
 
 

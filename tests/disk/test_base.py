@@ -270,6 +270,17 @@ def test_sparse_tables_take_no_space_until_rows_are_written(tmp_path, kind):
     assert used_bytes(tmp_path) < 1 << 20
 
 
+@every_backend
+def test_a_sparse_table_is_made_of_the_rows_that_are_not_zero(tmp_path, kind):
+    rng = np.random.default_rng(11)
+    spec, data = make_spec(kind, 3000, sparse=True), records(rng, 2500, 32)
+    data[rng.random(2500) < 0.5] = 0
+    data[rng.random(2500) < 0.5, 1:] = 0  # rows most of whose bytes are zero
+    base = create(tmp_path, spec, data)
+    assert np.array_equal(read(base, np.arange(2500)), data)
+    assert not read(base, np.arange(2500, 3000)).any()
+
+
 def used_bytes(path: Path) -> int:
     return sum(512 * file.stat().st_blocks for file in path.rglob("*") if file.is_file())
 

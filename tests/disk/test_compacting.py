@@ -7,7 +7,7 @@ import pytest
 
 from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer
 from tests.oracle import records
-from tests.tier.stack import read
+from tests.tiers.stack import read
 from tierstore import _io
 from tierstore._disk import merging
 from tierstore._disk.index import DeltaIndex

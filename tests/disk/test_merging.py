@@ -5,7 +5,7 @@ import pytest
 
 from tests.disk.test_tier import DIM, ROWS, SPECS, WIDTH, Writer, rows_upto
 from tests.oracle import records
-from tests.tier.stack import read
+from tests.tiers.stack import read
 from tierstore._disk import merging
 
 EVERY = np.arange(ROWS)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tests.tier.stack import random_span, read
+from tests.tiers.stack import random_span, read
 from tierstore import _io
 from tierstore._disk import delta as live_delta
 from tierstore._disk import write_queue
@@ -120,7 +120,7 @@ def where(request, monkeypatch):
 
 @pytest.mark.parametrize("kind", SPECS)
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
 def test_any_sequence_of_calls(tmp_path_factory, kind, where, seed):

@@ -33,7 +33,6 @@ from tests.durability.crafting import body_of, sealed
 from tests.durability.crash import scratch
 from tests.formats.test_fuzz import read_all
 from tierstore import _io
-from tierstore._allowance import Allowance
 from tierstore._checksum import crc32c
 from tierstore._disk.delta import Delta
 from tierstore._disk.keys import Keys, open_keys
@@ -41,6 +40,7 @@ from tierstore._disk.manifest import DeltaInfo, Identity, KeysInfo, Manifest
 from tierstore._formats import read_keys
 from tierstore._formats.npy import read_header
 from tierstore._store.payload import decode_tree
+from tierstore.budget import Allowance
 from tierstore.errors import CorruptStoreError, FormatError
 
 __all__ = ["CORPUS", "OURS", "THEIRS", "corpus", "fuzz", "name_of_failure", "run_one"]

@@ -19,9 +19,8 @@ import pytest
 import tierstore
 from tests.durability.crafting import newest_manifest, replaced, resealed
 from tests.durability.test_crafted import tree_file
-from tierstore._allowance import Allowance
 from tierstore._disk.delta import FOOTER_BYTES
-from tierstore.budget import Budget
+from tierstore.budget import Allowance, Budget
 from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, TierStoreError
 
 LITTLE = 48 << 20
@@ -142,7 +141,7 @@ def test_ids_of_a_delta_are_laid_in_windows(tmp_path: Path) -> None:
         tmp_path / "s", {"t": tierstore.TableSpec(1000, 4)}, budget=Budget(host=0)
     ) as store:
         tier = store["t"]._generation.tier
-        ids = np.random.default_rng(1).integers(0, 1000, 12_000_000)
+        ids = np.random.default_rng(1).integers(0, 1000, 6_000_000)
         delta = SimpleNamespace(ids=ids, info=SimpleNamespace(rows=ids.size))
         with frugal(32 << 20):
             tier._index._exchange(0, 0, [delta])

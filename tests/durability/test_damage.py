@@ -276,7 +276,7 @@ def test_a_damaged_table_can_be_replaced(two: Two) -> None:
     rows = values(two.rng, (ROWS, DIM))
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
         spec = tierstore.TableSpec(ROWS, DIM)
-        table = store.replace_table("hurt", spec, iter([rows.view(np.uint8)]))
+        table = store.replace_table("hurt", spec, blocks=iter([rows.view(np.uint8)]))
         assert not store.damaged and store["hurt"] is table
         table.write([1], rows[2:3])
         store.commit()
@@ -527,7 +527,7 @@ def test_repair_takes_the_newest_image_that_is_whole(two: Two, tmp_path: Path) -
 
 def test_repair_looks_into_older_generations(two: Two, tmp_path: Path) -> None:
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
-        store.grow("hurt", ROWS + 10, tierstore.normal(seed=4))
+        store.grow("hurt", ROWS + 10, init=tierstore.normal(seed=4))
         grown = store["hurt"].read(np.arange(ROWS + 10))
     base = max((two.path / "hurt").glob("g*")) / "rows.npy"
     for row in (3, ROWS + 2):

@@ -341,7 +341,7 @@ def recording(backend: str) -> Recording:
         return Recording.of(21, steps.split(), backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["memmap", "zstd"])
+@pytest.mark.parametrize("backend", ["memmap", pytest.param("zstd", marks=pytest.mark.slow)])
 def test_a_power_cut_leaves_what_was_closed(backend: str) -> None:
     assert survive(recording(backend), 21, 1) > 50
 

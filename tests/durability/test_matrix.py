@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def test_a_child_that_is_killed_has_said_what_it_said() -> None:
     def count(say: Say) -> None:
         for number in range(1 << 30):
             say(number)
+            time.sleep(0.001)  # or it might say more than can be listened to
 
     with Child(count) as child:
         for _ in range(5):

@@ -192,7 +192,7 @@ class Rows:
         return self.store["t"].read([row])[0]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.fault(25)
 def test_workers_of_a_data_loader_read(path: Path, method: str) -> None:
     data = pytest.importorskip("torch.utils.data")
@@ -317,7 +317,7 @@ def test_an_interrupt_leaves_a_committed_state(path: Path, seed: int) -> None:
     first = process.stdout.readline()
     time.sleep(random.Random(seed).random() * 0.2)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=600)
     assert "KeyboardInterrupt" in errors
     check(path, max(map(int, (first + rest).split())))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import shutil
@@ -315,6 +316,42 @@ def test_numbers_of_versions_are_not_given_twice(path: Path) -> None:
         assert store.commit() == 8
     with opened(path, version=8, discard_newer=True) as store:
         assert store.commit() == 9
+
+
+def test_what_goes_on_from_an_older_version_has_new_numbers_too(path: Path) -> None:
+    """In the manifest that housekeeping publishes before the next commit, and in its deltas."""
+    with opened(path, keep=10) as store:
+        for seed in range(3):
+            change(store, seed)
+            store.commit()
+    with opened(path, version=2, discard_newer=True, keep=1) as store:
+        store.fold()
+        assert store.version == 2
+    with opened(path) as store:
+        rows = change(store, 3)
+        assert store.commit() == 5
+        assert [delta.version for delta in store._state.manifest.tables["t"].deltas] == [5]
+        assert np.array_equal(rows_of(store), rows)
+
+
+def test_a_commit_whose_answer_was_lost_is_found(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Calls):
+        @staticmethod
+        def link(*args: Any, **options: Any) -> None:
+            Calls.link(*args, **options)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with opened(path) as store:
+        rows = change(store, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(_io.system, "calls", Late())
+            assert store.commit() == 2
+        assert store.commit() == 3
+    with opened(path, "r") as store:
+        assert store.version == 3
+        assert np.array_equal(rows_of(store), rows)
 
 
 def test_a_damaged_newest_manifest_keeps_its_number(path: Path) -> None:

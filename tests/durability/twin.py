@@ -188,9 +188,9 @@ class Twin:
 
         def work() -> None:
             if behind:
-                self.store.commit_async(step, payload or None, confirm=confirm).result()
+                self.store.commit_async(step, payload=payload or None, confirm=confirm).result()
             else:
-                self.store.commit(step, payload or None, confirm=confirm)
+                self.store.commit(step, payload=payload or None, confirm=confirm)
 
         before = self.states[-1]
         self._step = before["step"] if step is None else step

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
-from tierstore._formats import npz, open_source
+from tierstore._formats import npy as npz
+from tierstore._formats import open_source
 from tierstore.errors import FormatError, InvalidInputError
 
 

@@ -11,8 +11,7 @@ import pytest
 from tests.formats.matrices import random_matrix, read_file, write_file
 from tests.reference.elements import BFLOAT16
 from tierstore._dtypes import convert
-from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source
-from tierstore._formats.registry import split_name
+from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, open_sink, open_source, split_name
 from tierstore.errors import InvalidInputError, StoreFullError, StoreIOError
 from tierstore.spec import DTYPES
 

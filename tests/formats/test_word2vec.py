@@ -100,6 +100,16 @@ def test_binary_rows_across_the_borders_of_reads(tmp_path):
     assert read_keys_of(tmp_path / "file.bin") == words
 
 
+def test_a_read_may_end_anywhere_in_a_binary_row(tmp_path, monkeypatch):
+    matrix, words = random_matrix(60, 3), random_words(60)
+    write_file(tmp_path / "file.bin", matrix, "float32", keys=words)
+    monkeypatch.setattr("tierstore._formats.word2vec.MAX_WORD_BYTES", 64)
+    for nbytes in range(64, 96):
+        monkeypatch.setattr("tierstore._formats.word2vec._READ_BYTES", nbytes)
+        assert read_file(tmp_path / "file.bin").tobytes() == matrix.tobytes()
+        assert read_keys_of(tmp_path / "file.bin") == words
+
+
 @pytest.mark.parametrize("suffix", [".vec", ".bin"])
 def test_words_have_a_largest_length(tmp_path, matrix, suffix):
     with pytest.raises(InvalidInputError, match="16384"):
@@ -139,7 +149,7 @@ def test_words_that_are_no_text(tmp_path):
 
 
 def test_lines_have_a_largest_length(tmp_path, monkeypatch):
-    from tierstore._formats import word2vec
+    from tierstore._formats import words as word2vec
 
     monkeypatch.setattr(word2vec, "MAX_LINE_BYTES", 100)
     (tmp_path / "file.vec").write_text("1 2\n" + "w" * 200 + " 1 2\n")

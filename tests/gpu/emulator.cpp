@@ -1,17 +1,14 @@
 // Runs kernels on the CPU: every CUDA thread is a fiber, every block an OS thread of its own where
 // the launch is cooperative. Warps meet in their collectives and blocks in their barriers as on a GPU;
 // what it cannot show are races between plain accesses, and speed.
+//
+// C's headers alone: those of C++ would take as long to compile as a source of kernels.
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <stdint.h>
+#include <string.h>
 #include <ucontext.h>
-
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <vector>
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
@@ -42,7 +39,9 @@ struct Block {
     Warp warp[kMaxThreads / 32];
     unsigned waiting = 0, generation = 0;
     // Not filled with zeros: a launch touches a page or two of each.
-    std::unique_ptr<char[]> stacks{new char[kMaxThreads * kStack]};
+    char *stacks = new char[kMaxThreads * kStack];
+
+    ~Block() { delete[] stacks; }
 };
 
 thread_local Block *block;
@@ -114,9 +113,9 @@ static T __shfl_up_sync(unsigned, T value, unsigned delta) {
 template <class T>
 static T __shfl_xor_sync(unsigned, T value, unsigned mask) {
     uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof value);
+    memcpy(&bits, &value, sizeof value);
     bits = meet(bits)[(threadIdx.x % 32) ^ mask];
-    std::memcpy(&value, &bits, sizeof value);
+    memcpy(&value, &bits, sizeof value);
     return value;
 }
 
@@ -124,36 +123,36 @@ static void __syncwarp() { meet(0); }
 
 static unsigned __float_as_uint(float x) {
     unsigned bits;
-    std::memcpy(&bits, &x, 4);
+    memcpy(&bits, &x, 4);
     return bits;
 }
 static float __uint_as_float(unsigned bits) {
     float x;
-    std::memcpy(&x, &bits, 4);
+    memcpy(&x, &bits, 4);
     return x;
 }
 static float half_to_float(uint16_t bits) {
     _Float16 x;
-    std::memcpy(&x, &bits, 2);
+    memcpy(&x, &bits, 2);
     return x;
 }
 static uint16_t float_to_half(float x) {
     const _Float16 half = (_Float16)x;
     uint16_t bits;
-    std::memcpy(&bits, &half, 2);
+    memcpy(&bits, &half, 2);
     return bits;
 }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
-static float __fsqrt_rn(float a) { return sqrtf(a); }
-static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
+static float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 static int __ffs(unsigned x) { return __builtin_ffs((int)x); }
-static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-static void __nanosleep(unsigned) { std::this_thread::yield(); }
+static void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static void __nanosleep(unsigned) { sched_yield(); }
 
 template <class T>
 static T atomicAdd(T *p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
@@ -210,7 +209,7 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
     for (unsigned i = 0; i < threads; ++i) {
         block->done[i] = block->started[i] = false;
         getcontext(&block->start[i]);
-        block->start[i].uc_stack.ss_sp = block->stacks.get() + i * kStack;
+        block->start[i].uc_stack.ss_sp = block->stacks + i * kStack;
         block->start[i].uc_stack.ss_size = kStack;
         block->start[i].uc_link = nullptr;
         makecontext(&block->start[i], fiber_main, 0);
@@ -229,19 +228,46 @@ static void run_block(unsigned index, unsigned blocks, unsigned threads, unsigne
     }
 }
 
+struct Launch {
+    Kernel which;
+    const void *const *arguments;
+    unsigned blocks, threads, seed;
+};
+
+// Some blocks of a launch, for one OS thread.
+struct Share {
+    const Launch *launch;
+    unsigned first, count;
+};
+
+static void *run_share(void *given) {
+    const Share &share = *(const Share *)given;
+    const Launch &launch = *share.launch;
+    kernel = launch.which;
+    first_argument = (const FIRST_TYPE *)launch.arguments[0];
+    second_argument = (const SECOND_TYPE *)launch.arguments[1];
+    for (unsigned i = share.first; i < share.first + share.count; ++i)
+        run_block(i, launch.blocks, launch.threads, launch.seed);
+    return nullptr;
+}
+
 extern "C" void emulate(Kernel which, unsigned blocks, unsigned threads, const void *const *arguments,
                         int cooperative, unsigned seed) {
-    auto run = [=](unsigned first, unsigned count) {
-        kernel = which;
-        first_argument = (const FIRST_TYPE *)arguments[0];
-        second_argument = (const SECOND_TYPE *)arguments[1];
-        for (unsigned i = first; i < first + count; ++i) run_block(i, blocks, threads, seed);
-    };
-    if (!cooperative) return run(0, blocks);
-    std::vector<std::thread> others;
-    for (unsigned i = 1; i < blocks; ++i) others.emplace_back(run, i, 1);
-    run(0, 1);
-    for (auto &other : others) other.join();
+    const Launch launch{which, arguments, blocks, threads, seed};
+    if (!cooperative) {
+        Share all{&launch, 0, blocks};
+        run_share(&all);
+        return;
+    }
+    Share *const shares = new Share[blocks];
+    pthread_t *const others = new pthread_t[blocks];
+    for (unsigned i = 0; i < blocks; ++i) shares[i] = Share{&launch, i, 1};
+    for (unsigned i = 1; i < blocks; ++i)
+        if (pthread_create(others + i, nullptr, run_share, shares + i)) __builtin_abort();
+    run_share(shares);
+    for (unsigned i = 1; i < blocks; ++i) pthread_join(others[i], nullptr);
+    delete[] others;
+    delete[] shares;
 }
 
 extern "C" uint64_t size_of_first() { return sizeof(FIRST_TYPE); }

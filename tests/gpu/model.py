@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.tier.stack import ArrayTier, check
+from tests.tiers.stack import ArrayTier, check
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Mode
 from tierstore._tiers.gpu.lease import GpuLease

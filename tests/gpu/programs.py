@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tests.tier.stack import check
+from tests.tiers.stack import check
 from tierstore import Budget, Field, TableSpec
 from tierstore.errors import ClosedError
 

@@ -82,13 +82,16 @@ def test_kernels_compile(name: str, architecture: str) -> None:
 )
 def test_the_gpu_has_every_member_where_python_has_it(name: str, structures: str) -> None:
     path, macros = SOURCES[name]
-    assert log_of(f"{source_of(path)}\n{claims(structures)}", macros, "sm_80") == ""
+    assert log_of(f"{source_of(path)}\n{claims(structures)}", macros, "compute_80") == ""
     wrong = claims(structures).replace(") == 8,", ") == 9,")
-    assert "static assertion failed" in log_of(f"{source_of(path)}\n{wrong}", macros, "sm_80")
+    assert "static assertion failed" in log_of(f"{source_of(path)}\n{wrong}", macros, "compute_80")
 
 
 def log_of(source: str, macros: dict[str, Any], architecture: str) -> str:
-    """What the compiler says of a source; nothing if it made a program of it."""
+    """What the compiler says of a source; nothing if it made a program of it.
+
+    `sm_80` and the like make machine code, `compute_80` stops before that, in a third of the time.
+    """
     compiler = nvrtc()
     program = ctypes.c_void_p()
     created = compiler.nvrtcCreateProgram(
@@ -105,7 +108,9 @@ def log_of(source: str, macros: dict[str, Any], architecture: str) -> str:
     log = ctypes.create_string_buffer(size.value)
     compiler.nvrtcGetProgramLog(program, log)
     if compiled == 0:
-        assert compiler.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
+        machine = architecture.startswith("sm_")
+        size_of = compiler.nvrtcGetCUBINSize if machine else compiler.nvrtcGetPTXSize
+        assert size_of(program, ctypes.byref(size)) == 0
         assert size.value > 2_000
     compiler.nvrtcDestroyProgram(ctypes.byref(program))
     return log.value.decode()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.conftest import Place
 from tests.gpu.model import Twin
-from tests.tier.stack import ArrayTier
+from tests.tiers.stack import ArrayTier
 from tierstore.errors import StoreFullError
 
 

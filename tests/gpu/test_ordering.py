@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tests.tier.stack import ArrayTier
+from tests.tiers.stack import ArrayTier
 from tierstore._tiers.gpu.abi import TIER, Mode
 from tierstore._tiers.gpu.link import Ordering, region_bits
 from tierstore._tiers.host import HostTier

@@ -204,6 +204,7 @@ def test_work_goes_into_torchs_stream_if_ids_or_rows_are_torchs(tmp_path: Path, 
                 np.testing.assert_array_equal(plain(found), rows)
         torch.cuda.synchronize()
         np.testing.assert_array_equal(table.read(ids), rows)
+        store.commit()
 
 
 def test_synchronous_checks_raise_at_once(tmp_path: Path, place: Place) -> None:

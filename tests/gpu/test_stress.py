@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.gpu.conftest import Place
-from tests.tier.stack import ArrayTier
-from tierstore._counters import TierStats
+from tests.tiers.stack import ArrayTier
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.host import HostTier
+from tierstore.stats import TierStats
 
 
 def library(place: Place) -> Any:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tierstore.machine import report
-from tierstore.machine.report import cuda_advice
+from tierstore import machine
+from tierstore.machine import cuda_advice
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_torchs_cuda_is_read_without_importing_torch(tmp_path, monkeypatch, text
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     (package / "version.py").write_text(text)
-    spec = report.importlib.util.spec_from_file_location("torch", package / "__init__.py")
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: spec)
-    assert report._torch_cuda() == version
+    spec = machine.importlib.util.spec_from_file_location("torch", package / "__init__.py")
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: spec)
+    assert machine._torch_cuda() == version
 
 
 @pytest.mark.parametrize("module", ["Open Kernel Module for x86_64  ", "x86_64 Kernel Module  "])
 def test_the_driver_is_read(monkeypatch, module):
     text = f"NVRM version: NVIDIA UNIX {module}580.95.05  Release Build\n"
-    monkeypatch.setattr(report, "contents", lambda path: text)
-    assert report._driver() == "580.95.05"
+    monkeypatch.setattr(machine, "contents", lambda path: text)
+    assert machine._driver() == "580.95.05"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tierstore.machine import report
+from tierstore import machine
 
 
 def test_storage_of_a_path_that_does_not_exist_yet(tmp_path):
-    storage = report.examine_storage(tmp_path / "not" / "yet")
+    storage = machine.examine_storage(tmp_path / "not" / "yet")
     assert storage.path == str(tmp_path)
     assert 0 < storage.free_bytes <= storage.total_bytes
 
@@ -20,22 +20,22 @@ def test_a_memory_cgroup_counts(monkeypatch):
         "/sys/fs/cgroup/memory.max": "409600\n",
         "/sys/fs/cgroup/memory.current": "102400\n",
     }
-    monkeypatch.setattr(report, "contents", lambda path: files[str(path)])
-    assert report._memory() == (409600, 307200)
+    monkeypatch.setattr(machine, "contents", lambda path: files[str(path)])
+    assert machine._memory() == (409600, 307200)
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert report._memory() == (1000 * 1024, 800 * 1024)
+    assert machine._memory() == (1000 * 1024, 800 * 1024)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", ""])
 def test_a_file_system_that_was_not_tested_is_a_problem(monkeypatch, kind):
-    monkeypatch.setattr(report, "filesystem", lambda path: kind)
-    facts = report.examine(Path())
+    monkeypatch.setattr(machine, "filesystem", lambda path: kind)
+    facts = machine.examine(Path())
     assert not facts.storage.tested
     assert any((kind or "unknown") in problem for problem in facts.problems)
 
 
 def test_facts_are_plain_data():
-    facts = report.examine()
+    facts = machine.examine()
     assert json.loads(json.dumps(facts.to_dict()))["python"] == facts.python
     assert facts.available_bytes <= facts.memory_bytes
 
@@ -50,7 +50,7 @@ def test_leftovers_beside_a_path_and_in_it(tmp_path):
     (beside / "rows.npy").write_bytes(b"x" * 5000)
     inside.write_bytes(b"y")
     (tmp_path / "mine.partial").write_bytes(b"z")
-    found = report.leftovers(tmp_path / "s")
+    found = machine.leftovers(tmp_path / "s")
     assert [each.path for each in found] == [beside, inside]
     assert found[0].disk_bytes >= 5000
-    assert report.leftovers(tmp_path / "missing" / "path") == []
+    assert machine.leftovers(tmp_path / "missing" / "path") == []

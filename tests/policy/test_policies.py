@@ -129,6 +129,14 @@ def test_lookahead_finds_its_way_when_batches_are_left_out_or_used_in_parts():
     assert len(ranking._coming) == 8, "the oldest of more than a window are given up"
 
 
+def test_a_row_that_scores_as_much_as_those_kept_is_not_admitted():
+    counts = np.repeat([2, 2, 3], 10)
+    slots = make(policy.static(counts), rows=30, slots=10)
+    run(slots, np.arange(10, 20))
+    assert run(slots, np.arange(5)).size == 0
+    assert run(slots, np.arange(25, 28)).size == 3
+
+
 def test_names_and_values_choose_a_policy():
     assert [policy.choose(name).name for name in policy.NAMES] == list(policy.NAMES)
     assert policy.choose(None).name == "lru"

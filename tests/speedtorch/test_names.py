@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tierstore.speedtorch as ours
-from tierstore.speedtorch.families import ReplacedError
+from tierstore.speedtorch import ReplacedError
 
 torch = pytest.importorskip("torch")
 

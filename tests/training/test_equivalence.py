@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tierstore
-from tests.training.pairs import Case, pairwise, product
+from tests.pairs import Case, pairwise, product
 from tests.training.plain import Plain
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer

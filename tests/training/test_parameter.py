@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import tierstore
@@ -181,6 +182,33 @@ def test_an_optimizer_in_the_backward_pass(place: Place, weights: Tensor) -> Non
     for ids in ([1, 2, 2], [2, 5]):
         twins.backward(ids)
     torch.testing.assert_close(rows_of(twins.table), twins.plain.weight.detach().cpu())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_activations(place: Place, weights: Tensor, reentrant: bool) -> None:
+    twins = Twins(place, weights)
+    seen: list[list[Tensor]] = [[], []]
+    for number, model in enumerate(twins.models):
+        next(model.parameters()).register_hook(seen[number].append)
+    one, two = (torch.tensor(ids).to(place.torch) for ids in ([1, 2, 2], [2, 5]))
+    needed = torch.ones((), requires_grad=True).to(place.torch)
+
+    def backward(model: Any, _: Any) -> None:
+        def run(ids: Tensor, factor: Tensor) -> Tensor:
+            found: Tensor = model(ids).square().sum() * factor
+            return found
+
+        inside = [
+            torch.utils.checkpoint.checkpoint(run, ids, needed, use_reentrant=reentrant)
+            for ids in (one, two)
+        ]
+        (sum(inside) + run(one, needed)).backward()
+
+    twins.both(backward)
+    assert seen[0]
+    torch.testing.assert_close(*(sum(each.sum() for each in found) for found in seen))
+    twins.step()
+    twins.check()
 
 
 def test_two_optimizers_use_the_same_gradient(place: Place, weights: Tensor) -> None:
@@ -443,6 +471,19 @@ def test_a_copy_between_backward_and_step_has_no_gradient(place: Place, weights:
     twins.check()
     other.requires_grad_(False)
     assert twins.emb(torch.tensor([1]).to(place.torch)).requires_grad
+
+
+def test_layers_over_a_field_are_tied_in_a_copy_too(place: Place, weights: Tensor) -> None:
+    table = place.table(weights)
+    model = torch.nn.ModuleList([TieredEmbedding(table), TieredEmbedding(table)])
+    other = copy.deepcopy(model)
+    assert other[0].rows is other[1].rows is not model[0].rows
+    with pytest.raises(InvalidInputError, match="a layer and a copy of it"):
+        TieredOptimizer(SGD, [model, other], lr=1.0)
+    opt = TieredOptimizer(SGD, other, lr=1.0)
+    sum(layer(torch.tensor([1, 2]).to(place.torch)).sum() for layer in other).backward()
+    opt.step()
+    torch.testing.assert_close(rows_of(table)[1:3], weights[1:3] - 2)
 
 
 def test_the_type_of_the_module_returns_after_a_step(place: Place, weights: Tensor) -> None:

@@ -104,6 +104,15 @@ def test_what_averages_do_not_take(place: Place, weights: Tensor) -> None:
         TieredOptimizer(SGD, [emb], lr=0.1, ema=0.9)
     with pytest.raises(InvalidInputError, match="averages are not trained"):
         emb.averaged().requires_grad_(True)(place.ids(3))
+    store = place.opened[0]
+    store.commit()
+    store.drop_fields("item", ["ema", "ema_step"])
+    with pytest.raises(InvalidInputError, match=r"ema=0\.999"):
+        emb.averaged()
+    opt = TieredOptimizer(SGD, [emb], lr=0.1, ema=0.9)
+    train(place, [(emb, opt)], place.ids(5))
+    everything = torch.arange(ROWS).to(place.torch)
+    assert torch.equal(emb.averaged()(everything), emb(everything))
 
 
 # -- projections

@@ -50,8 +50,8 @@ class Base:
         self, directory: _io.Holder, spec: TableSpec, opened: tuple[Records, Records] | None = None
     ) -> None:
         """Take over records and checksums, or open them later through `directory`."""
-        self.rows = spec.rows
-        self.record_bytes = spec.layout.record_bytes
+        self.rows: int = spec.rows
+        self.record_bytes: int = spec.layout.record_bytes
         self._directory = directory
         self._spec = spec
         self._sparse = spec.sparse

@@ -194,7 +194,7 @@ class LiveDelta:
         """Create the file; `room` bytes of records may wait in memory to be written."""
         self.name = name
         self.record_bytes = record_bytes
-        self.count = 0
+        self.count: int = 0
         self.full = False
         self._directory = directory
         self._file = _io.hold_file(directory, name, create=True)

@@ -62,8 +62,9 @@ _NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the first records of rows `start…` of a table, in blocks, by its fields' initializers.
 
-    Any `start` gives the same bytes for the same row.
+    Any `start` gives the same bytes for the same row, of a spec that is seeded.
     """
+    spec = spec.seeded()
     layout = spec.layout
     for block in range(start // BLOCK_ROWS, -(-spec.rows // BLOCK_ROWS)):
         count = min(BLOCK_ROWS, spec.rows - block * BLOCK_ROWS)
@@ -90,6 +91,7 @@ def create(
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
     if blocks is None:
+        spec = spec.seeded()
         blocks = () if spec.sparse else initial_records(spec)
     with table.make_directory(name) as directory:
         try:
@@ -122,12 +124,14 @@ class Generation:
         a writer may remove meanwhile. Raises CorruptStoreError.
         """
         try:
-            self.directory = _io.hold_directory(table.directory(info.generation))
+            self.directory: _io.Held[_io.Directory] = _io.hold_directory(
+                table.directory(info.generation)
+            )
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
-        self.info = info
+        self.info: TableInfo = info
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
         self._held: dict[str, KeyFile] = {}
@@ -137,7 +141,7 @@ class Generation:
                 if next_seq is not None:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
-                self.tier = self._open_tier()
+                self.tier: DiskTier = self._open_tier()
                 if next_seq is None and info.keys is not None and directory.removable:
                     self._held = open_keys(directory, info.keys)
         except BaseException:

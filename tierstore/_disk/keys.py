@@ -41,7 +41,7 @@ class Keys(Sequence[Any]):
         Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
         key a row.
         """
-        self.kind = info.kind
+        self.kind: str = info.kind
         self._rows = rows
         parts = {
             name.rpartition(".")[2]: files[name].checked(size, expected)
@@ -69,6 +69,9 @@ class Keys(Sequence[Any]):
             raise CorruptStoreError(
                 f"{_path(files)} holds {data.size} bytes, keys of {self._rows} rows are {expected}"
             )
+
+    def __repr__(self) -> str:
+        return f"Keys({self._rows} of {self.kind})"
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
-from tierstore.initializers import from_entry, to_entry
+from tierstore.initializers import from_call
 from tierstore.spec import TABLE_NAME, Field, TableSpec
 
 __all__ = [
@@ -128,12 +128,8 @@ class TableInfo:
         content = {
             "rows": spec.rows,
             "fields": [
-                {
-                    "name": name,
-                    "dim": item.dim,
-                    "dtype": item.dtype,
-                    **({} if (entry := to_entry(item.init)) is None else {"init": entry}),
-                }
+                {"name": name, "dim": item.dim, "dtype": item.dtype}
+                | ({"init": item.init.text} if item.init and item.init.text else {})
                 for name, item in spec.fields.items()
             ],
             "backend": spec.backend,
@@ -417,7 +413,7 @@ def _spec(section: Section) -> TableSpec:
             part.only({"name", "dim", "dtype", "init"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
-            init = from_entry(part.section("init").content) if "init" in part else None
+            init = from_call(part.text("init")) if "init" in part else None
             fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init)
         for key in ("compression", "chunk_rows"):
             if section.value(key) is not None:

@@ -204,7 +204,7 @@ class Compaction:
         `rows` are those of the table; `store` is the uuid that deltas bear.
         """
         self.name = name
-        self.deltas = tuple(deltas)
+        self.deltas: tuple[Delta, ...] = tuple(deltas)
         self.delta: Delta | None = None
         self._directory = directory
         self._newest = Newest(deltas, rows)

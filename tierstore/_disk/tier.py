@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore._disk import readahead
 from tierstore._disk.base import Base
 from tierstore._disk.delta import Delta, LiveDelta
@@ -26,6 +25,7 @@ from tierstore.errors import (
     StoreFullError,
     TierStoreError,
 )
+from tierstore.stats import TierStats
 
 __all__ = ["DiskTier"]
 
@@ -61,9 +61,9 @@ class DiskTier:
 
         `new_live` creates the live delta when the first record is written; None is read-only.
         """
-        self.rows = base.rows
-        self.record_bytes = base.record_bytes
-        self.stats = TierStats()
+        self.rows: int = base.rows
+        self.record_bytes: int = base.record_bytes
+        self.stats: TierStats = TierStats()
         self.queue_bytes = 0
         self._lock = threading.RLock()
         self._base = base
@@ -72,8 +72,8 @@ class DiskTier:
         self.live: LiveDelta | None = None
         self._superseded = 0
         self._index = DeltaIndex(self.rows)
-        self.deltas = self._index.deltas
-        self.delta_bytes = 0
+        self.deltas: list[Delta] = self._index.deltas
+        self.delta_bytes: int = 0
         self.follow(deltas)
 
     @property

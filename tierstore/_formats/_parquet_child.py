@@ -1,7 +1,7 @@
 """Reads columns of a Parquet file for another process, within a limit of memory.
 
-What a page of a Parquet file unpacks to is known only to the decoder, which takes the memory first.
-So it is run in a process of its own, as a script that imports nothing of this library:
+Only the decoder knows how large a page of a Parquet file unpacks, and it allocates first. It
+therefore runs in a process of its own, as a script that imports nothing of this library:
 
     python -P _parquet_child.py DESCRIPTOR BYTES
 
@@ -31,7 +31,7 @@ Answer = tuple[dict[str, Any], list[Any]]
 
 
 class Damage(Exception):
-    """A file that does not hold what is asked for."""
+    """A file that does not hold the requested data."""
 
 
 class Reader:

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats.files import InputFile
+from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
@@ -48,11 +46,11 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
     return max(1, block_bytes // max(1, row_bytes))
 
 
-class Source(ABC):
+class Source(Closing):
     """A file of vectors, opened: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
-    The file is never modified, and the memory taken is that of a block, plus the keys once they are
-    asked for, within the allowance. A context manager; `close` may be called again.
+    The file is never modified. Reading takes the memory of a block and, once they are read, of the
+    keys, within the allowance.
 
     Attributes:
         path: the file.
@@ -109,23 +107,6 @@ class Source(ABC):
     @abstractmethod
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         """Yield the rows in blocks of at most `block_rows`; their number is checked by `blocks`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file."""
-
-    def __enter__(self) -> Self:
-        """Return the source itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the source."""
-        self.close()
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,51 @@ import io
 import struct
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, TypeVar
 
-from tierstore._allowance import DEFAULT_MEMORY, Allowance
 from tierstore._io import Directory, File
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
 
-__all__ = ["ZIP_ERRORS", "Archive", "InputFile", "open_input", "parsing", "unless_it_fails"]
+__all__ = [
+    "ZIP_ERRORS",
+    "Archive",
+    "Closing",
+    "InputFile",
+    "open_input",
+    "parsing",
+    "unless_it_fails",
+]
 
 BUFFER_BYTES = 1 << 20
 
 
-class InputFile:
+class Closing(ABC):
+    """A context manager that closes itself; `close` may be called again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the object."""
+        self.close()
+
+
+class InputFile(Closing):
     """A regular file of a fixed size, read at positions or as independent streams.
 
     Attributes:
@@ -63,19 +92,6 @@ class InputFile:
     def close(self) -> None:
         """Close the file; streams end with it."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        """Return the file itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self.close()
 
 
 class _Stream(io.RawIOBase):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import Allowance
+from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
 __all__ = [

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import JSON_COST
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Content, Format, Source, SpanSource, Wanted, Write, choose
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore.budget import JSON_COST
 from tierstore.errors import FormatError
 
 __all__ = ["Safetensors"]

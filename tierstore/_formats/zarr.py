@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from tierstore._allowance import JSON_COST, Allowance
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
 from tierstore._formats.files import parsing
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
+from tierstore.budget import JSON_COST, Allowance
 from tierstore.errors import ExistsError, FormatError
 
 __all__ = ["Zarr"]

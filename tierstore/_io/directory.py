@@ -82,7 +82,7 @@ class Directory(Descriptor):
 
     def close(self) -> None:
         """Close the descriptor; what was named in the directory does not depend on that."""
-        self.unsynced = False
+        self.unsynced: bool = False
         super().close()
 
     @classmethod

@@ -219,7 +219,7 @@ class File(Descriptor):
     def sync(self) -> None:
         """Make the file's bytes and size durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
-        self.unsynced = False
+        self.unsynced: bool = False
 
     def advise(self, advice: int, offset: int = 0, nbytes: int = 0) -> None:
         """Tell the system how a range will be read; failing to is no error."""

@@ -46,8 +46,8 @@ class Held(Generic[D]):
 
     def __init__(self, opened: D, reopen: Callable[[], D]) -> None:
         """Take over what was opened; `reopen` opens it by name, and raises FileNotFoundError."""
-        self.path = opened.path
-        self.used = next(_uses)
+        self.path: str = opened.path
+        self.used: int = next(_uses)
         self._opened = opened
         self._reopen = reopen
         self._identity = (0, 0)

@@ -226,7 +226,7 @@ class PendingCommit(Future[int]):
     def __init__(self, state: State, folder: Folder) -> None:
         """Prepare; nothing is held yet."""
         super().__init__()
-        self.seen = True
+        self.seen: bool = True
         """Whether the caller knows the outcome; what `start` raises is one."""
         self._opened = state
         self._folder = folder

@@ -196,7 +196,10 @@ class Ledger:
     def __init__(self, directory: _io.Directory, history: History) -> None:
         """Read all manifests of the store."""
         self._directory = directory
-        self.seq = self.last_version = self.floor = self.confirmed = 0
+        self.seq: int = 0
+        self.last_version: int = 0
+        self.floor: int = 0
+        self.confirmed: int = 0
         self.names: dict[str, int] = {}
         self._kept: dict[int, int] = {}  # number of the manifest by version, both ascending
         self._forks_of: dict[int, Forks] = {}

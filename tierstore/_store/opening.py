@@ -27,7 +27,7 @@ from tierstore._tiers.placement import Placement, check_names, find_device
 from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.policy import Policies
-from tierstore.spec import TableSpec, check_name
+from tierstore.spec import DeviceName, TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def create(
     policy: Policies | None = None,
     keep: int | None = None,
     allow_untested: bool = False,
-    device: str | torch.device | Device = "cpu",
+    device: DeviceName | torch.device | Device = "cpu",
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
@@ -182,7 +182,7 @@ def open(
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
-    device: str | torch.device | Device = "cpu",
+    device: DeviceName | torch.device | Device = "cpu",
     check_ids: Literal["async", "sync"] = "async",
 ) -> Store:
     """Open a store.

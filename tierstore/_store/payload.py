@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._allowance import DEFAULT_MEMORY, JSON_COST, Allowance
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import PayloadInfo, unique_name
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._strictjson import Section, parse
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, JSON_COST, Allowance, Size, format_bytes
 from tierstore.errors import (
     FILE_CURE,
     CorruptStoreError,
@@ -261,6 +260,9 @@ class Payload:
         self._directory = directory
         self._info = info
         self._held = self._open() if hold else None
+
+    def __repr__(self) -> str:
+        return f"Payload({self.kind}, {format_bytes(self.nbytes)})"
 
     @property
     def kind(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,11 +91,11 @@ class RepairReport:
 
 def repair(
     src: Any,
-    dest: str | Path,
+    dest: str | os.PathLike[str],
     *,
     version: int | str | None = None,
     fill: Fill | Sequence[Fill] = ("version", "zeros"),
-    listed: str | Path | None = None,
+    listed: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> RepairReport:
     """Copy every row of a damaged store that is whole to a new store, and list the others.
@@ -134,7 +135,7 @@ def repair(
         return job.run(where, to)
 
 
-def _on_disk(path: str | Path) -> Path:
+def _on_disk(path: str | os.PathLike[str]) -> Path:
     where = _io.locate(path)
     if not isinstance(where, Path):
         raise InvalidInputError(f"{where} is not on a disk; repair to one, and save a copy there")
@@ -345,7 +346,7 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
 def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows], Records]:
     """Return what gives first records, where an initializer says those of the first field."""
     fields = {name: dataclasses.replace(item, init=None) for name, item in spec.fields.items()}
-    made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False)
+    made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False).seeded()
 
     def records(rows: Rows) -> Records:
         parts = []

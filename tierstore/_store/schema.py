@@ -19,7 +19,7 @@ from tierstore._store.state import State
 from tierstore._table.table import Table
 from tierstore.errors import ExistsError, InvalidInputError
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec, check_name
+from tierstore.spec import BackendName, CompressionName, DTypeName, Field, TableSpec, check_name
 
 __all__ = ["SchemaChanges"]
 
@@ -58,8 +58,8 @@ class SchemaChanges(Mapping[str, Table]):
         self,
         name: str,
         spec: TableSpec,
-        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         *,
+        blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         reinitialize: bool = False,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
@@ -101,9 +101,9 @@ class SchemaChanges(Mapping[str, Table]):
         self,
         name: str,
         *,
-        dtype: Any = None,
-        backend: str | None = None,
-        compression: str | None = "keep",
+        dtype: DTypeName | Mapping[str, DTypeName] | None = None,
+        backend: BackendName | None = None,
+        compression: CompressionName | None = "keep",
         chunk_rows: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -154,8 +154,8 @@ class SchemaChanges(Mapping[str, Table]):
         self,
         name: str,
         rows: int,
-        init: Initializer | None = None,
         *,
+        init: Initializer | None = None,
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tierstore import _io
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import FORMAT, Manifest, TableInfo, new_mark
+from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
@@ -73,11 +74,11 @@ class State:
     def __init__(self, options: Options, store: Store) -> None:
         """Open a store, and as its writer remove what no version names."""
         self.store = store
-        self.door = Door(str(options.path), writable=options.writable)
-        self.prefetcher = Prefetcher(self.door)
-        self.sync_checks = options.check_ids == "sync"
+        self.door: Door = Door(str(options.path), writable=options.writable)
+        self.prefetcher: Prefetcher = Prefetcher(self.door)
+        self.sync_checks: bool = options.check_ids == "sync"
         self.tables: dict[str, Table] = {}
-        self.spaces = Spaces(self.tables, options)
+        self.spaces: Spaces = Spaces(self.tables, options)
         self.damaged: dict[str, CorruptStoreError] = {}
         self.locks: list[WriterLock | ReaderLock] = []
         self._held: dict[str, Payload] = {}
@@ -86,16 +87,20 @@ class State:
         self._floor = 0  # versions up to it a fold may be merging into the base
         self._options = options
         within = options.within
-        self.directory = open_directory(options.path) if within is None else within.again()
+        self.directory: _io.Directory = (
+            open_directory(options.path) if within is None else within.again()
+        )
         try:
-            self.identity = read_identity(self.directory)
-            self.history = History(self.directory, self.identity.uuid)
+            self.identity: Identity = read_identity(self.directory)
+            self.history: History = History(self.directory, self.identity.uuid)
             self._opener = Opener(self.directory, self.history, options)
             if options.writable:
-                self.writer = WriterLock(self.directory, allow_untested=options.allow_untested)
+                self.writer: WriterLock = WriterLock(
+                    self.directory, allow_untested=options.allow_untested
+                )
                 self.locks.append(self.writer)
             else:
-                self.reader = ReaderLock(self.directory)
+                self.reader: ReaderLock = ReaderLock(self.directory)
                 self.locks.append(self.reader)
             self._start(options.version)
         except BaseException:
@@ -103,10 +108,10 @@ class State:
             raise
 
     def _start(self, version: int | str | None) -> None:
-        self.manifest = self._find(version)
+        self.manifest: Manifest = self._find(version)
         if self.door.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
-            self.ledger = Ledger(self.directory, self.history)
+            self.ledger: Ledger = Ledger(self.directory, self.history)
             if version is not None:
                 self._check_whole(version)
                 self._go_back(self.manifest)

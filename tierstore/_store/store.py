@@ -12,13 +12,13 @@ import html
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._info import StoreInfo, Version
 from tierstore._store import closing, keeping
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
@@ -40,6 +40,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.spec import check_name
+from tierstore.stats import StoreInfo, Version
 
 __all__ = ["Store"]
 
@@ -60,8 +61,8 @@ class Store(SchemaChanges):
 
     def __init__(self, options: Options) -> None:
         """Open it; `tierstore.open` is the way to."""
-        self.path = options.path
-        self.mode = options.mode
+        self.path: Path | _io.Objects = options.path
+        self.mode: str = options.mode
         self._options = options
         self._pending: PendingCommit | None = None
         self._state = State(options, self)
@@ -100,7 +101,10 @@ class Store(SchemaChanges):
         """A store is true, even without tables."""
         return True
 
-    __eq__ = object.__eq__
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object: a store has no value to compare."""
+        return self is other
+
     __hash__ = object.__hash__
 
     @property
@@ -180,8 +184,8 @@ class Store(SchemaChanges):
     def commit(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
         keep: str | None = None,
     ) -> int:
@@ -213,8 +217,8 @@ class Store(SchemaChanges):
     def commit_async(
         self,
         step: int | None = None,
-        payload: Mapping[str, object] | None = None,
         *,
+        payload: Mapping[str, object] | None = None,
         confirm: bool = True,
         keep: str | None = None,
     ) -> PendingCommit:
@@ -351,7 +355,7 @@ class Store(SchemaChanges):
         path: Any,
         *,
         version: int | str | None = None,
-        damaged: str = "raise",
+        damaged: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tierstore._tiers.gpu.abi import RECORDS, Structure
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
-from tierstore.spec import RecordLayout
+from tierstore.spec import Field, RecordLayout
 
 __all__ = ["Columns"]
 
@@ -32,12 +32,12 @@ class Columns:
     def __init__(self, layout: RecordLayout, names: Sequence[str]) -> None:
         """Look the fields up; raises UnknownNameError."""
         self.layout = layout
-        self.names = tuple(names)
-        self.items = [layout.field(name) for name in self.names]
-        self.spans = [layout.span(name) for name in self.names]
-        self.lo = min(lo for lo, _ in self.spans)
-        self.hi = max(hi for _, hi in self.spans)
-        self.gapless = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
+        self.names: tuple[str, ...] = tuple(names)
+        self.items: list[Field] = [layout.field(name) for name in self.names]
+        self.spans: list[tuple[int, int]] = [layout.span(name) for name in self.names]
+        self.lo: int = min(lo for lo, _ in self.spans)
+        self.hi: int = max(hi for _, hi in self.spans)
+        self.gapless: bool = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}

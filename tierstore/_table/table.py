@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAl
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Occupancy, TierStats
 from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error
-from tierstore._info import TableInformation, TierInformation
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -27,6 +25,7 @@ from tierstore._table.values import check_out, from_bytes, read_dtype, writable_
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
+from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -636,6 +635,7 @@ class Table:
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
+                | ({"init": item.init.text} if item.init and item.init.text else {})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,

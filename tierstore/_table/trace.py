@@ -48,8 +48,8 @@ class Recording:
     def __init__(self, path: str | os.PathLike[str], rows: int) -> None:
         """Create the file, which must not exist, for a table of `rows`. Raises ExistsError."""
         self.path: Path = Path(path)
-        self.batches = 0
-        self.ids = 0
+        self.batches: int = 0
+        self.ids: int = 0
         self._rows = rows
         self._type = _id_type(rows)
         self._lock = threading.Lock()

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore.errors import ClosedError
+from tierstore.stats import TierStats
 
 __all__ = [
     "GONE",
@@ -118,7 +118,7 @@ class Epoch:
 
     def __init__(self) -> None:
         """Begin."""
-        self.ended = ""
+        self.ended: str = ""
 
     def end(self, reason: str) -> None:
         """End every lease of this epoch; the first reason counts."""

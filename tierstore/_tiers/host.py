@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._counters import Occupancy, TierStats
 from tierstore._threads import Condition
 from tierstore._tiers import capacity, memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
@@ -29,6 +28,7 @@ from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore._tiers.uncached import read_ranges, write_ranges
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
+from tierstore.stats import Occupancy, TierStats
 
 __all__ = ["HostTier", "nothing_to_await"]
 
@@ -103,13 +103,13 @@ class HostTier:
         if slots < 1:
             raise CapacityError(f"a host tier needs at least one slot, not {slots}")
         self.below = below
-        self.rows = below.rows
-        self.record_bytes = below.record_bytes
-        self.slots = min(slots, self.rows)
-        self.direct = self.slots == self.rows
-        self.stats = TierStats()
+        self.rows: int = below.rows
+        self.record_bytes: int = below.record_bytes
+        self.slots: int = min(slots, self.rows)
+        self.direct: bool = self.slots == self.rows
+        self.stats: TierStats = TierStats()
         self._batches = 0
-        self.nbytes = self.bytes_for(self.rows, self.record_bytes, self.slots, policy)
+        self.nbytes: int = capacity.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
@@ -135,9 +135,6 @@ class HostTier:
     def arena(self) -> memory.Arena:
         """The memory that holds records and maps."""
         return self._arena.memory
-
-    bytes_for = staticmethod(capacity.bytes_for)
-    slots_for = staticmethod(capacity.slots_for)
 
     # -- what a read, a write and a lease do
 

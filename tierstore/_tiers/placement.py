@@ -138,7 +138,7 @@ class Placement:
         device = self._device
         if device is None:
             return Space(extents, lowest, HostTier(lowest, slots=slots, policy=policy))
-        kind = device.arena_kind(HostTier.bytes_for(rows, width, slots, policy))
+        kind = device.arena_kind(capacity.bytes_for(rows, width, slots, policy))
         with device.current():
             host = HostTier(lowest, slots=slots, kind=kind, policy=policy)
             try:
@@ -156,9 +156,9 @@ class Placement:
         rows, width, policy = _together(group)
         share = rows * width / sum(shape.nbytes for shape in every.values())
         least = 0 if self._device is None else 1
-        whole = HostTier.bytes_for(rows, width, rows)
+        whole = capacity.bytes_for(rows, width, rows)
         default = min(whole, int(available_bytes() // 4 * share))
-        slots_for = functools.partial(HostTier.slots_for, policy=policy)
+        slots_for = functools.partial(capacity.slots_for, policy=policy)
         on_host = max(self._slots_in("host", group, share, default, slots_for), least)
         if 0 < on_host < rows:
             policy.check(rows)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tierstore._counters import Occupancy, TierStats
 from tierstore._tiers.base import (
     OPENED_ANEW,
     REFRESHED,
@@ -28,6 +27,7 @@ from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import device_error
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
+from tierstore.stats import Occupancy, TierStats
 
 __all__ = ["Extent", "Nearest", "Router", "Space", "TierMemory", "laid_out", "lowest_of"]
 
@@ -165,7 +165,7 @@ class Space:
         gpu: GpuTier | None = None,
     ) -> None:
         """Take over the tiers above `below`, the lowest one of the extents."""
-        self.extents = tuple(extents)
+        self.extents: tuple[Extent, ...] = tuple(extents)
         self.host = host
         self.gpu = gpu
         if gpu is not None:

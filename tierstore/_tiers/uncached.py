@@ -78,8 +78,8 @@ class Uncached:
     def __init__(self, below: Tier) -> None:
         """Refer to the tier that holds every row."""
         self.below = below
-        self.rows = below.rows
-        self.record_bytes = below.record_bytes
+        self.rows: int = below.rows
+        self.record_bytes: int = below.record_bytes
         self._lock = threading.Lock()
 
     def read(

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._counters import TierStats
 from tierstore._disk.generation import initial_records
 from tierstore._tiers.base import Bytes, Rows
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import TableSpec
+from tierstore.stats import TierStats, tally
 
 __all__ = ["Origin"]
 
@@ -37,7 +37,7 @@ class Origin:
         self.rows = spec.rows
         self.record_bytes = spec.layout.record_bytes
         self.stats = TierStats()
-        self._spec = spec
+        self._spec = spec.seeded()
         initializers = [item.init for item in spec.fields.values()]
         self._lock = threading.Lock()
         self._kept = np.zeros(self.rows, np.bool_)
@@ -51,7 +51,7 @@ class Origin:
             self._read(rows, out)
 
     def _read(self, rows: Rows, out: Bytes) -> None:
-        self.stats.count(requested=rows.size, bytes_out=rows.size * self.record_bytes)
+        tally(self.stats, requested=rows.size, bytes_out=rows.size * self.record_bytes)
         kept = self._kept[rows]
         if self._zero and not kept.any():
             out[:] = 0
@@ -88,7 +88,7 @@ class Origin:
                 self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
             _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
             self._kept[rows] = True
-            self.stats.count(written=rows.size, bytes_in=rows.size * self.record_bytes)
+            tally(self.stats, written=rows.size, bytes_in=rows.size * self.record_bytes)
 
     def stage(self, rows: Rows) -> None:
         """Return nothing to do: there is nowhere to bring rows nearer from."""

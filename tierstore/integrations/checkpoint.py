@@ -20,9 +20,9 @@ class StoreState(Stateful):  # type: ignore[misc]
     next state is taken or loaded, so the versions that checkpoints up to then point to stay; see
     `Store.commit`. `store.keep(store.version, name)` keeps one for longer.
 
-    >>> state = StoreState(store, model, opt)
-    >>> dcp.save({"run": state}, checkpoint_id=path)
-    >>> dcp.load({"run": state}, checkpoint_id=path)
+        state = StoreState(store, model, opt)
+        dcp.save({"run": state}, checkpoint_id=path)
+        dcp.load({"run": state}, checkpoint_id=path)
     """
 
     def __init__(

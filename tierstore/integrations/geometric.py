@@ -25,8 +25,8 @@ class TableFeatures(FeatureStore):  # type: ignore[misc]
     A NeighborLoader reads the rows of the nodes that it sampled, and no others. Tables of a reader
     may be read by its workers.
 
-    >>> features = TableFeatures({(None, "x"): store["node"]})
-    >>> loader = NeighborLoader((features, graph), [10, 5], input_nodes=nodes)
+        features = TableFeatures({(None, "x"): store["node"]})
+        loader = NeighborLoader((features, graph), [10, 5], input_nodes=nodes)
     """
 
     def __init__(self, tables: Mapping[tuple[Any, str], Table | tuple[Table, str]]) -> None:

@@ -22,7 +22,7 @@ class TableFeature(Feature):  # type: ignore[misc]
 
     It is a subclass of that where GraphBolt can be imported.
 
-    >>> features = gb.BasicFeatureStore({("node", None, "feat"): TableFeature(store["node"])})
+        features = gb.BasicFeatureStore({("node", None, "feat"): TableFeature(store["node"])})
     """
 
     def __init__(self, table: Table, field: str | None = None) -> None:

@@ -24,7 +24,7 @@ class StoreCallback(Callback):  # type: ignore[misc]
     A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state and
     the head back together. One that `ModelCheckpoint` removes lets its version go.
 
-    >>> trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
+        trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
 
     def __init__(self, store: Store, *, log: bool = True) -> None:

@@ -23,8 +23,8 @@ class StoreCallback(TrainerCallback):  # type: ignore[misc]
 
     `load_best_model_at_end` and `resume_from_checkpoint` then bring the rows back with the rest.
 
-    >>> opt = TieredOptimizer(torch.optim.AdamW, model, lr=0.01)
-    >>> Trainer(model, args, optimizers=(opt, None), callbacks=[StoreCallback(store)], ...)
+        opt = TieredOptimizer(torch.optim.AdamW, model, lr=0.01)
+        Trainer(model, args, optimizers=(opt, None), callbacks=[StoreCallback(store)], ...)
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,17 +1,22 @@
-"""The machine: what it is like, how fast it is, and where tierstore stands on it."""
+"""The machine: processor, memory, storage, GPU and the CUDA packages for it; how fast it is."""
 
 from __future__ import annotations
 
-from tierstore.machine.report import (
-    Cuda,
-    Leftover,
-    Machine,
-    Storage,
-    cuda_advice,
-    examine,
-    examine_storage,
-    leftovers,
-)
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tierstore._disk import readahead
+from tierstore._io import TESTED, filesystem
+from tierstore._io import leftovers as partial_files
 from tierstore.machine.speeds import Speeds, known_speeds
 
 __all__ = [
@@ -26,3 +31,260 @@ __all__ = [
     "known_speeds",
     "leftovers",
 ]
+
+
+def contents(path: Path) -> str:
+    """Return the text of such a file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+FIRST_DRIVER = {12: 525, 13: 580}
+PREVIOUS_CUDA = "pip install 'tierstore[cuda12x]'"
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """Which CUDA everything was built for.
+
+    Attributes:
+        driver: version of the NVIDIA driver, such as "580.95.05"; None without one.
+        devices: names of the GPUs that the driver lists.
+        torch: CUDA version that torch was built for, such as "13.0"; None for CPU-only or no torch.
+        cupy: installed CuPy distributions and their versions.
+        advice: what is wrong with the pair and the pip line that mends it; None if nothing is.
+    """
+
+    driver: str | None
+    devices: list[str]
+    torch: str | None
+    cupy: dict[str, str]
+    advice: str | None
+
+
+def examine_cuda() -> Cuda:
+    """Find out what is installed, without importing any of it."""
+    driver, torch, cupy = _driver(), _torch_cuda(), _cupy_distributions()
+    return Cuda(driver, _devices(), torch, cupy, cuda_advice(torch, cupy, driver))
+
+
+def cuda_advice(torch_cuda: str | None, cupy: Mapping[str, str], driver: str | None) -> str | None:
+    """Say what is wrong with this set of CUDA packages and how to mend it; None if nothing is.
+
+    `torch_cuda` is the CUDA version torch was built for, `cupy` maps CuPy distributions to their
+    versions, `driver` is the NVIDIA driver's version. CuPy loads the CUDA libraries that torch
+    brings, so both must be of one major version: `pip install torch cupy-cuda12x` mixes 13 with 12.
+    """
+    if torch_cuda is None:
+        return None
+    major = _major(torch_cuda)
+    install = f"pip install 'cupy-cuda{major}x[ctk]>=14'"
+    if driver is not None and _major(driver) < FIRST_DRIVER.get(major, 0):
+        needs = f"CUDA {torch_cuda} needs driver {FIRST_DRIVER[major]} or newer, this is {driver}"
+        return f"{needs}: update the driver, or {_replace(cupy, PREVIOUS_CUDA)}"
+    if not cupy:
+        return f"a GPU, but no CuPy to use it: {install}" if driver else None
+    if len(cupy) > 1:
+        return f"{' and '.join(sorted(cupy))} overwrite each other: {_replace(cupy, install)}"
+    name = next(iter(cupy))
+    built_for = re.fullmatch(r"cupy-cuda(\d+)x", name)
+    if built_for and int(built_for[1]) != major:
+        wrong = f"torch was built for CUDA {torch_cuda}, {name} for {built_for[1]}"
+        return f"{wrong}: {_replace(cupy, install)}"
+    return None
+
+
+def _replace(cupy: Mapping[str, str], install: str) -> str:
+    """Return the line that removes these CuPy distributions and installs another set."""
+    return f"pip uninstall -y {' '.join(sorted(cupy))} && {install}" if cupy else install
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])
+
+
+def _cupy_distributions() -> dict[str, str]:
+    """Find all distributions that bring the module cupy, under whatever name."""
+    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    return {name: version for name, version in installed.items() if re.match(r"cupy\b", name)}
+
+
+def _torch_cuda() -> str | None:
+    """Read the CUDA version from torch's version file, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = contents(Path(spec.origin).with_name("version.py"))
+    match = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _driver() -> str | None:
+    match = re.search(
+        r"Kernel Module +(?:for \S+ +)?([\d.]+)", contents(Path("/proc/driver/nvidia/version"))
+    )
+    return match[1] if match else None
+
+
+def _devices() -> list[str]:
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = (re.search(r"^Model:\s*(.+?)\s*$", contents(gpu), re.MULTILINE) for gpu in gpus)
+    return [model[1] for model in models if model]
+
+
+PACKAGES = (
+    "tierstore",
+    "numpy",
+    "click",
+    "zarr",
+    "crc32c",
+    "torch",
+    "pyarrow",
+    "safetensors",
+    "rich",
+)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The file system under a path.
+
+    Attributes:
+        path: the path, or its nearest parent that exists.
+        filesystem: its kind, such as "ext4"; "" if it cannot be told.
+        tested: whether it was tested that locks and syncs hold there.
+        free_bytes, total_bytes: what a user may still write, and its size.
+    """
+
+    path: str
+    filesystem: str
+    tested: bool
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts, in bytes where they are sizes.
+
+    Attributes:
+        packages: version by package; None for what is not installed.
+        memory_bytes, available_bytes: RAM, and what is free of it, both within the memory cgroup.
+        lock_limit_bytes: how much memory may be locked (`ulimit -l`); None for no limit.
+        page_reads: the system call by which pages of scattered rows are fetched.
+        merge_gap_bytes: pages at most this far apart are fetched in one piece, as `tierstore bench`
+            found it best, or as is usual.
+    """
+
+    python: str
+    platform: str
+    cpus: int
+    memory_bytes: int
+    available_bytes: int
+    lock_limit_bytes: int | None
+    page_reads: str
+    merge_gap_bytes: int
+    packages: dict[str, str | None]
+    cuda: Cuda
+    storage: Storage
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, each with its remedy; empty if all is well."""
+        found = [] if self.cuda.advice is None else [self.cuda.advice]
+        if not self.storage.tested:
+            found.append(
+                f"{self.storage.path} is on {self.storage.filesystem or 'an unknown file system'}, "
+                "where it was not tested whether locks and syncs hold: keep stores on one of "
+                f"{', '.join(sorted(TESTED))}"
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, problems included, as plain dicts, lists, strings and numbers."""
+        return asdict(self) | {"problems": self.problems}
+
+
+def examine(path: str | os.PathLike[str] = ".") -> Machine:
+    """Gather the facts; `path` chooses the file system and need not exist."""
+    memory, available = _memory()
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return Machine(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=memory,
+        available_bytes=available,
+        lock_limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
+        page_reads=readahead.method(),
+        merge_gap_bytes=readahead.merge_gap(Path(path)),
+        packages={name: _version(name) for name in PACKAGES},
+        cuda=examine_cuda(),
+        storage=examine_storage(path),
+    )
+
+
+def examine_storage(path: str | os.PathLike[str] = ".") -> Storage:
+    """Describe the file system under `path`, or under its nearest parent that exists."""
+    there = Path(os.path.abspath(path))
+    while not there.exists():
+        there = there.parent
+    kind = filesystem(there)
+    space = os.statvfs(there)
+    return Storage(
+        path=str(there),
+        filesystem=kind,
+        tested=kind in TESTED,
+        free_bytes=space.f_bavail * space.f_frsize,
+        total_bytes=space.f_blocks * space.f_frsize,
+    )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or directory that was being made when its process was killed, or still is.
+
+    Attributes:
+        path: its temporary name.
+        disk_bytes: disk space it takes.
+    """
+
+    path: Path
+    disk_bytes: int
+
+
+def leftovers(path: str | os.PathLike[str] = ".") -> list[Leftover]:
+    """Return unfinished files and stores beside `path`, then those in it."""
+    path = Path(os.path.abspath(path))
+    found: list[Path] = []
+    for directory in (path.parent, path):
+        with contextlib.suppress(OSError):  # missing or unreadable
+            found += partial_files(directory)
+    return [Leftover(each, _disk_bytes(each)) for each in found]
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.lstat().st_blocks for file in files) * 512
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> tuple[int, int]:
+    """Return total and available bytes of RAM, no more than the memory cgroup allows."""
+    lines = re.findall(r"^(\w+):\s+(\d+) kB", contents(Path("/proc/meminfo")), re.MULTILINE)
+    kib = {name: int(value) for name, value in lines}
+    total, available = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024
+    limit = contents(Path("/sys/fs/cgroup/memory.max")).strip()
+    if limit.isdigit():
+        used = contents(Path("/sys/fs/cgroup/memory.current")).strip()
+        total = min(total, int(limit))
+        available = max(0, min(available, int(limit) - int(used or 0)))
+    return total, available

@@ -137,7 +137,7 @@ class Speeds:
 
 
 def measure(
-    directory: str | Path = ".",
+    directory: str | os.PathLike[str] = ".",
     *,
     file_bytes: int = 512 * MIB,
     seconds: float = 0.5,
@@ -178,9 +178,9 @@ def measure(
     return found
 
 
-def known_speeds(directory: str | Path = ".") -> Speeds | None:
+def known_speeds(directory: str | os.PathLike[str] = ".") -> Speeds | None:
     """Return what was measured last on the disk under `directory`, or None."""
-    entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(directory), {})
+    entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(Path(directory)), {})
     with contextlib.suppress(TypeError, ValueError):
         values = {field.name: entry[field.name] for field in fields(Speeds) if field.name in entry}
         found = Speeds(**values)
@@ -189,13 +189,15 @@ def known_speeds(directory: str | Path = ".") -> Speeds | None:
     return None
 
 
-def _keep(directory: str | Path, found: Speeds) -> None:
-    entry = readahead.read_cache(readahead.SPEEDS) | {readahead.disk_of(directory): found.to_dict()}
+def _keep(directory: str | os.PathLike[str], found: Speeds) -> None:
+    entry = readahead.read_cache(readahead.SPEEDS) | {
+        readahead.disk_of(Path(directory)): found.to_dict()
+    }
     readahead.write_cache(readahead.SPEEDS, entry)
 
 
 @contextlib.contextmanager
-def _file(directory: str | Path, nbytes: int) -> Iterator[str]:
+def _file(directory: str | os.PathLike[str], nbytes: int) -> Iterator[str]:
     """Make a file of random bytes, written and synced, that goes at the end."""
     block = np.random.default_rng(0).integers(0, 256, 4 * MIB, np.uint8)
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".tierstore-bench-") as file:
@@ -357,7 +359,7 @@ class Standing:
 
 
 def stand(
-    directory: str | Path,
+    directory: str | os.PathLike[str],
     speeds: Speeds,
     *,
     store_bytes: int = 512 << 20,

@@ -9,9 +9,11 @@ layer is these rows and their gradient, until an optimizer of `tierstore.optim` 
 
 from __future__ import annotations
 
-from tierstore import _torch  # noqa: F401  (first: it says what to install)
-from tierstore.nn.bag import TieredEmbeddingBag
-from tierstore.nn.embedding import TieredEmbedding
-from tierstore.nn.rows import RowsParameter
+from tierstore.errors import needs
+
+with needs("torch", "torch", "this needs PyTorch"):
+    from tierstore.nn.bag import TieredEmbeddingBag
+    from tierstore.nn.embedding import TieredEmbedding
+    from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]

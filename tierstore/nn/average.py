@@ -38,14 +38,14 @@ class Average:
     @property
     def kept(self) -> bool:
         """Whether the table keeps this average."""
-        return self._decay in self._table.scalars
+        return self._mean in self._table.fields and self._decay in self._table.scalars
 
     def start(self, decay: float) -> dict[str, Field]:
         """Return the fields that the table lacks; raises InvalidInputError for another decay."""
         if not 0.0 < decay < 1.0:
             raise InvalidInputError(f"the decay of an average lies between 0 and 1: {decay}")
         known = self._table.scalars.get(self._decay, decay)
-        if known != decay:
+        if self.kept and known != decay:
             raise InvalidInputError(
                 f"table {self._table.name!r} keeps its average with a decay of {known}, not "
                 f"{decay}; drop_fields({[self._mean, self._of_step]}) to begin another"

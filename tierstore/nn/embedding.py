@@ -31,8 +31,8 @@ class TieredEmbedding(torch.nn.Module):
     Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
     changes that and not the table. With gradients enabled a forward pass keeps the rows in place
     until the step of the `TieredOptimizer` they are trained by; under `torch.no_grad()`, and where
-    `requires_grad_(False)` froze the layer, it only reads. Nothing but a step writes. Ids are read
-    once: their buffer may be used again before the backward pass.
+    `requires_grad_(False)` froze the layer, it only reads. Ids are read once: their buffer may be
+    used again before the backward pass.
 
     The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
     The layer's parameter, `rows`, is empty but from a backward pass to its step, where it is the
@@ -290,8 +290,10 @@ class TieredEmbedding(torch.nn.Module):
         memo[id(self)] = other
         other.__dict__.update(self.__dict__)
         other._parameters = {}
-        rows = RowsParameter(self.table, self.field, self._anchor)
-        rows.requires_grad = self._own.requires_grad
+        rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
+        if type(rows) is not RowsParameter:
+            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
 

@@ -8,8 +8,10 @@ and writes them back; all other rows stay as they are. Results do not depend on 
 
 from __future__ import annotations
 
-from tierstore import _torch  # noqa: F401  (first: it says what to install)
-from tierstore.optim.optimizer import TieredOptimizer
-from tierstore.optim.row_wise import RowWiseAdagrad
+from tierstore.errors import needs
+
+with needs("torch", "torch", "this needs PyTorch"):
+    from tierstore.optim.optimizer import TieredOptimizer
+    from tierstore.optim.row_wise import RowWiseAdagrad
 
 __all__ = ["RowWiseAdagrad", "TieredOptimizer"]

@@ -97,7 +97,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         whose state is that of another class, where fields must be added to a table with uncommitted
         rows, and for stochastic rounding of weights that are not bfloat16.
         """
-        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, _Optimizer)):
+        if not (
+            isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
+        ):
             raise InvalidTypeError(
                 f"an optimizer is made of a class such as torch.optim.Adam, not {optimizer_class!r}"
             )
@@ -135,11 +137,9 @@ class TieredOptimizer(torch.optim.Optimizer):
             return  # what the base class starts with
         group = _grouped([param_group])[0]
         own = {key: value for key, value in group.items() if key in self.defaults}
-        trained = [
-            self._prepared(rows, {**self._options, **own})
-            for rows in group["params"]
-            if type(rows) is RowsParameter
-        ]
+        found = [each for each in group["params"] if type(each) is RowsParameter]
+        _check_apart([*self._fields, *found])
+        trained = [self._prepared(rows, {**self._options, **own}) for rows in found]
         self._inner.add_param_group(group)
         self._ordinary |= len(trained) < len(group["params"])
         for field in trained:
@@ -151,10 +151,6 @@ class TieredOptimizer(torch.optim.Optimizer):
     def _prepared(self, rows: RowsParameter, options: Mapping[str, Any]) -> TrainedField:
         """Find the state that rows need, and give their table its fields."""
         table = rows.table
-        if rows in self._fields:
-            raise InvalidInputError(
-                f"field {rows.field!r} of table {table.name!r} is in two groups"
-            )
         item = table.spec.layout.field(rows.field)
         element = item.element
         if self._at_random and not element.stochastic:
@@ -374,7 +370,17 @@ def _check_alone() -> None:
         )
 
 
-_Optimizer = torch.optim.Optimizer
+def _check_apart(every: Iterable[RowsParameter]) -> None:
+    """Raise InvalidInputError for a field that is there twice: in two groups, or as a copy."""
+    seen = set()
+    for rows in every:
+        key = id(rows.table), rows.field
+        if key in seen:
+            raise InvalidInputError(
+                f"field {rows.field!r} of table {rows.table.name!r} is in two groups, or in a "
+                "layer and a copy of it; one optimizer trains it once"
+            )
+        seen.add(key)
 
 
 def _grouped(params: Any) -> list[dict[str, Any]]:

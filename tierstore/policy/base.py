@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -164,11 +164,14 @@ class PolicySpec(ABC):
         """Raise InvalidInputError or InvalidTypeError unless it fits a table of `rows` rows."""
 
 
-PolicyLike = str | PolicySpec
+PolicyName: TypeAlias = Literal["lru", "lfu", "lookahead"] | str
+"""The name of a policy: one of these, which editors complete, or a registered one."""
+
+PolicyLike: TypeAlias = PolicyName | PolicySpec
 """The name of a policy, or a value that `lru`, `lfu`, `static` or `lookahead` returned."""
 
 
-Policies = PolicyLike | Mapping[str, PolicyLike]
+Policies: TypeAlias = PolicyLike | Mapping[str, PolicyLike]
 """One policy for all tables, or one by table's name; tables that are left out get "lru"."""
 
 _DEFAULT = "lru"

@@ -90,7 +90,7 @@ class Ranked(Policy):
     ) -> None:
         """Start with no slot in use."""
         self.ranking = ranking
-        self.keeps_batch = ranking.keeps_batch
+        self.keeps_batch: bool = ranking.keeps_batch
         self._slot_of = slot_of
         self._row_of = row_of
         self._keys = np.full(row_of.size, _FREE)

@@ -1,4 +1,4 @@
-"""How much memory to give: replaying what a table was asked for through tiers of any size.
+"""How much memory to give: replays a stream of row ids through tiers of any size.
 
 `load_stream` reads recorded traces and files of ids, `simulate` replays them through policies and
 sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.

@@ -25,7 +25,7 @@ class TierPlan:
         tier: "gpu" or "host".
         nbytes: memory it takes, maps included.
         slots, share: records it holds, and as a part of the rows.
-        hit_rate, unique_hit_rate: of what it is asked for, over ids and over distinct rows; None
+        hit_rate, unique_hit_rate: of the requests it gets, over ids and over distinct rows; None
             without a stream.
         misses_per_batch: distinct rows a batch that the tier below has to give.
         write_backs_per_batch: rows a batch that go to the tier below, if all have changed.
@@ -97,7 +97,7 @@ def plan(
             memory of this machine.
         gpu: bytes for the GPU tier; 0 leaves it out.
         policy: of the host tier; least recently used if None. The GPU tier is least recently used.
-        stream: what the table is asked for; without it there are no rates.
+        stream: the row ids requested of the table; without it there are no rates.
         speeds: of this machine; without them there are no times.
         training: every row of a batch is changed, and leased rather than read.
         depth: batches announced ahead, for policies that look ahead.
@@ -167,7 +167,7 @@ def _replayed(
     depth: int,
     measured: float,
 ) -> dict[str, Rates]:
-    """Replay a stream through the tiers: each is asked for what the one above lacks."""
+    """Replay a stream through the tiers: each gets the misses of the one above."""
     policies = {"gpu": lru(), "host": policy}
     tiers = {
         name: Replay(rows, slots, policies[name], leases=training)

@@ -1,4 +1,4 @@
-"""Replay what a table was asked for through tiers of any size, beside the optimum."""
+"""Replay the row ids of a stream through tiers of any size, and compare with the optimum."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import Hits
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
 from tierstore.sizing.streams import Batch, Stream
+from tierstore.stats import Hits, tally
 
 __all__ = [
     "OPTIMUM",
@@ -97,12 +97,15 @@ class Rates(Hits):
 
     def count(self, batch: Batch, hit: npt.NDArray[np.bool_], evictions: int) -> None:
         """Add a batch."""
-        self.batches += 1
-        self.requested += int(batch.counts.sum())
-        self.hits += int(batch.counts[hit].sum())
-        self.unique += batch.rows.size
-        self.unique_hits += int(hit.sum())
-        self.evictions += evictions
+        tally(
+            self,
+            batches=1,
+            requested=int(batch.counts.sum()),
+            hits=int(batch.counts[hit].sum()),
+            unique=batch.rows.size,
+            unique_hits=int(hit.sum()),
+            evictions=evictions,
+        )
 
 
 class Replay:
@@ -152,7 +155,7 @@ class Replay:
         return hit, evictions
 
     def _admit(self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> int:
-        """Give slots to those of `rows`, absent, that are worth it; return how many rows went."""
+        """Give slots to absent `rows` that outrank their victims; return how many were evicted."""
         slots = self._slots
         if rows.size > slots.row_of.size:
             rows = rows[np.argsort(-counts, kind="stable")]
@@ -246,7 +249,7 @@ class Simulation:
 
     @property
     def policies(self) -> list[str]:
-        """The policies, in the order they were asked for, the optimum last."""
+        """The policies in the order requested, the optimum last."""
         return list(dict.fromkeys(point.policy for point in self.points))
 
     def curve(self, policy: str) -> list[Point]:

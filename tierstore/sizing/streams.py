@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._allowance import DEFAULT_MEMORY, Allowance
 from tierstore._formats.files import open_input
-from tierstore._formats.npz import Arrays
+from tierstore._formats.npy import Arrays
 from tierstore._formats.parquet import Columns
 from tierstore._table.trace import is_trace, read_trace, trace_rows
-from tierstore.budget import Size
+from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
 __all__ = ["Batch", "Stream", "load_stream", "stream_of"]
@@ -85,7 +85,7 @@ def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) ->
 
 
 def load_stream(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     batch_size: int | None = None,
     column: str | None = None,

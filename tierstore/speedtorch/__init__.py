@@ -15,35 +15,21 @@ to write in new code, is in docs/from-speedtorch.md.
 
 from __future__ import annotations
 
-from tierstore import _torch  # noqa: F401  (first: it says what to install)
-from tierstore.speedtorch.families import (
-    COM,
-    COMMM,
-    CPUPytorchCOM,
-    CPUPytorchModelFactory,
-    CPUPytorchOptimizerFactory,
-    DataGadget,
-    DataGadgetMM,
-    GPUPytorchCOM,
-    GPUPytorchModelFactory,
-    GPUPytorchOptimizerFactory,
-    ModelFactory,
-    ModelFactoryMM,
-    OptimizerFactory,
-    OptimizerFactoryMM,
-    PMemory,
-    PMemoryMM,
-    PytorchCOM,
-    PytorchModelFactory,
-    PytorchOptimizerFactory,
-    _Common,
-    _CommonMM,
-    _CPUPytorchCommon,
-    _GPUPytorchCommon,
-    _PytorchCommon,
-    my_pinned_allocator,
-    my_pinned_allocatorMM,
-)
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tierstore._store.store import Store
+from tierstore._tiers.gpu.device import Device
+from tierstore.budget import Budget
+from tierstore.errors import InvalidInputError, TierStoreError, needs
+from tierstore.spec import DeviceName
+
+with needs("torch", "torch", "this needs PyTorch"):
+    import torch
+
+    from tierstore.speedtorch.array import ArrayRows, CountRows
+    from tierstore.speedtorch.base import Held, Where, flat_ids, legacy, table_of
+    from tierstore.speedtorch.batches import Duplicates, ModelRows, OptimizerRows
 
 __all__ = [
     "COM",
@@ -73,3 +59,530 @@ __all__ = [
     "my_pinned_allocator",
     "my_pinned_allocatorMM",
 ]
+
+
+class _Common(Held):
+    """What the classes of this family share: `CPUPinn=True` is host memory, False the GPU."""
+
+    CPUPinn: bool
+
+
+class ModelFactory(_Common, ModelRows):
+    """All rows of an embedding in memory, those of a batch in a module; see `ModelRows`.
+
+    Args:
+        model_variable: the module, such as a `torch.nn.Embedding`.
+        total_classes: rows in all.
+        embed_dimension: elements of a row.
+        datatype: element type, as a name or a type of NumPy, CuPy or torch.
+        CPUPinn: keep the rows in host memory, with a cache on the GPU; else on the GPU.
+        duplicates: how rows that occur more than once in a batch are trained: "sum" gives each copy
+            the sum of their gradients, "mean" the mean; "last" lets each take its own step and
+            keeps the last, as SpeedTorch did.
+        budget: memory for the tiers; by default the GPU cache has 256 MiB of rows.
+        device: the GPU; by default that of the module, or torch's current one.
+    """
+
+    CUPYcorpus: Any = legacy("getCupyVar", "table.write")
+
+    def __init__(
+        self,
+        model_variable: torch.nn.Module,
+        total_classes: int,
+        embed_dimension: int,
+        datatype: Any = "float32",
+        CPUPinn: bool = False,
+        *,
+        duplicates: Duplicates = "sum",
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, pinned=CPUPinn, budget=budget)
+        super().__init__(
+            model_variable, total_classes, embed_dimension, datatype, where, duplicates
+        )
+        self.CPUPinn = CPUPinn
+
+
+class OptimizerFactory(_Common, OptimizerRows):
+    """The state of all rows in memory, that of a batch in an optimizer; see `OptimizerRows`.
+
+    Args:
+        given_optimizer: an optimizer that trains the variable, perhaps among others.
+        total_classes: rows in all.
+        embed_dimension: elements of a row.
+        model: the module that has the variable.
+        variable_name: its name in there, such as "u_embeddings".
+        dtype: element type that the state is kept in.
+        CPUPinn, budget, device: as for `ModelFactory`.
+    """
+
+    CUPYcorpi: Any = legacy("getCupyVar", "table.write")
+
+    def __init__(
+        self,
+        given_optimizer: torch.optim.Optimizer,
+        total_classes: int,
+        embed_dimension: int,
+        model: torch.nn.Module,
+        variable_name: str,
+        dtype: Any = "float32",
+        CPUPinn: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, pinned=CPUPinn, budget=budget)
+        super().__init__(
+            given_optimizer, total_classes, embed_dimension, model, variable_name, dtype, where
+        )
+        self.CPUPinn = CPUPinn
+
+
+class DataGadget(_Common, ArrayRows):
+    """An array that hands parts of itself to the GPU and takes them back; see `ArrayRows`.
+
+    Args:
+        fileName: a `.npy` file, or an array: NumPy, CuPy, torch, a memory map, zarr.
+        CPUPinn, budget, device: as for `ModelFactory`.
+    """
+
+    _first_calls = "gadgetInit()"
+    CUPYcorpus: Any = legacy("getCupyVar", "insertData")
+
+    def __init__(
+        self,
+        fileName: Any,
+        CPUPinn: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        super().__init__(Where(device, pinned=CPUPinn, budget=budget).near(None))
+        self.fileName = fileName
+        self.CPUPinn = CPUPinn
+
+    def gadgetInit(self) -> None:
+        """Load the array."""
+        self._hold_source(self.fileName)
+
+
+class COM(_Common, CountRows):
+    """Counts of pairs of classes in memory; see `CountRows`.
+
+    Args:
+        total_classes: classes, rows and columns of the counts.
+        datatype: element type of a count.
+        CPUPinn, budget, device: as for `ModelFactory`.
+    """
+
+    CUPYCom: Any = legacy("getCupyVar", "addCounts")
+
+    def __init__(
+        self,
+        total_classes: int,
+        datatype: Any = "uint32",
+        CPUPinn: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        super().__init__(total_classes, datatype, Where(device, pinned=CPUPinn, budget=budget))
+        self.CPUPinn = CPUPinn
+
+
+class _CommonMM(Held):
+    """What the classes of this family share: the store, and what to do with it."""
+
+    CPUPinn: bool
+    CUPYmemmap: Any = legacy("getCupyVar", "table.write")
+
+    @property
+    def diskname(self) -> str:
+        """Path of the store."""
+        return str(self._where.path)
+
+    @property
+    def store(self) -> Store:
+        """The store, for `save`, `verify`, `info` and everything else that one can do."""
+        self.table  # raises if there is none yet  # noqa: B018
+        return self._owner  # type: ignore[return-value]
+
+    def reopen(self) -> None:
+        """Open the store that is at `diskname`, as its last commit left it.
+
+        Raises NotAStoreError, and InvalidInputError if its rows are not those of this object.
+        """
+        self.close()
+        store = self._where.open()
+        try:
+            self._accept(table_of(store))
+            self._take(store)
+        except BaseException:
+            store.close()
+            raise
+
+    def commit(self) -> int:
+        """Make all changes durable; return the number of the version."""
+        before = self._before_commit()
+        if before is not None:
+            before()
+        return self.store.commit()
+
+    def getCupyMM(self) -> Any:
+        """Return a copy of all rows; see `getCupyVar`."""
+        return self.getCupyVar()
+
+
+class ModelFactoryMM(_CommonMM, ModelRows):
+    """All rows of an embedding on disk, those of a batch in a module; see `ModelRows`.
+
+    Args:
+        model_variable, total_classes, embed_dimension, datatype: as for `ModelFactory`.
+        diskname: the store to be.
+        CPUPinn: ignored: what is in memory, and where, `budget` says either way.
+        duplicates, device: as for `ModelFactory`.
+        budget: memory for the tiers; by default 512 MiB of rows on the host and 256 MiB on the GPU.
+    """
+
+    def __init__(
+        self,
+        model_variable: torch.nn.Module,
+        total_classes: int,
+        embed_dimension: int,
+        diskname: str = "variable",
+        datatype: Any = "float32",
+        CPUPinn: bool = False,
+        *,
+        duplicates: Duplicates = "sum",
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, path=Path(diskname), budget=budget)
+        super().__init__(
+            model_variable, total_classes, embed_dimension, datatype, where, duplicates
+        )
+        self.CPUPinn = CPUPinn
+
+
+class OptimizerFactoryMM(_CommonMM, OptimizerRows):
+    """The state of all rows on disk, that of a batch in an optimizer; see `OptimizerRows`.
+
+    Args:
+        given_optimizer, total_classes, embed_dimension, model, variable_name, dtype: as for
+            `OptimizerFactory`.
+        CPUPinn, budget, device: as for `ModelFactoryMM`.
+        diskname: the store to be; by default the variable's name and the optimizer's, such as
+            "u_embeddingsAdagrad".
+    """
+
+    def __init__(
+        self,
+        given_optimizer: torch.optim.Optimizer,
+        total_classes: int,
+        embed_dimension: int,
+        model: torch.nn.Module,
+        variable_name: str,
+        dtype: Any = "float32",
+        CPUPinn: bool = False,
+        *,
+        diskname: str | None = None,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        name = diskname or variable_name + type(given_optimizer).__name__
+        where = Where(device, path=Path(name), budget=budget)
+        super().__init__(
+            given_optimizer, total_classes, embed_dimension, model, variable_name, dtype, where
+        )
+        self.CPUPinn = CPUPinn
+
+    def reopen(self) -> None:
+        """Open the store that is at `diskname`; an optimizer without state has none."""
+        if self.optVarList:
+            super().reopen()
+
+
+class DataGadgetMM(_CommonMM, ArrayRows):
+    """An array on disk that hands parts of itself to the GPU and takes them back; see `ArrayRows`.
+
+    The file or array that it starts from is copied, and left as it is.
+
+    Args:
+        fileName: a `.npy` file, or an array: NumPy, CuPy, torch, a memory map, zarr.
+        CPUPinn, budget, device: as for `ModelFactoryMM`.
+        diskname: the store to be; by default the file's name with `.tier` behind it.
+    """
+
+    _first_calls = "gadgetInit(), or reopen()"
+
+    def __init__(
+        self,
+        fileName: Any,
+        CPUPinn: bool = False,
+        *,
+        diskname: str | None = None,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        if diskname is None:
+            if not isinstance(fileName, str | Path):
+                raise InvalidInputError("an array has no name: give diskname= for its store")
+            diskname = f"{fileName}.tier"
+        super().__init__(Where(device, path=Path(diskname), budget=budget).near(None))
+        self.fileName = fileName
+        self.CPUPinn = CPUPinn
+
+    def gadgetInit(self) -> None:
+        """Copy the array into the store."""
+        self._hold_source(self.fileName)
+
+    def getData(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> torch.Tensor:
+        """Return `array[indexes]`, as `DataGadget` does; two arrays of ids are taken as one."""
+        if retrievedNegIndexes is not None:
+            retrievedPosIndexes = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
+        return super().getData(retrievedPosIndexes)
+
+
+class COMMM(_CommonMM, CountRows):
+    """Counts of pairs of classes on disk, where only rows that were counted in take space.
+
+    Args:
+        total_classes, datatype: as for `COM`.
+        diskname: the store to be.
+        CPUPinn, budget, device: as for `ModelFactoryMM`.
+    """
+
+    def __init__(
+        self,
+        total_classes: int,
+        diskname: str = "COM",
+        datatype: Any = "uint32",
+        CPUPinn: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        super().__init__(total_classes, datatype, Where(device, path=Path(diskname), budget=budget))
+        self.CPUPinn = CPUPinn
+
+
+class _Kind(Held):
+    """A family: its tables are in host memory, or on the GPU."""
+
+    _pinned: bool
+
+
+class TorchModel(_Kind, ModelRows):
+    """A model factory whose family says where its rows are."""
+
+    def __init__(
+        self,
+        model_variable: torch.nn.Module,
+        total_classes: int,
+        embed_dimension: int,
+        datatype: Any = torch.float,
+        *,
+        duplicates: Duplicates = "sum",
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, pinned=self._pinned, budget=budget)
+        super().__init__(
+            model_variable, total_classes, embed_dimension, datatype, where, duplicates
+        )
+
+
+class TorchOptimizer(_Kind, OptimizerRows):
+    """An optimizer factory whose family says where its rows are."""
+
+    def __init__(
+        self,
+        given_optimizer: torch.optim.Optimizer,
+        total_classes: int,
+        embed_dimension: int,
+        model: torch.nn.Module,
+        variable_name: str,
+        dtype: Any = torch.float,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, pinned=self._pinned, budget=budget)
+        super().__init__(
+            given_optimizer, total_classes, embed_dimension, model, variable_name, dtype, where
+        )
+
+
+class TorchCounts(_Kind, CountRows):
+    """Counts whose family says where they are."""
+
+    def __init__(
+        self,
+        total_classes: int,
+        datatype: Any = torch.int32,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = Where(device, pinned=self._pinned, budget=budget)
+        super().__init__(total_classes, datatype, where)
+
+
+class _PytorchCommon(Held):
+    """What the classes of this family share.
+
+    `deviceType="cuda"` is a table on the GPU, "cpu" one in host memory; with `pinType=True` the GPU
+    reads that, and keeps a cache of it.
+    """
+
+    pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
+
+
+def _where(
+    device_type: str, pinned: bool, budget: Budget | None, device: DeviceName | Device | None
+) -> Where:
+    on_host = torch.device(device_type).type == "cpu"
+    if device is None and not (on_host and pinned):
+        device = device_type
+    return Where(device, pinned=on_host, budget=budget)
+
+
+class PytorchModelFactory(_PytorchCommon, ModelRows):
+    """All rows of an embedding in memory, those of a batch in a module; see `ModelRows`.
+
+    Arguments are those of `ModelFactory`, with `deviceType` and `pinType` for `CPUPinn`.
+    """
+
+    def __init__(
+        self,
+        model_variable: torch.nn.Module,
+        total_classes: int,
+        embed_dimension: int,
+        datatype: Any = torch.float,
+        deviceType: str = "cuda",
+        pinType: bool = False,
+        *,
+        duplicates: Duplicates = "sum",
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = _where(deviceType, pinType, budget, device)
+        super().__init__(
+            model_variable, total_classes, embed_dimension, datatype, where, duplicates
+        )
+
+
+class PytorchOptimizerFactory(_PytorchCommon, OptimizerRows):
+    """The state of all rows in memory, that of a batch in an optimizer; see `OptimizerRows`.
+
+    Arguments are those of `OptimizerFactory`, with `deviceType` and `pinType` for `CPUPinn`.
+    """
+
+    def __init__(
+        self,
+        given_optimizer: torch.optim.Optimizer,
+        total_classes: int,
+        embed_dimension: int,
+        model: torch.nn.Module,
+        variable_name: str,
+        dtype: Any = torch.float,
+        deviceType: str = "cuda",
+        pinType: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        where = _where(deviceType, pinType, budget, device)
+        super().__init__(
+            given_optimizer, total_classes, embed_dimension, model, variable_name, dtype, where
+        )
+
+
+class PytorchCOM(_PytorchCommon, CountRows):
+    """Counts of pairs of classes in memory; see `COM`; with `deviceType` and `pinType`."""
+
+    def __init__(
+        self,
+        total_classes: int,
+        datatype: Any = torch.int32,
+        deviceType: str = "cuda",
+        pinType: bool = False,
+        *,
+        budget: Budget | None = None,
+        device: DeviceName | Device | None = None,
+    ) -> None:
+        super().__init__(total_classes, datatype, _where(deviceType, pinType, budget, device))
+
+
+class _CPUPytorchCommon(Held):
+    """What the classes of this family share: tables in host memory, with a cache on the GPU."""
+
+    _pinned = True
+    pytorchCPUVar: Any = legacy("getTorchVar", "table.write")
+
+
+class CPUPytorchModelFactory(_CPUPytorchCommon, TorchModel):
+    """All rows of an embedding in host memory, a batch's in a module; see `ModelFactory`."""
+
+
+class CPUPytorchOptimizerFactory(_CPUPytorchCommon, TorchOptimizer):
+    """The state of all rows in host memory, a batch's in an optimizer; see `OptimizerFactory`."""
+
+
+class CPUPytorchCOM(_CPUPytorchCommon, TorchCounts):
+    """Counts of pairs of classes in host memory; see `COM`."""
+
+
+class _GPUPytorchCommon(Held):
+    """What the classes of this family share: the whole table is on the GPU."""
+
+    _pinned = False
+    pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
+
+
+class GPUPytorchModelFactory(_GPUPytorchCommon, TorchModel):
+    """All rows of an embedding on the GPU, those of a batch in a module; see `ModelFactory`."""
+
+
+class GPUPytorchOptimizerFactory(_GPUPytorchCommon, TorchOptimizer):
+    """The state of all rows on the GPU, a batch's in an optimizer; see `OptimizerFactory`."""
+
+
+class GPUPytorchCOM(_GPUPytorchCommon, TorchCounts):
+    """Counts of pairs of classes on the GPU; see `COM`."""
+
+
+class ReplacedError(TierStoreError, NotImplementedError):
+    """A name of SpeedTorch's that says what has replaced it."""
+
+
+def _replaced(name: str) -> NoReturn:
+    raise ReplacedError(
+        f"{name} replaced CuPy's allocator for the whole process, which nothing here does: give "
+        "CPUPinn=True for a table in pinned memory, and use cupyx.empty_pinned for other arrays"
+    )
+
+
+class PMemory:
+    """Was pinned memory that CuPy took for its own; raises ReplacedError."""
+
+    def __init__(self, size: int) -> None:
+        _replaced("PMemory")
+
+
+class PMemoryMM:
+    """Was PMemory once more; raises ReplacedError."""
+
+    def __init__(self, size: int) -> None:
+        _replaced("PMemoryMM")
+
+
+def my_pinned_allocator(bsize: int) -> Any:
+    """Raise ReplacedError; it was an allocator for CuPy."""
+    _replaced("my_pinned_allocator")
+
+
+def my_pinned_allocatorMM(bsize: int) -> Any:
+    """Raise ReplacedError; it was `my_pinned_allocator` once more."""
+    _replaced("my_pinned_allocatorMM")

@@ -26,7 +26,7 @@ __all__ = ["ArrayLayout", "ArrayRows", "Arrival", "CountRows", "FirstRows", "Sel
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """An array's shape and type, and how its rows lie in a table.
+    """An array's shape and type, and how a table stores its rows.
 
     Floats lie there as they are. Other types lie as float16 of the same bits, which tiers move and
     never look at, padded to whole elements.
@@ -227,7 +227,7 @@ class Arrival:
     """A copy of a tensor to host memory, begun and not waited for.
 
     The copy goes behind the work in the current stream, into pinned memory that torch keeps for the
-    next one; the program goes on meanwhile.
+    next one; the program continues meanwhile.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -285,7 +285,7 @@ class ArrayRows(Held):
     def _hold(self, layout: ArrayLayout, initializer: Initializer | None) -> None:
         """Make the table of an array, by an initializer for its rows as floats."""
         self._known = layout
-        self.total_classes = layout.shape[0]
+        self.total_classes: int = layout.shape[0]
         item = layout.field
         self._make({DATA: Field(item.dim, item.dtype, initializer)})
         self.table.scalars[_SHAPE] = [*layout.shape]
@@ -298,7 +298,7 @@ class ArrayRows(Held):
             raise InvalidInputError(f"{table} does not hold an array")
         shape, dtype = table.scalars[_SHAPE], table.scalars[_DTYPE]
         self._known = ArrayLayout(tuple(shape), np.dtype(dtype))
-        self.total_classes = self.shape[0]
+        self.total_classes = int(shape[0])
 
     def getData(self, indexes: Any) -> Tensor:
         """Return `array[indexes]`, a fresh tensor on the GPU, or where there is none on the CPU.
@@ -334,7 +334,7 @@ class ArrayRows(Held):
         return self.to_numpy_async(indexes).result()
 
     def to_numpy_async(self, indexes: Any = slice(None)) -> Arrival:
-        """Start copying `array[indexes]` to the host, and go on meanwhile; see `Arrival`."""
+        """Start copying `array[indexes]` to the host without waiting; see `Arrival`."""
         return Arrival(self.getData(indexes))
 
     def getNumpyVersion(self) -> npt.NDArray[Any]:
@@ -355,7 +355,7 @@ class ArrayRows(Held):
         save_npy(saveFileName, self._whole())
 
     def loadCupy(self, loadFileName: str) -> None:
-        """Let the array be that of a `.npy` file, whatever its shape and type."""
+        """Replace the array by that of a `.npy` file, of any shape and type."""
         self._hold_source(loadFileName)
 
     def saveTorch(self, saveFileName: str) -> None:
@@ -363,7 +363,7 @@ class ArrayRows(Held):
         torch.save(torch.tensor(self.getNumpyVersion()), saveFileName)
 
     def loadTorch(self, loadFileName: str) -> None:
-        """Let the array be the tensor of a file that `saveTorch` or torch.save wrote."""
+        """Replace the array by the tensor of a file that `saveTorch` or torch.save wrote."""
         self._hold_source(torch.load(loadFileName, map_location="cpu", weights_only=True))
 
     def _hold_source(self, source: Any) -> None:

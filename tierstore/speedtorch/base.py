@@ -29,7 +29,7 @@ from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import Device
 from tierstore.budget import Budget
 from tierstore.errors import CapacityError, ExistsError, InvalidInputError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import DeviceName, Field, TableSpec
 
 __all__ = [
     "Held",
@@ -66,7 +66,7 @@ class Where:
         budget: memory for the tiers; None for the defaults below.
     """
 
-    device: str | Device | None = None
+    device: DeviceName | Device | None = None
     pinned: bool = False
     path: Path | None = None
     budget: Budget | None = None
@@ -130,7 +130,7 @@ class Where:
                 return MemoryTable(spec, budget=self.budget_for(spec), device=self._given)
             if self.path.exists():
                 raise ExistsError(
-                    f"{self.path} exists; reopen() goes on with it, another diskname starts anew"
+                    f"{self.path} exists; call reopen() to open it, or give another diskname"
                 )
             tables = {TABLE: spec}
             return create(self.path, tables, budget=self.budget_for(spec), device=self._given)
@@ -288,7 +288,9 @@ class Held(ABC):
         """Make the table, in place of one that there may be."""
         for item in fields.values():
             if item.init is not None:
-                item.init.block(0, 0, (self.total_classes, item.dim), 0)  # raises if it cannot fit
+                item.init.seeded().block(
+                    0, 0, (self.total_classes, item.dim), 0
+                )  # raises if it cannot fit
         zero = all(item.init is None or item.init.is_zero for item in fields.values())
         spec = TableSpec(self.total_classes, fields=fields, sparse=zero)
         if isinstance(self._owner, Store):

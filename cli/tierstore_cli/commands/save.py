@@ -44,8 +44,7 @@ def save(
     """
     with open_store(store, version=version) as opened, Progress("copying") as progress:
         version = opened.version
-        damaged = "skip" if skip_damaged else "raise"
-        skipped = opened.save(dest, damaged=damaged, progress=progress)
+        skipped = opened.save(dest, damaged="skip" if skip_damaged else "raise", progress=progress)
     data: dict[str, Any] = {"store": full_name(store), "dest": full_name(dest), "version": version}
     if skip_damaged:
         data["skipped"] = dataclasses.asdict(skipped)

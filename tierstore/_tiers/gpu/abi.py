@@ -163,15 +163,13 @@ RowsArgument: Any = RECORDS.structure("Rows")
 """The distinct records of a batch, for kernels that are not the tier's own."""
 
 
-class BatchArgument(TIER.structure("Batch")):  # type: ignore[misc]
+_Batch: type[Structure] = TIER.structure("Batch")
+
+
+class BatchArgument(_Batch):  # type: ignore[misc, valid-type]
     """One batch, its workspace, and what a lease or the staging adds."""
 
     __slots__ = ()
-
-    def describe(self: Any, data: int, lo: int, hi: int) -> None:
-        """Copy bytes `lo:hi` of records from or to `data`, as wide as the addresses allow."""
-        odd = data | lo | hi | 16
-        self.data, self.lo, self.bytes, self.width = data, lo, hi - lo, odd & -odd
 
 
 def _counters() -> tuple[np.dtype[Any], int]:
@@ -199,9 +197,9 @@ class Arguments:
     def __init__(self, first: Structure, second: Structure) -> None:
         """Point to the structures, which the caller may go on changing between launches."""
         self._given = first, second
-        self.structs = first.struct, second.struct
+        self.structs: tuple[str, str] = first.struct, second.struct
         self._pointers = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
-        self.address = ctypes.addressof(self._pointers)
+        self.address: int = ctypes.addressof(self._pointers)
 
 
 class BatchArguments(Arguments):
@@ -212,4 +210,4 @@ class BatchArguments(Arguments):
     def __init__(self, tier: Structure, batch: BatchArgument) -> None:
         """Point to both."""
         super().__init__(tier, batch)
-        self.batch = batch
+        self.batch: BatchArgument = batch

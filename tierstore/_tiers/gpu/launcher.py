@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tierstore._tiers.gpu.abi import TIER, Arguments, Source
 from tierstore._tiers.gpu.device import BLOCK, Device, Start
@@ -116,8 +117,8 @@ class Launcher:
         for kernel in vars(OWN).values():
             if isinstance(kernel, Kernel):
                 self._load(kernel)
-        self.stream = device.current_stream()
-        self.last = device.event()
+        self.stream: int = device.current_stream()
+        self.last: Any = device.event()
         self.mark()
 
     def _load(self, kernel: Kernel) -> tuple[Start, int]:

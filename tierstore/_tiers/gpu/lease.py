@@ -87,7 +87,7 @@ class GpuLease:
     def __init__(self, tier: GpuTier, ids: int, batch: BatchArgument, stream: int) -> None:
         """Make room for the lists of a batch of `ids` ids, described by a copy of `batch`."""
         self._tier = tier
-        self.bound = min(ids, tier.rows)
+        self.bound: int = min(ids, tier.rows)
         self._block = tier.device.borrow(24 * ids + 16, np.uint8, stream)
         start = tier.device.pointer(self._block)
         self._batch = BatchArgument.from_buffer_copy(batch)
@@ -96,14 +96,14 @@ class GpuLease:
         self._batch.held = start + 16 + 8 * ids
         self._batch.positions = start + 16 + 12 * ids
         self._batch.rows = start + 16 + 16 * ids
-        self.arguments = BatchArguments(tier.memory.argument, self._batch)
+        self.arguments: BatchArguments = BatchArguments(tier.memory.argument, self._batch)
         self._rows = self._described(tier.memory.argument)
         self.kept_rows = True
         """Whether some rows may stay in the host tier's memory, not to be promoted meanwhile."""
         self.spill: Any = None
         self.spilled: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._count_sent: AsyncScalar | None = None
-        self.trimmed = False
+        self.trimmed: bool = False
         self._seen = tier.changes
         self._epoch = tier.epoch
         self._released = False

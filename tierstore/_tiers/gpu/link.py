@@ -111,8 +111,8 @@ class Mailbox:
         """Reserve the memory."""
         self.device = device
         self._arena = device.stage(4 * _NUMBERS)
-        self.numbers = self._arena.array[: 4 * _NUMBERS].view(np.uint32)
-        self.free = [(place, device.event()) for place in range(_NUMBERS)]
+        self.numbers: npt.NDArray[np.uint32] = self._arena.array[: 4 * _NUMBERS].view(np.uint32)
+        self.free: list[tuple[int, Any]] = [(place, device.event()) for place in range(_NUMBERS)]
 
     def post(self, source: int, stream: int) -> AsyncScalar | None:
         """Send the uint32 at an address on the device, in the order of the stream.
@@ -194,8 +194,10 @@ class Ordering:
         """
         self._direct = host.direct
         self._slots = slots
-        self.least = 2 * _REGIONS
-        self.scattered = host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
+        self.least: int = 2 * _REGIONS
+        self.scattered: bool = (
+            host.arena.kind == "pinned" and host.arena.array.nbytes > _SCATTERED_BYTES
+        )
 
     def of(self, ids: int, mode: int, *, admit: bool) -> int:
         """Return what to put in order for a batch of so many ids: `CLAIMS`, `WAITS`, both or 0."""

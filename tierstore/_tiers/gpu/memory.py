@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore._tiers.gpu.abi import COUNTERS, COUNTERS_BYTES, BatchArgument, TierArgument
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.link import region_bits
 from tierstore._tiers.host import HostTier
 from tierstore.errors import CapacityError, RowIndexError
+from tierstore.stats import TierStats, tally
 
 __all__ = ["Counts", "GpuMemory", "Workspace"]
 
@@ -61,7 +61,8 @@ class Counts:
         """Take over what the device has counted, and wait for it."""
         counts = self._memory.counters(stream)
         record = int(self._memory.argument.record)
-        self.known.count(
+        tally(
+            self.known,
             hits=-int(counts["missed_ids"]),
             evictions=int(counts["evicted_rows"]),
             write_backs=int(counts["written_rows"]),
@@ -126,7 +127,7 @@ class GpuMemory:
         self, device: Device, rows: int, record_bytes: int, slots: int, *, scored: bool = False
     ) -> None:
         """Reserve everything; `bytes_for` says how much that is."""
-        self.nbytes = self.bytes_for(rows, record_bytes, slots, scored=scored)
+        self.nbytes: int = self.bytes_for(rows, record_bytes, slots, scored=scored)
         self._device = device
         self._mailbox = device.stage(COUNTERS.itemsize)
         self._arrays = {name: device.allocate(slots, dtype) for name, dtype in _PER_SLOT}
@@ -138,7 +139,7 @@ class GpuMemory:
             self._arrays["score"] = device.allocate(rows, "f4")
             self._arrays["key"] = device.allocate(slots, "f4")
         self._arrays["counters"] = device.allocate(COUNTERS_BYTES, "u1")
-        self.argument = TierArgument(
+        self.argument: Any = TierArgument(
             rows=rows,
             record=record_bytes,
             capacity=slots,

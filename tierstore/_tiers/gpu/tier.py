@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore._tiers.base import OPENED_ANEW, ROLLED_BACK, Epoch
 from tierstore._tiers.gpu.abi import BatchArgument, BatchArguments, Mode
 from tierstore._tiers.gpu.device import Device
@@ -27,6 +26,7 @@ from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import PolicySpec
+from tierstore.stats import TierStats
 
 __all__ = ["GpuTier"]
 
@@ -60,20 +60,23 @@ class GpuTier:
             raise CapacityError(f"a GPU tier needs at least one slot, not {slots}")
         self.host = host
         self.device = device
-        self.rows = host.rows
-        self.record_bytes = host.record_bytes
-        self.slots = min(slots, self.rows)
+        self.rows: int = host.rows
+        self.record_bytes: int = host.record_bytes
+        self.slots: int = min(slots, self.rows)
         scores = None if policy is None else policy.on_device()
         scored = scores is not None
-        self.memory = GpuMemory(device, self.rows, self.record_bytes, self.slots, scored=scored)
+        self.memory: GpuMemory = GpuMemory(
+            device, self.rows, self.record_bytes, self.slots, scored=scored
+        )
         self.memory.reach(host)
         self._batch = BatchArgument()
         self._arguments = BatchArguments(self.memory.argument, self._batch)
-        self.launcher = launcher = Launcher(device)
+        launcher = Launcher(device)
+        self.launcher: Launcher = launcher
         self._staging = None if host.direct else Staging(launcher, device, host, self.memory)
         if self._staging is not None:
             self._staging.bind(self._arguments)
-        self.ordering = Ordering(host, self.slots)
+        self.ordering: Ordering = Ordering(host, self.slots)
         self._scores = None if scores is None else Scores(scores, self.memory, launcher)
         self._workspace = Workspace(device, 0)
         self._filled = False
@@ -82,14 +85,14 @@ class GpuTier:
         self._inbox = Inbox(device)
         # Where the host must help, a part would wait for it, and might fail when others are done.
         self._undivided = self.slots if host.direct else _MOST_IDS
-        self.mailbox = Mailbox(device)
-        self.leases = PinnedLeases(launcher)
-        self.epoch = Epoch()
+        self.mailbox: Mailbox = Mailbox(device)
+        self.leases: PinnedLeases = PinnedLeases(launcher)
+        self.epoch: Epoch = Epoch()
         """What leases live in; another one after each `discard`."""
         self._counts = Counts(self.memory)
         self.tables: Sequence[tuple[str, range]] = (("", range(self.rows)),)
         """The tables of the space and their rows in it, for messages."""
-        self.changes = 0
+        self.changes: int = 0
         """How often records were written, for leases that keep copies."""
         host.before_change = self.await_fetches
 
@@ -291,7 +294,9 @@ class GpuTier:
     ) -> None:
         """Describe the data of a batch, which begins with row `first` of it."""
         hi = self.record_bytes if hi is None else hi
-        batch.describe(self.device.pointer(data) + first * (hi - lo), lo, hi)
+        address = self.device.pointer(data) + first * (hi - lo)
+        width = address | lo | hi | 16  # its lowest set bit: as wide as the addresses allow
+        batch.data, batch.lo, batch.bytes, batch.width = address, lo, hi - lo, width & -width
 
     def _run(self, lease: GpuLease | None = None) -> npt.NDArray[np.int64]:
         """Launch the batch that was described; return the rows a lease keeps in its spill."""

@@ -115,11 +115,12 @@ def deltas_opened():
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("host_rows", [0, 50, ROWS])
-def test_a_refresh_costs_what_changed(root, kind, host_rows):
+def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
     """Nothing that is open is opened again, whatever has gathered."""
+    monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", 2, **BACKENDS[kind])
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:
-        for number in range(150):
+        for number in range(60):
             trainer.commit(tables=[number % 2])
             named = {each.info.name for t in reader.values() for each in t._disk.deltas}
             with (
@@ -306,26 +307,31 @@ def test_a_reader_that_follows_lets_folds_go_on(root):
 
 @pytest.mark.filterwarnings("ignore:more than 100 versions")  # of those unconfirmed
 @pytest.mark.parametrize("options", [{"confirm": False}, {}], ids=["unconfirmed", "kept"])
-def test_versions_that_wait_cost_no_more_each(root, options):
-    """Seven hundred versions that can all be opened: each of their manifests is small."""
+@pytest.mark.parametrize(
+    ("most", "count"), [(16, 320), pytest.param(64, 700, marks=pytest.mark.slow)]
+)
+def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, count):
+    """Many versions that can all be opened: each of their manifests is small."""
+    monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", most)
     trainer = Trainer(root / "s", rows=100, batch=1)
     if not options:
         trainer.store.close()
         trainer.store = tierstore.open(trainer.path, "r+", keep=5000, budget=NONE)
     sizes = []
-    for number in range(700):
+    for number in range(count):
         trainer.commit(**options)
         sizes.append(len(trainer.newest_manifest()))
-        assert trainer.deltas() <= 4 * 64, number
-    assert max(sizes[350:]) <= 1.3 * max(sizes[:350])
-    assert len(trainer.store.versions()) == 701
-    for version in [*range(1, 701, 37), 700, 701]:
+        assert trainer.deltas() <= 4 * most, number
+    half = count // 2
+    assert max(sizes[half:]) <= 1.3 * max(sizes[:half])
+    assert len(trainer.store.versions()) == count + 1
+    for version in [*range(1, count, 37), count, count + 1]:
         with tierstore.open(trainer.path, version=version, budget=NONE) as reader:
             trainer.check(reader)
     trainer.store.close()
 
 
-@pytest.mark.parametrize("tables", [4, 400])
+@pytest.mark.parametrize("tables", [4, pytest.param(400, marks=pytest.mark.slow)])
 def test_four_tables_and_four_hundred(root, tables):
     """Mappings are what runs out first: 65,530 of them are all that Linux gives a process."""
     commits = 24 if tables == 400 else 300

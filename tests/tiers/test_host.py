@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import records
-from tests.tier.stack import ArrayTier, check, random_span, read
+from tests.tiers.stack import ArrayTier, check, random_span, read
 from tierstore._tiers import capacity
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
@@ -190,15 +190,15 @@ def test_counters():
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 10**6))
 def test_a_budget_gives_the_most_slots_that_fit(rows, sixteenths, nbytes):
     width = 16 * sixteenths
-    if 0 < nbytes < min(HostTier.bytes_for(rows, width, slots) for slots in (1, rows)):
+    if 0 < nbytes < min(capacity.bytes_for(rows, width, slots) for slots in (1, rows)):
         with pytest.raises(
             CapacityError, match=f"{nbytes} bytes cannot hold the map of {rows} rows"
         ):
-            HostTier.slots_for(rows, width, nbytes)
+            capacity.slots_for(rows, width, nbytes)
         return
-    slots = HostTier.slots_for(rows, width, nbytes)
-    assert slots == 0 or HostTier.bytes_for(rows, width, slots) <= nbytes
-    assert slots == rows or HostTier.bytes_for(rows, width, slots + 1) > nbytes
+    slots = capacity.slots_for(rows, width, nbytes)
+    assert slots == 0 or capacity.bytes_for(rows, width, slots) <= nbytes
+    assert slots == rows or capacity.bytes_for(rows, width, slots + 1) > nbytes
 
 
 def test_a_tier_takes_the_memory_it_says():

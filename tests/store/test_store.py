@@ -261,6 +261,16 @@ def test_versions_after_the_last_confirmed_one_stay(path, store):
         store.confirm(2)
 
 
+def test_a_payload_is_that_of_its_step(store):
+    store.commit(step=1, payload={"note": b"one"})
+    store.commit()
+    assert (store.step, store.payload["note"].read()) == (1, b"one")
+    store.commit(step=1)
+    assert store.payload["note"].read() == b"one"
+    store.commit(step=2)
+    assert (store.step, dict(store.payload)) == (2, {})
+
+
 @pytest.mark.parametrize("step", [1.0, "1", True])
 def test_steps_are_whole_numbers(store, step):
     with pytest.raises(InvalidTypeError, match="step is an int"):
@@ -540,7 +550,7 @@ def test_more_rows(path, store, table):
 def test_a_table_can_be_written_anew(store):
     rng = np.random.default_rng(1)
     blocks = [rng.integers(0, 256, (n, 16), np.uint8) for n in (5, 20)]
-    store.replace_table("item", tierstore.TableSpec(25, 4), blocks)
+    store.replace_table("item", tierstore.TableSpec(25, 4), blocks=blocks)
     expected = np.concatenate(blocks).view("<f4")
     assert store["item"].read(np.arange(25)).tobytes() == expected.tobytes()
     assert store.version == 2
@@ -550,7 +560,7 @@ def test_blocks_that_do_not_fit_change_nothing(path, store):
     expected = store["item"].read(EVERY)
     for blocks in ([np.zeros((3, 16), np.uint8)], [np.zeros((25, 15), np.uint8)]):
         with pytest.raises(InvalidInputError):
-            store.replace_table("item", tierstore.TableSpec(25, 4), blocks)
+            store.replace_table("item", tierstore.TableSpec(25, 4), blocks=blocks)
     assert store.version == 1
     assert np.array_equal(store["item"].read(EVERY), expected)
     assert len(list(path.glob("item/*"))) == 1
@@ -619,7 +629,14 @@ def test_inspect_has_stable_keys(store):
         "rows": ROWS,
         "dim": DIM,
         "dtype": "float32",
-        "fields": [{"name": "weight", "dim": DIM, "dtype": "float32"}],
+        "fields": [
+            {
+                "name": "weight",
+                "dim": DIM,
+                "dtype": "float32",
+                "init": "normal(mean=0.0, std=1.0, seed=1)",
+            }
+        ],
         "backend": "memmap",
         "record_bytes": 32,
         "disk_bytes": ROWS * (32 + 4),

@@ -12,7 +12,7 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tests.oracle import records
-from tests.tier.stack import ArrayTier, check, random_span, read
+from tests.tiers.stack import ArrayTier, check, random_span, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.placement import Placement

@@ -94,6 +94,10 @@ def test_what_a_store_prints(store: tierstore.Store) -> None:
     text = str(store.info())
     assert "version 2, step 7" in text and "item" in text and max(map(len, text.split("\n"))) < 120
     assert "item" in store._repr_html_()
+    store.set_keys("item", [f"item {row}" for row in range(store["item"].rows)])
+    assert repr(store["item"].keys) == f"Keys({store['item'].rows} of str)"
+    store.commit(payload={"note": b"seven"})
+    assert repr(store.payload["note"]) == "Payload(bytes, 5 B)"
     store.close()
     assert repr(store).endswith(", closed)")
 
@@ -246,7 +250,7 @@ def test_one_field_is_appended(store: tierstore.Store, truth: dict[str, np.ndarr
 
 
 def test_growing_takes_any_whole_number(store: tierstore.Store) -> None:
-    store.grow("user", np.int64(12), tierstore.constant(4))
+    store.grow("user", np.int64(12), init=tierstore.constant(4))
     assert store["user"].read([8, 11]).tolist() == [[0] * 3, [4] * 3]
     with pytest.raises(InvalidTypeError, match="rows is an int"):
         store.grow("user", 12.5)  # type: ignore[arg-type]

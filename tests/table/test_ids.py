@@ -42,6 +42,13 @@ def test_lists_numbers_and_views():
     assert np.shares_memory(host_ids(contiguous, 5).rows, contiguous)
 
 
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_the_first_ids_outside_are_refused(kind):
+    for outside in (100, -1) if np.dtype(kind).kind == "i" else (100,):
+        with pytest.raises(RowIndexError, match=f"row id {outside} at position 2 "):
+            host_ids(np.array([0, 99, outside], kind), 100)
+
+
 @pytest.mark.parametrize(
     "ids",
     [

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._counters import TierStats
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.slots import CachedSlots, DirectSlots
 from tierstore._tiers.uncached import Uncached
+from tierstore.stats import TierStats, tally
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -28,7 +28,7 @@ class ArrayTier:
     def read(self, rows: Rows, out: Records) -> None:
         assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"
         out[:] = self.records[rows]
-        self.stats.count(requested=rows.size)
+        tally(self.stats, requested=rows.size)
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Records]]:
         assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"
@@ -44,7 +44,7 @@ class ArrayTier:
         if self.full:
             raise OSError("no space")
         self.records[rows] = records
-        self.stats.count(written=rows.size)
+        tally(self.stats, written=rows.size)
 
     def stage(self, rows: Rows) -> None:
         assert np.all(rows[1:] > rows[:-1]), "rows repeat, or do not ascend"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.oracle import records
-from tests.tier.stack import check, random_span, read
+from tests.tiers.stack import check, random_span, read
 from tierstore import _io
 from tierstore._disk.generation import Generation, create
 from tierstore._disk.manifest import TableInfo

@@ -56,6 +56,9 @@ def test_the_map_is_as_a_dict_of_rows(steps):
         assert len(set(where.values())) == len(where) <= SLOTS
         assert not slots.dirty[np.setdiff1d(np.arange(SLOTS), list(where.values()))].any()
         assert slots.rows(np.array([*where.values()], np.int64)).tolist() == [*where]
+        everywhere = [where.get(row, -1) for row in range(ROWS)]
+        assert slots.lookup(np.arange(ROWS)).tolist() == everywhere
+        assert slots.used == len(where)
 
 
 def test_rows_that_repeat_most_come_first_where_not_all_have_room():

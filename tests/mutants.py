@@ -1,0 +1,609 @@
+"""Mutants: small mistakes in the library, each of which the tests of `make test` must notice.
+
+    python -m tests.mutants               every mutant, one at a time
+    python -m tests.mutants -j 4 slots    those with the word in file or text, four at a time
+
+Each is made in a copy of the tree, where the tests named beside it must fail. Those tests must pass
+without it, which is tried first. Where one survives, a test is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("tierstore", "cli", "tests", "docs", "pyproject.toml")
+_PASSED, _FAILED = 0, 1
+"""pytest's exit codes; others above 0 say that it could not run."""
+_TIMEOUT = 900
+
+
+class Mutant(NamedTuple):
+    """A mistake: `old`, which stands once in `file`, replaced by `new`; `tests` notice it."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def apply(self, tree: Path) -> None:
+        path = tree / "tierstore" / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} has {self.old!r} {text.count(self.old)} times, not once")
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+    def __str__(self) -> str:
+        old, new = " ".join(self.old.split()), " ".join(self.new.split())
+        return f"{self.file}: {old}  ->  {new}"
+
+
+MUTANTS = [
+    # The host tier: what changed is handed down, what finds no room is served from below.
+    Mutant(
+        "_tiers/host.py",
+        "self.map.dirty[slots] = 1",
+        "self.map.dirty[slots] = 0",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "self.map.dirty[room.slots[: rows.size]] = dirty",
+        "self.map.dirty[room.slots[: rows.size]] = False",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "self.map.dirty.take(victims) != 0",
+        "self.map.dirty.take(victims) == 0",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "missing = np.sort(missing[room.slots.size :])",
+        "missing = missing[:0]",
+        "tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "np.union1d(self._changed(), slots[slots >= 0])",
+        "self._changed()",
+        "tests/store/test_following.py",
+    ),
+    Mutant(
+        "_tiers/host.py",
+        "self._are_moving(rows.take(missing))):",
+        "False):",
+        "tests/test_concurrency.py",
+    ),
+    # Byte ranges that the tier below serves, and spaces of several tables.
+    Mutant(
+        "_tiers/uncached.py",
+        "block = np.arange(part.start, part.stop), records[:, lo : lo + width]",
+        "block = np.arange(part.start, part.stop), records[:, :width]",
+        "tests/tiers",
+    ),
+    Mutant(
+        "_tiers/uncached.py",
+        "whole[:, lo : lo + records.shape[1]] = records.take(order, axis=0)",
+        "whole[:, lo : lo + records.shape[1]] = records",
+        "tests/tiers",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "return rows + self.start if self.start else rows",
+        "return rows",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "part, rows[part] - self._starts[number]",
+        "part, rows[part]",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "rows, records = rows.take(order), records.take(order, axis=0)",
+        "rows = rows.take(order)",
+        "tests/tiers/test_space.py",
+    ),
+    Mutant(
+        "_tiers/space.py",
+        "np.union1d(handed_down, extent.own(self.nearest.dirty()))",
+        "extent.own(self.nearest.dirty())",
+        "tests/tiers tests/store/test_store.py",
+    ),
+    # Slots.
+    Mutant(
+        "_tiers/slots.py",
+        "self.slot_of[rows.compress(rows >= 0)] = -1",
+        "self.slot_of[rows.compress(rows > 0)] = -1",
+        "tests/tiers/test_slots.py",
+    ),
+    Mutant(
+        "_tiers/slots.py",
+        "self._released.append(slots[wanted:])",
+        "self._released.append(slots[wanted + 1 :])",
+        "tests/tiers/test_slots.py",
+    ),
+    Mutant(
+        "_tiers/slots.py",
+        "self.leases[slots] > 0",
+        "self.leases[slots] > 1",
+        "tests/tiers/test_slots.py tests/tiers/test_host.py",
+    ),
+    Mutant(
+        "_tiers/slots.py",
+        "self._ahead[slots] > self._floor",
+        "self._ahead[slots] > self._ticket",
+        "tests/tiers/test_slots.py tests/tiers/test_host.py",
+    ),
+    # Policies.
+    Mutant(
+        "policy/recency.py",
+        "np.searchsorted(batches, self._now)",
+        'np.searchsorted(batches, self._now, "right")',
+        "tests/policy/test_lru.py",
+    ),
+    Mutant(
+        "policy/recency.py",
+        "if self._now == 2**32 - 1:",
+        "if self._now == 2**33:",
+        "tests/policy/test_lru.py",
+    ),
+    Mutant(
+        "policy/recency.py",
+        "isinstance(front, int) and front == self._now",
+        "isinstance(front, int) and front > self._now",
+        "tests/policy/test_lru.py",
+    ),
+    Mutant(
+        "policy/frequency.py",
+        "self._weight *= 2 ** (1 / self.half_life)",
+        "self._weight *= 2 ** (-1 / self.half_life)",
+        "tests/policy/test_policies.py",
+    ),
+    Mutant(
+        "policy/ranked.py",
+        "scores > self._keys[slots]",
+        "scores >= self._keys[slots]",
+        "tests/policy",
+    ),
+    Mutant(
+        "policy/ranked.py",
+        "low = slots[keys <= self._bound]",
+        "low = slots[keys < 0]",
+        "tests/policy",
+    ),
+    Mutant(
+        "policy/hints.py",
+        "_SOONEST - due, self.base.keys(rows)",
+        "due, self.base.keys(rows)",
+        "tests/policy",
+    ),
+    # A commit.
+    Mutant(
+        "_store/commit.py",
+        "version = state.ledger.last_version + 1",
+        "version = state.manifest.version + 1",
+        "tests/durability/test_versions.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        "elif payload is None and self.step == before.step:",
+        "elif payload is None:",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        "state.tables[name]._generation.sync()",
+        "pass",
+        "tests/durability/test_crash.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        'changes["confirmed"] = state.manifest.confirmed',
+        "pass",
+        "tests/durability/test_versions.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        "deltas=(*info.deltas, delta), scalars=scalars",
+        "deltas=(*info.deltas, delta)",
+        "tests/store/test_store.py tests/store/test_schema.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "make_durable()\n            file.sync()",
+        "make_durable()",
+        "tests/durability/test_crash.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "    directory.sync()\n\n\ndef _is_published",
+        "\n\ndef _is_published",
+        "tests/durability/test_crash.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "for each in spare if each < confirmed",
+        "for each in spare if each <= confirmed",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "if self._unsynced:  # a manifest",
+        "if False:  # a manifest",
+        "tests/durability/test_crash.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "if not _is_published(directory, name, data):\n            raise\n",
+        "raise\n",
+        "tests/durability/test_versions.py",
+    ),
+    # Manifests.
+    Mutant(
+        "_disk/manifest.py",
+        '"last_version": max(self.version, self.last_version)',
+        '"last_version": self.version',
+        "tests/durability/test_versions.py",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "if not max(floor, confirmed) <= version <= last_version:",
+        "if not floor <= version <= last_version:",
+        "tests/durability/test_manifests.py",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "MAX_DELTA_IMAGES * table_rows:",
+        "2**62:",
+        "tests/durability/test_bounds.py tests/durability/test_crafted.py",
+    ),
+    Mutant(
+        "_strictjson.py",
+        "if match is None or int(match[1]) != crc32c(match[2]):",
+        "if match is None:",
+        "tests/durability/test_manifests.py",
+    ),
+    # Checksums.
+    Mutant(
+        "_checksum.py",
+        "(int(rows.max(initial=0)).bit_length() + 7) // 8",
+        "int(rows.max(initial=0)).bit_length() // 8",
+        "tests/test_checksum.py",
+    ),
+    Mutant(
+        "_checksum.py",
+        "(expected[wrong] == 0) & ~records[wrong].any(axis=1)",
+        "expected[wrong] == 0",
+        "tests/test_checksum.py",
+    ),
+    # The base.
+    Mutant(
+        "_disk/base.py",
+        "wrong[_checksum.mismatches(rows, records, checksums)] = True",
+        "pass",
+        "tests/durability/test_thin_disk.py",
+    ),
+    Mutant(
+        "_disk/base.py",
+        "rows = rows[block.any(axis=1)]",
+        "rows = rows[block.all(axis=1)]",
+        "tests/disk/test_base.py",
+    ),
+    # Deltas.
+    Mutant(
+        "_disk/delta.py",
+        "if found != expected or footer_checksum(found) != info.crc32c:",
+        "if found != expected:",
+        "tests/durability/test_corruption.py tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "self._torn = np.union1d(self._torn, positions[positions < self.count])",
+        "pass",
+        "tests/durability/test_places.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "piece = self._records(last + 1)[first:].copy()",
+        "piece = np.empty((last + 1 - first, self.record_bytes), np.uint8)",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "self.drain()\n        self._refuse(self._torn)",
+        "self.drain()",
+        "tests/durability/test_places.py",
+    ),
+    Mutant(
+        "_disk/delta.py",
+        "            written[which] = False\n        if written.all():",
+        "            pass\n        if written.all():",
+        "tests/durability/test_write_back.py",
+    ),
+    Mutant(
+        "_disk/tier.py",
+        "places[known] = replaced[there]",
+        "pass",
+        "tests/disk/test_tier.py",
+    ),
+    Mutant(
+        "_disk/tier.py",
+        "if self._superseded > live.count // 2 and not live.full:",
+        "if False:",
+        "tests/disk/test_tier.py tests/disk/test_compacting.py",
+    ),
+    # Folds.
+    Mutant(
+        "_disk/merging.py",
+        "np.unique(ids[::-1], return_index=True)",
+        "np.unique(ids[::1], return_index=True)",
+        "tests/store/test_folding.py",
+    ),
+    Mutant(
+        "_disk/merging.py",
+        "np.maximum.at(newest, rows[here], places)",
+        "np.minimum.at(newest, rows[here], places)",
+        "tests/disk/test_merging.py tests/durability/test_bounds.py",
+    ),
+    Mutant(
+        "_disk/merging.py",
+        "wrong = self._base.unproven(rows, sums)",
+        "wrong = rows[:0]",
+        "tests/durability/test_thin_disk.py",
+    ),
+    # Initializers.
+    Mutant(
+        "initializers.py",
+        "(field << 48) | block",
+        "block",
+        "tests/test_initializers.py",
+    ),
+    Mutant(
+        "initializers.py",
+        "start = block * BLOCK_ROWS",
+        "start = 0",
+        "tests/test_initializers.py",
+    ),
+    Mutant(
+        "initializers.py",
+        "6 / (shape[0] + shape[1])",
+        "6 / shape[1]",
+        "tests/test_initializers.py",
+    ),
+    # Ids and values.
+    Mutant(
+        "_table/address.py",
+        "np.maximum.reduce(flat.view(np.uint64)) < rows",
+        "np.maximum.reduce(flat.view(np.uint64)) <= rows",
+        "tests/table/test_ids.py",
+    ),
+    Mutant(
+        "_table/address.py",
+        "elif flat.min() >= 0 and flat.max() < rows:",
+        "elif flat.max() < rows:",
+        "tests/table/test_ids.py",
+    ),
+    Mutant(
+        "_table/address.py",
+        "else rows.size - 1 - first",
+        "else first",
+        "tests/table/test_ids.py tests/table/test_table.py",
+    ),
+    Mutant(
+        "_table/values.py",
+        "fits = out.flags.c_contiguous and out.flags.writeable",
+        "fits = out.flags.writeable",
+        "tests/table/test_values.py tests/table/test_table.py",
+    ),
+    Mutant(
+        "_table/values.py",
+        "if not element.accepts_array(array.dtype):",
+        "if False:",
+        "tests/table/test_values.py",
+    ),
+    Mutant(
+        "_table/host.py",
+        "data if last is None else data[last]",
+        "data",
+        "tests/table/test_table.py",
+    ),
+    Mutant(
+        "_dtypes.py",
+        "(bits + np.uint32(0x7FFF) + even)",
+        "(bits + np.uint32(0x8000))",
+        "tests/test_dtypes.py tests/table/test_values.py",
+    ),
+    Mutant(
+        "_dtypes.py",
+        "np.where(is_nan, quiet, rounded)",
+        "np.where(False, quiet, rounded)",
+        "tests/test_dtypes.py tests/table/test_values.py",
+    ),
+    # The tier and the optimizers on a GPU, by the emulator.
+    Mutant(
+        "_tiers/gpu/kernels/batch.cu",
+        "mark_host(t, home);",
+        ";",
+        "tests/gpu/test_tier.py",
+    ),
+    Mutant(
+        "_tiers/gpu/kernels/map.cuh",
+        "if (*(volatile u32 *)contest < position + 1) atomicMax",
+        "if (*(volatile u32 *)contest == 0) atomicMax",
+        "tests/gpu/test_tier.py tests/gpu/test_random.py",
+    ),
+    Mutant(
+        "_tiers/gpu/kernels/select.cuh",
+        "if ((stamp & HELD) || (stamp & NUMBER) == b.now) return false;",
+        "if ((stamp & NUMBER) == b.now) return false;",
+        "tests/gpu/test_leases.py tests/gpu/test_tier.py",
+    ),
+    Mutant(
+        "nn/sum.cu",
+        "part.at[e] += more.at[e]",
+        "part.at[e] = more.at[e]",
+        "tests/training/test_in_place.py",
+    ),
+    Mutant(
+        "optim/in_place.py",
+        "(1 - beta2**step) ** 0.5",
+        "(1 - beta2**step)",
+        "tests/training/test_in_place.py",
+    ),
+    Mutant(
+        "optim/in_place.py",
+        "        self._state.count_step()\n        return True",
+        "        return True",
+        "tests/training/test_in_place.py",
+    ),
+    Mutant(
+        "optim/step.cu",
+        "if (MAXIMIZE) g = -g;",
+        "",
+        "tests/training/test_in_place.py",
+    ),
+    Mutant(
+        "optim/step.cu",
+        "if (pack == 0) changed(rows, row);",
+        "",
+        "tests/training/test_in_place.py",
+    ),
+    Mutant(
+        "optim/state.py",
+        "if begun or not kept.late:",
+        "if True:",
+        "tests/training/test_equivalence.py",
+    ),
+    Mutant(
+        "optim/rounding.py",
+        "torch.where(values.isnan(), values, up.view(torch.float32))",
+        "up.view(torch.float32)",
+        "tests/training/test_rounding.py",
+    ),
+    # Formats.
+    Mutant(
+        "_formats/npy.py",
+        'big_endian = header.dtype.str.startswith(">")',
+        "big_endian = False",
+        "tests/formats/test_npy.py",
+    ),
+    Mutant(
+        "_formats/npy.py",
+        "column * self.rows + start",
+        "column * self.rows",
+        "tests/formats/test_npy.py",
+    ),
+    Mutant(
+        "_formats/safetensors.py",
+        "if tensor.start != end:",
+        "if tensor.start < end:",
+        "tests/formats/test_safetensors.py",
+    ),
+    Mutant(
+        "_formats/word2vec.py",
+        'if (data[at:] + stream.read(2))[:2] not in (b"", b"\\n"):',
+        "if False:",
+        "tests/formats/test_contract.py",
+    ),
+    Mutant(
+        "_formats/word2vec.py",
+        "if len(data) - at <= MAX_WORD_BYTES + nbytes:",
+        "if len(data) - at <= nbytes:",
+        "tests/formats/test_word2vec.py",
+    ),
+]
+
+
+@contextmanager
+def copy() -> Iterator[Path]:
+    """Make a copy of the tree, compiled modules included, as long as it is used."""
+    with tempfile.TemporaryDirectory(prefix="tierstore-mutant-") as folder:
+        tree = Path(folder)
+        for name in _COPIED:
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, tree / name)
+        yield tree
+
+
+def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
+    """Run tests of a copy; return pytest's exit code and its last line."""
+    paths = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'cli'}", "PYTEST_ADDOPTS": ""}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *options,
+        *tests,
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tree,
+            env={**os.environ, **paths},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return _FAILED, f"not done after {_TIMEOUT} s"
+    if done.returncode < 0:
+        return _FAILED, f"pytest was killed by signal {-done.returncode}"
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return done.returncode, (failed or done.stdout.splitlines() or [done.stderr])[-1]
+
+
+def survives(mutant: Mutant) -> bool:
+    """Try a mutant, and print what became of it."""
+    start = time.monotonic()
+    with copy() as tree:
+        mutant.apply(tree)
+        code, line = run_tests(tree, mutant.tests.split())
+    said = {_PASSED: "SURVIVED", _FAILED: "killed  "}.get(code, "NOT RUN ")
+    seconds = time.monotonic() - start
+    print(f"{said} {seconds:4.0f} s  {mutant}\n{'':17}{line[:150]}", flush=True)
+    return code != _FAILED
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="mutants with any of these in their lines")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
+    given = parser.parse_args()
+    chosen = [
+        mutant
+        for mutant in MUTANTS
+        if not given.words or any(word in str(mutant) for word in given.words)
+    ]
+    with copy() as tree:
+        tests = sorted({test for mutant in chosen for test in mutant.tests.split()})
+        code, line = run_tests(tree, tests, "-n", str(given.jobs))
+    print(f"without a mutant: {line}", flush=True)
+    if code != _PASSED:
+        return 1
+    with ThreadPoolExecutor(given.jobs) as pool:
+        alive = sum(pool.map(survives, chosen))
+    print(f"{len(chosen) - alive} of {len(chosen)} mutants killed")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""What a store holds and what it did: counters of tiers, their history, information, Prometheus.
+
+Counters are kept next to the work. `store.info()` is text for people and JSON for programs. The
+file that `write_prometheus` makes is in the exposition format, version 0.0.4, which the textfile
+collector of node_exporter reads; nothing listens on a port.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from tierstore import _io
+from tierstore.budget import format_bytes
+from tierstore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from tierstore._disk.manifest import Manifest
+
+__all__ = [
+    "History",
+    "Hits",
+    "Occupancy",
+    "Sample",
+    "StoreInfo",
+    "TableInformation",
+    "TierInformation",
+    "TierStats",
+    "Version",
+    "prometheus",
+    "write_prometheus",
+]
+
+_COUNTERS_HELP = {
+    "requested": "Row ids asked of the tier, duplicates included.",
+    "hits": "Of these, found in it.",
+    "unique": "Distinct row ids, in the batches whose distinct ids were counted.",
+    "unique_hits": "Of these, found in it.",
+    "evictions": "Records that made room for others.",
+    "write_backs": "Evicted or flushed records that had changed.",
+    "written": "Records written into the tier from above.",
+    "bytes_out": "Bytes handed up.",
+    "bytes_in": "Bytes taken from above.",
+    "bytes_promoted": "Bytes that came from the tier below.",
+    "bytes_written_back": "Bytes that went to the tier below.",
+}
+_SLOTS_HELP = {
+    "slots": "Records the tier has room for.",
+    "used": "Records it holds.",
+    "dirty": "Records it holds that the tier below has not seen.",
+}
+_TABLES_HELP = {
+    "rows": "Rows of the table.",
+    "disk_bytes": "Bytes of the base and its checksums.",
+    "delta_rows": "Rows committed since the last fold.",
+    "delta_bytes": "Bytes of the files that hold them.",
+}
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How full a tier is.
+
+    Attributes:
+        slots: records it has room for.
+        used: records it holds.
+        dirty: of these, changed since the tier below saw them.
+    """
+
+    slots: int
+    used: int
+    dirty: int
+
+
+@dataclass
+class Hits:
+    """What was asked of a tier, and found in it.
+
+    Attributes:
+        requested: row ids asked of the tier, duplicates included.
+        hits: of these, found in it.
+        unique, unique_hits: the same over the distinct ids of each batch.
+    """
+
+    requested: int = 0
+    hits: int = 0
+    unique: int = 0
+    unique_hits: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over requested ids; 0 before the first."""
+        return self.hits / self.requested if self.requested else 0.0
+
+    @property
+    def unique_hit_rate(self) -> float:
+        """Hits over the distinct ids of each batch, which is what decides the bytes moved."""
+        return self.unique_hits / self.unique if self.unique else 0.0
+
+
+def tally(counters: Hits, **amounts: int) -> None:
+    """Add to the named counters."""
+    for name, amount in amounts.items():
+        setattr(counters, name, getattr(counters, name) + amount)
+
+
+@dataclass
+class TierStats(Hits):
+    """Counters of one tier since it was opened, beside those of `Hits`.
+
+    Attributes:
+        unique_of: the requested ids of the batches whose distinct ids were counted; less than
+            `requested` where only a sample was.
+        evictions: records that made room for others.
+        write_backs: evicted or flushed records that had changed and went to the tier below.
+        written: records written into the tier from above.
+        bytes_out, bytes_in: bytes handed up, and bytes taken from above.
+        bytes_promoted, bytes_written_back: bytes that came from, and went to, the tier below.
+    """
+
+    unique_of: int = 0
+    evictions: int = 0
+    write_backs: int = 0
+    written: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    bytes_promoted: int = 0
+    bytes_written_back: int = 0
+
+    @property
+    def misses(self) -> int:
+        """Requested ids that were not in the tier."""
+        return self.requested - self.hits
+
+    @property
+    def unique_sampled(self) -> bool:
+        """Whether the distinct ids were counted in a sample of the batches only."""
+        return self.unique_of < self.requested
+
+    def to_dict(self) -> dict[str, int | float | bool]:
+        """Return counters and rates under stable keys."""
+        return {
+            **asdict(self),
+            "misses": self.misses,
+            "hit_rate": self.hit_rate,
+            "unique_hit_rate": self.unique_hit_rate,
+            "unique_sampled": self.unique_sampled,
+        }
+
+
+class Measured(Protocol):
+    """A table, or whatever counts like one."""
+
+    def stats(self) -> dict[str, TierStats]:
+        """Return copies of the counters of each tier."""
+
+    def occupancy(self) -> dict[str, Occupancy]:
+        """Return how full each tier is."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The counters of each tier, and how full they were, after a step."""
+
+    step: int
+    stats: dict[str, TierStats]
+    occupancy: dict[str, Occupancy]
+
+
+class History:
+    """Samples of a table, in order; `tierstore.plot` draws them.
+
+    >>> history = History(table)
+    >>> for step, batch in enumerate(loader):
+    ...     train(batch)
+    ...     if step % 100 == 0:
+    ...         history.sample(step)
+    """
+
+    def __init__(self, table: Measured) -> None:
+        """Take a first sample, as of step 0."""
+        self._table = table
+        self.samples: list[Sample] = []
+        self.sample(0)
+
+    def sample(self, step: int) -> None:
+        """Take a sample after a step. Waits for the GPU, if there is one.
+
+        Raises InvalidInputError for a step before the last one.
+        """
+        if self.samples and step < self.samples[-1].step:
+            raise InvalidInputError(
+                f"step {step} comes before step {self.samples[-1].step}, which was sampled last"
+            )
+        self.samples.append(Sample(step, self._table.stats(), self._table.occupancy()))
+
+    @property
+    def tiers(self) -> list[str]:
+        """The tiers with a hit rate, nearest first: all but the disk."""
+        return [tier for tier in self.samples[0].stats if tier != "disk"]
+
+    def hit_rates(self, tier: str) -> list[tuple[int, float]]:
+        """Return the hit rate between samples, with the step it was reached at.
+
+        Over requested ids; samples between which nothing was requested are left out.
+        """
+        found = []
+        for before, after in pairwise(self.samples):
+            requested = after.stats[tier].requested - before.stats[tier].requested
+            hits = after.stats[tier].hits - before.stats[tier].hits
+            if requested:
+                found.append((after.step, hits / requested))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every sample as plain numbers."""
+        return {
+            "samples": [
+                {
+                    "step": each.step,
+                    "stats": {tier: stats.to_dict() for tier, stats in each.stats.items()},
+                    "occupancy": {
+                        tier: {"slots": full.slots, "used": full.used, "dirty": full.dirty}
+                        for tier, full in each.occupancy.items()
+                    },
+                }
+                for each in self.samples
+            ]
+        }
+
+
+@dataclass(frozen=True)
+class TierInformation:
+    """The memory a table's tier was given: bytes in all, slots, and the kind of memory."""
+
+    tier: str
+    nbytes: int
+    slots: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class TableInformation:
+    """One table: its shape, its files, and the tiers it was opened with.
+
+    `disk_bytes` are those of the base and its checksums, `delta_rows` and `delta_bytes` of what was
+    committed since the last fold, `index_bytes` the most memory that finding those can take.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    dtype: str
+    fields: tuple[dict[str, Any], ...]
+    backend: str
+    record_bytes: int
+    disk_bytes: int
+    delta_rows: int
+    delta_bytes: int
+    base: str
+    index_bytes: int
+    tiers: tuple[TierInformation, ...]
+
+    def cells(self) -> tuple[str, str, str, str, str, str, str]:
+        """Return the cells of its line in the text of `StoreInfo`."""
+        return (
+            self.name,
+            f"{self.rows:,}",
+            ", ".join(f"{field['name']} {field['dim']} {field['dtype']}" for field in self.fields),
+            self.backend,
+            format_bytes(self.disk_bytes),
+            format_bytes(self.delta_bytes),
+            ", ".join(f"{tier.tier} {format_bytes(tier.nbytes)}" for tier in self.tiers),
+        )
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """A store as it is open: `store.info()`."""
+
+    store: str
+    format: int
+    uuid: str
+    version: int
+    step: int | None
+    folded: bool
+    tables: tuple[TableInformation, ...]
+
+    def __str__(self) -> str:
+        """Return a table for people: a line for the store, one for each table."""
+        step = "" if self.step is None else f", step {self.step}"
+        state = "folded" if self.folded else "not folded"
+        lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
+        cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+        cells += [table.cells() for table in self.tables]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append(f"  {line}".rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tierstore inspect --json` prints."""
+        data = asdict(self)
+        for table in data["tables"]:
+            for key in ("base", "index_bytes", "tiers"):
+                del table[key]
+            table["fields"] = list(table["fields"])
+        data["tables"] = list(data["tables"])
+        return data
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version that can be opened: its number, its step, its manifest's number and its deltas.
+
+    `names` are those it is kept by, `payload` those of the values committed with it.
+    """
+
+    version: int
+    step: int | None
+    seq: int
+    delta_rows: int
+    delta_bytes: int
+    names: tuple[str, ...] = ()
+    payload: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
+        """Return what a manifest says of its version; `names` are those of all versions."""
+        deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
+        return cls(
+            manifest.version,
+            manifest.step,
+            manifest.seq,
+            sum(delta.rows for delta in deltas),
+            sum(delta.size for delta in deltas),
+            tuple(name for name, version in names.items() if version == manifest.version),
+            tuple(manifest.payload),
+        )
+
+
+class Informed(Protocol):
+    """A store."""
+
+    def info(self) -> StoreInfo:
+        """Return what it is."""
+
+    def __getitem__(self, name: str) -> Measured:
+        """Return a table."""
+
+
+def prometheus(store: Informed) -> str:
+    """Return every counter of every tier of every table, and the sizes of each, for Prometheus."""
+    return "\n".join([*_lines(store), ""])
+
+
+def write_prometheus(store: Informed, path: str | os.PathLike[str]) -> None:
+    """Write `prometheus(store)` to a file, which is always whole: the old one is replaced at once.
+
+    A name that ends in `.prom` is what node_exporter looks for. Raises StoreIOError.
+    """
+    with _io.publish(os.fspath(path), force=True) as temporary:
+        temporary.write_text(prometheus(store), encoding="utf-8")
+
+
+def _lines(store: Informed) -> Iterator[str]:
+    info = store.info()
+    labels = {"store": info.store}
+    yield from _metric("version", "Newest committed version.", "gauge", [(labels, info.version)])
+    tables: list[tuple[dict[str, str], TableInformation]] = [
+        (labels | {"table": table.name}, table) for table in info.tables
+    ]
+    for name, meaning in _TABLES_HELP.items():
+        rows = [(where, getattr(table, name)) for where, table in tables]
+        yield from _metric(name, meaning, "gauge", rows)
+    opened = [(labels | {"table": table.name}, store[table.name]) for table in info.tables]
+    stats = [(where, table.stats()) for where, table in opened]
+    for name, meaning in _COUNTERS_HELP.items():
+        rows = [
+            (where | {"tier": tier}, getattr(counts, name))
+            for where, tiers in stats
+            for tier, counts in tiers.items()
+        ]
+        yield from _metric(f"{name}_total", meaning, "counter", rows)
+    full = [(where, table.occupancy()) for where, table in opened]
+    for name, meaning in _SLOTS_HELP.items():
+        rows = [
+            (where | {"tier": tier}, getattr(occupancy, name))
+            for where, tiers in full
+            for tier, occupancy in tiers.items()
+        ]
+        yield from _metric(name, meaning, "gauge", rows)
+
+
+def _metric(
+    name: str, meaning: str, kind: str, values: list[tuple[dict[str, str], int]]
+) -> Iterator[str]:
+    """Yield the lines of one metric; none where it has no values."""
+    if not values:
+        return
+    name = f"tierstore_{name}"
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in values:
+        inside = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
+        yield f"{name}{{{inside}}} {value}"
+
+
+def _escaped(label: str) -> str:
+    """Return a label's value as the format wants it; what is not UTF-8 becomes escapes."""
+    label = label.encode("utf-8", "backslashreplace").decode("utf-8")
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
