@@ -219,7 +219,7 @@ def test_grow_goes_on_with_the_initializer(tmp_path, kind):
         assert more[4000:].std() == pytest.approx(1, rel=0.05)
         assert (rows_of(store, "renamed", "sum") == 0.25).all()
         assert not rows_of(store, "renamed", "age").any()
-        store.grow("renamed", 9100, tierstore.constant(3))
+        store.grow("renamed", 9100, init=tierstore.constant(3))
         store.save(tmp_path / "copy")
     with tierstore.open(tmp_path / "copy", "r+") as store:
         store.grow("renamed", 9200)

@@ -34,7 +34,7 @@ def test_json_is_what_the_contract_says(run_json, pair):
     assert re.fullmatch("[0-9a-f]{32}", data["uuid"])
     item, user = data["tables"]
     assert list(item) == list(user) == TABLE_KEYS
-    init = "normal(mean=0.0, std=1.0, seed=1)"
+    init = tierstore.normal(std=1.0, seed=1).bound("item", (300, 8)).text
     assert item["fields"] == [
         {"name": "weight", "dim": 8, "dtype": "float32", "init": init},
         {"name": "exp_avg", "dim": 8, "dtype": "float32"},
