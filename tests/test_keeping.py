@@ -1,6 +1,7 @@
 """Versions that are kept by name, and an open store that is brought back to one."""
 
 import itertools
+import json
 import random
 import warnings
 from contextlib import ExitStack
@@ -13,12 +14,15 @@ import tierstore
 from tests.durability.crash import scratch, small_deltas
 from tests.durability.stepwise import folds_in_steps
 from tests.durability.twin import Twin, observe
+from tierstore._disk.manifest import Manifest
 from tierstore._store.ledger import Ledger
 from tierstore._store.lineage import descends, newest_common, pruned
+from tierstore._strictjson import canonical, seal
 from tierstore.budget import Budget
 from tierstore.errors import (
     ClosedError,
     CorruptStoreError,
+    FormatError,
     InvalidInputError,
     InvalidTypeError,
     ReadOnlyError,
@@ -314,6 +318,27 @@ def test_the_newest_common_version_is_that_of_a_tree():
         for one, other in itertools.combinations(parents, 2):
             common = max(past(one) & past(other))
             assert newest_common((one, forks[one]), (other, forks[other])) == common
+
+
+BAD = {
+    "names": [{"": 1}, {"a\n": 1}, {"best": 0}, {"best": 9}, {"best": -1}, {"best": "1"}, [1]],
+    "forks": [[[3, 3]], [[9, 1]], [[3]], [[3, 0]], [[3, 1], [2, 1]], [["3", 1]], {"3": 1}, [3]],
+    "payload_mark": ["x", 3, "0" * 17],
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_manifest_that_was_made_up_is_refused(key):
+    good = Manifest(
+        "0" * 32, 5, 5, last_version=5, names={"best": 3}, forks=((4, 2),), payload_mark="ab"
+    )
+    assert Manifest.decode(good.encode(), "m") == good
+    body = json.loads(good.encode())["body"]
+    for value in BAD[key]:
+        with pytest.raises(FormatError):
+            Manifest.decode(seal(canonical({**body, key: value})), "m")
+    plain = Manifest("0" * 32, 5, 5)
+    assert not BAD.keys() & json.loads(plain.encode())["body"].keys()
 
 
 # -- folds beside versions that were left behind
