@@ -7,6 +7,7 @@ version names it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,7 +104,16 @@ def create(
             raise
         directory.sync()
     table.sync()
-    return TableInfo(spec, name, digest=digest)
+    return TableInfo(_with_kept_initializers(spec), name, digest=digest)
+
+
+def _with_kept_initializers(spec: TableSpec) -> TableSpec:
+    """Return a spec without those that no manifest can keep, such as arrays."""
+    fields = {
+        name: item if item.init is None or item.init.text else dataclasses.replace(item, init=None)
+        for name, item in spec.fields.items()
+    }
+    return dataclasses.replace(spec, fields=fields, init=None)
 
 
 class Generation:

@@ -172,6 +172,8 @@ def _altered_fields(
     table: Table, add: Mapping[str, Field], drop: Collection[str], dtype: Any
 ) -> dict[str, Field]:
     old = table.fields
+    if not isinstance(add, Mapping) or not all(isinstance(each, Field) for each in add.values()):
+        raise InvalidTypeError(f"fields are a dict from name to tierstore.Field, not {add!r}")
     for name in add:
         if name in old:
             raise ExistsError(f"table {table.name!r} has a field {name!r}")

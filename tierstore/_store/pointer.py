@@ -68,8 +68,10 @@ def wanted_version(state: State, pointer: Pointer) -> int | None:
 
     Raises InvalidInputError for a pointer to another store or to a version that is not kept.
     """
+    if not isinstance(pointer, Mapping):
+        raise _not_a_pointer(pointer)
     try:
-        uuid, number, mark = pointer["uuid"], int(pointer["version"]), pointer["mark"]
+        uuid, number, mark = pointer["uuid"], int(pointer["version"]), str(pointer["mark"])
     except (KeyError, TypeError, ValueError):
         raise _not_a_pointer(pointer) from None
     if _is(state.manifest, uuid, number, mark):
