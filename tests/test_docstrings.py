@@ -36,6 +36,6 @@ def test_every_public_method_has_a_docstring(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        pytest.skip(f"needs {error.name}")
+        pytest.skip(f"{name}: {error}")
     missing = [method for method, member in public_methods(module) if not inspect.getdoc(member)]
     assert not missing

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = {path.stem for path in (ROOT / "examples").glob("*.py")}
 FIGURES = {
     "knowledge_graph": r"MRR on \d+ held-out facts: (0\.\d+)",
-    "matrix_factorization": r"held-out clicks, model: (0\.\d+)",
+    "matrix_factorization": r"held-out clicks, model: ([01]\.\d+)",
     "word2vec": r"held-out words: (\d+\.\d+)",
 }
 

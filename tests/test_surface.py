@@ -137,6 +137,8 @@ def test_no_module_bears_the_name_of_what_its_package_exports():
     seen = 0
     for found in pkgutil.walk_packages(tierstore.__path__, "tierstore."):
         package, _, name = found.name.rpartition(".")
+        if found.name.startswith("tierstore.integrations."):
+            continue  # each imports a library that may not be installed
         __import__(found.name)
         if "parquet_child" not in name:
             assert inspect.ismodule(getattr(sys.modules[package], name)), found.name
@@ -169,7 +171,11 @@ def test_every_name_of_documents_and_docstrings_exists():
     assert {"tierstore.create", "tierstore.policy"} <= in_pages
     assert "tierstore.open" in in_docstrings
     public = {f"tierstore.{name}" for name in (*MODULES, *tierstore.__all__)}
-    assert missing(sorted((in_pages | in_docstrings) - public)) == {}
+    others = (in_pages | in_docstrings) - public
+    integrations = {name for name in others if name.startswith("tierstore.integrations.")}
+    for name in integrations:  # each imports a library that may not be installed
+        assert (ROOT / f"{name.replace('.', '/')}.py").exists()
+    assert missing(sorted(others - integrations)) == {}
 
 
 def test_a_name_that_is_not_there_is_found():

@@ -317,7 +317,7 @@ def test_closing_from_a_callback_of_what_would_commit(store: tierstore.Store) ->
 def _rows() -> np.ndarray:
     from tierstore._memory_table import MemoryTable
 
-    with MemoryTable(SPEC) as scratch:
+    with MemoryTable(SPEC.bound("t")) as scratch:
         return scratch.table.read(np.arange(ROWS))  # type: ignore[no-any-return]
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tierstore import exporting as exporting
     from tierstore import importing as importing
     from tierstore import initializers as initializers
+    from tierstore import integrations as integrations
     from tierstore import loader as loader
     from tierstore import machine as machine
     from tierstore import nn as nn
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tierstore import stats as stats
     from tierstore._store.opening import create as create
     from tierstore._store.opening import open as open
+    from tierstore._store.opening import open_or_create as open_or_create
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
@@ -79,6 +81,7 @@ __all__ = [
     "lookahead",
     "normal",
     "open",
+    "open_or_create",
     "repair",
     "uniform",
     "verify",
@@ -105,6 +108,7 @@ _HOMES = {
     "lookahead": "loader",
     "normal": "initializers",
     "open": "_store.opening",
+    "open_or_create": "_store.opening",
     "repair": "_store.repair",
     "uniform": "initializers",
     "verify": "_store.verify",
@@ -120,6 +124,7 @@ _MODULES = frozenset(
         "exporting",
         "importing",
         "initializers",
+        "integrations",
         "loader",
         "machine",
         "nn",

@@ -33,7 +33,6 @@ one file or store is at fault.
     ├── UncommittedRowsWarning                     a store was closed with rows not committed
     ├── UnclosedStoreWarning   ResourceWarning     a store was dropped without being closed
     ├── UpkeepWarning          RuntimeWarning      folding or removing old files was put off
-    ├── OtherVersionWarning                        a state was saved with another version
     ├── OverflowedValuesWarning                    values became infinite in a conversion
     ├── DuplicateRowsWarning                       copies of a row were trained as one
     └── ZeroRowsWarning                            a layer over a table that is all zeros
@@ -66,7 +65,6 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "NotAStoreError",
-    "OtherVersionWarning",
     "OverflowedValuesWarning",
     "ReadOnlyError",
     "RowIndexError",
@@ -267,10 +265,6 @@ class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
 
 class UpkeepWarning(TierStoreWarning, RuntimeWarning):
     """Folding, or removing what is no longer needed, was put off; what is committed is safe."""
-
-
-class OtherVersionWarning(TierStoreWarning):
-    """A state was saved with another version of the store than the one that is open."""
 
 
 class OverflowedValuesWarning(TierStoreWarning):

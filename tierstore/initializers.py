@@ -1,19 +1,21 @@
 """Initializers: the first values of a field.
 
-A random initializer without a seed draws one for each field and table that is made by it, and the
-manifest keeps it. Random values are drawn in fixed blocks of 4,096 rows, each from a Philox
-generator keyed by (seed, field, block), so a table's first bytes depend on neither chunk size,
-backend nor order.
+The seed of a table's own is a hash of the given one, or one that is drawn, and the table's name, so
+that tables are independent; the manifest keeps it. Random values are drawn in fixed blocks of 4,096
+rows, each from a Philox generator keyed by (seed, field, block), so a table's first bytes depend on
+neither chunk size, backend nor order.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import re
 import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ __all__ = [
     "Zeros",
     "constant",
     "from_array",
+    "from_call",
     "from_file",
     "normal",
     "parse_initializer",
@@ -83,6 +86,13 @@ class Initializer(ABC):
         given.sort(key=lambda name: name == "seed")
         return f"{self._name}({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return what a new table of this name starts from, and goes on with when it grows.
+
+        Random values are independent of those of other tables that have the same seed.
+        """
+        return self
+
     @abstractmethod
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Return rows `block * BLOCK_ROWS …` as a fresh `(count, dim)` array of floats.
@@ -127,7 +137,8 @@ class Random(Initializer):
     """Values drawn at random: the same ones for the same seed, field and row.
 
     Attributes:
-        seed: 0..2**64-1, or None to draw one for each field and table that is made.
+        seed: 0..2**64-1. None is that of `torch.manual_seed` for a table that is made, or drawn
+            where that was not called.
     """
 
     seed: int | None = dataclasses.field(default=None, kw_only=True)
@@ -144,12 +155,29 @@ class Random(Initializer):
             self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(64))
         )
 
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return the same law with a seed of the table's own."""
+        seed = _default_seed() if self.seed is None else self.seed
+        digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
+        return dataclasses.replace(self, seed=int.from_bytes(digest))
+
     def generator(self, block: int, field: int) -> np.random.Generator:
         """Return what draws the values of a block of rows."""
         if self.seed is None:
             raise InvalidInputError(f"{self.text} has no seed yet; draw from its seeded()")
         key = np.array([self.seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
+
+
+def _default_seed() -> int:
+    """Return the seed that `torch.manual_seed` set, or draw one where torch is not seeded."""
+    torch = sys.modules.get("torch")
+    seed = _TORCH_SEED if torch is None else torch.initial_seed()
+    return secrets.randbits(64) if seed == _TORCH_SEED else int(seed)
+
+
+_TORCH_SEED = 67280421310721
+"""What torch starts from where it is not seeded."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +227,50 @@ class XavierUniform(Random, name="xavier_uniform"):
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Draw `count` rows."""
+        return self._uniform(shape).block(block, count, shape, field)
+
+    def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
+        """Return the uniform law that the first shape gives, with a seed of the table's own."""
+        return self._uniform(shape).bound(table, shape)
+
+    def _uniform(self, shape: tuple[int, int]) -> Uniform:
         bound = self.gain * math.sqrt(6 / (shape[0] + shape[1]))
-        return Uniform(-bound, bound, seed=self.seed).block(block, count, shape, field)
+        return Uniform(-bound, bound, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Unknown(Initializer):
+    """An initializer that a table was made with and this program does not know."""
+
+    call: str
+
+    @property
+    def text(self) -> str:
+        """The call that makes it, as the manifest has it."""
+        return self.call
+
+    def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
+        """Raise InvalidInputError: there is nothing to draw with."""
+        raise InvalidInputError(
+            f"the table was made with {self.call}, an initializer that is not known here: import "
+            "the module that defines it, or give init="
+        )
+
+
+def from_call(text: str) -> Initializer:
+    """Return the initializer that `Initializer.text` was taken of; Unknown if that is not there."""
+    match = re.fullmatch(r"(\w+)\((.*)\)", text)
+    kind = INITIALIZERS.get(match[1]) if match else None
+    if match is None or kind is None:
+        return Unknown(text)
+    given = dict(part.split("=", 1) for part in match[2].split(", ") if "=" in part)
+    try:
+        numbers = {
+            name: int(each) if name == "seed" else float(each) for name, each in given.items()
+        }
+        return kind(**numbers)
+    except (TypeError, ValueError):
+        return Unknown(text)
 
 
 constant: type[Constant] = Constant

@@ -287,6 +287,14 @@ class TableSpec:
         """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
 
+    def bound(self, table: str) -> TableSpec:
+        """Return the spec with the initializers of a new table of this name."""
+        fields = {
+            name: replace(item, init=item.init and item.init.bound(table, (self.rows, item.dim)))
+            for name, item in self.fields.items()
+        }
+        return replace(self, fields=fields, init=None)
+
     def seeded(self) -> TableSpec:
         """Return the spec itself, or with a seed drawn for each random initializer without one."""
         fields = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -326,17 +326,22 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class Version:
-    """A version that can be opened: its number, its step, its manifest's number and its deltas."""
+    """A version that can be opened: its number, its step, its manifest's number and its deltas.
+
+    `names` are those it is kept by, `payload` those of the values committed with it.
+    """
 
     version: int
     step: int | None
     seq: int
     delta_rows: int
     delta_bytes: int
+    names: tuple[str, ...] = ()
+    payload: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        """Return what a manifest says of its version."""
+    def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
+        """Return what a manifest says of its version; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
         return cls(
             manifest.version,
@@ -344,6 +349,8 @@ class Version:
             manifest.seq,
             sum(delta.rows for delta in deltas),
             sum(delta.size for delta in deltas),
+            tuple(name for name, version in names.items() if version == manifest.version),
+            tuple(manifest.payload),
         )
 
 

@@ -18,7 +18,7 @@ NO_CACHE = tierstore.Budget(host=0, gpu=0)
 def open_store(
     path: Place,
     mode: Literal["r", "r+"] = "r",
-    version: int | None = None,
+    version: int | str | None = None,
     *,
     allow_untested: bool = False,
 ) -> Store:

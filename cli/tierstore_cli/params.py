@@ -192,6 +192,18 @@ def full_name(place: Place) -> str:
 
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
+
+
+class VersionType(ParamType):
+    """The number of a version, or the name it is kept by."""
+
+    name = "V"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        """Return digits as a number."""
+        return int(value) if str(value).isdecimal() else str(value)
+
+
 UNTESTED = click.option(
     "--allow-untested", is_flag=True, help="Write to a file system that was not tested."
 )
@@ -206,9 +218,9 @@ FIELD = click.option(
 )
 VERSION = click.option(
     "--version",
-    type=click.IntRange(min=0),
+    type=VersionType(),
     metavar="V",
-    help="A kept version; default: the newest.",
+    help="A kept version, its number or its name; default: the newest.",
 )
 KEYS = click.option(
     "--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN."

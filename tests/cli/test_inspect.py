@@ -34,7 +34,7 @@ def test_json_is_what_the_contract_says(run_json, pair):
     assert re.fullmatch("[0-9a-f]{32}", data["uuid"])
     item, user = data["tables"]
     assert list(item) == list(user) == TABLE_KEYS
-    init = "normal(mean=0.0, std=1.0, seed=1)"
+    init = tierstore.normal(std=1.0, seed=1).bound("item", (300, 8)).text
     assert item["fields"] == [
         {"name": "weight", "dim": 8, "dtype": "float32", "init": init},
         {"name": "exp_avg", "dim": 8, "dtype": "float32"},
@@ -67,7 +67,9 @@ def test_an_unknown_table_or_field(run, pair):
 def test_versions(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert [each["version"] for each in versions] == [2, 3]
-    assert set(versions[0]) == {"version", "step", "seq", "delta_rows", "delta_bytes"}
+    assert set(versions[0]) == {
+        "version", "step", "seq", "delta_rows", "delta_bytes", "names", "payload"
+    }  # fmt: skip
     assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
     assert re.search(r"^ +3 +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE)
 

@@ -20,7 +20,14 @@ SHAPES = (
     "write commit create_table write commit add_fields write commit grow set_keys replace_table"
 )
 BACK = "write commit write commit reopen write commit set_keys write commit reopen save"
-STEPS = "write commit confirm rollback fold create_table replace_table add_fields grow set_keys"
+RESTORE = (
+    "write commit keep write commit write restore write commit keep add_fields write commit restore"
+    " write commit release restore"
+)
+STEPS = (
+    "write commit confirm rollback fold create_table replace_table add_fields grow set_keys keep "
+    "restore release"
+)
 WORKLOADS = [
     (1, COMMITS, "memmap"),
     (2, COMMITS, "zarr"),
@@ -28,6 +35,8 @@ WORKLOADS = [
     (4, SHAPES, "zstd"),
     (5, SHAPES, "zarr"),
     (6, BACK, None),
+    (7, RESTORE, "memmap"),
+    (8, RESTORE, "zstd"),
 ]
 
 
@@ -36,6 +45,7 @@ FOLDING = [
     (11, FOLDS, "memmap"),
     (12, FOLDS, "zarr"),
     (13, FOLDS, "zstd"),
+    (15, f"{'write commit ' * 4} keep {FOLDS} restore {FOLDS} restore release {FOLDS}", None),
     (14, f"{FOLDS} commit grow write commit write commit reopen write commit write commit", None),
 ]
 """Folds go on between these steps, some of them while versions are committed."""

@@ -15,6 +15,7 @@ import tierstore
 from tests.durability.sample import Sample, sample
 from tests.durability.test_corruption import damaged, flipped
 from tests.oracle import values
+from tierstore._disk.generation import initial_records
 from tierstore._io.file import File
 from tierstore._store.repair import RepairReport
 from tierstore._store.state import State
@@ -550,7 +551,7 @@ def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
     told = listed(report.listed)["hurt"]
     assert len(told) == 2
     made = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(mean=2.0, std=0.5, seed=9))
-    tierstore.create(tmp_path / "made", {"t": made}).close()
+    (records,) = initial_records(made)
     for row, outcome in told.items():
         found = everything(tmp_path / "whole")["hurt"][row]
         if outcome == "filled":
@@ -558,7 +559,7 @@ def test_repair_fills_as_asked(two: Two, tmp_path: Path, fill: str) -> None:
                 "zeros": np.zeros(DIM),
                 "version": np.zeros(DIM),
                 "nan": np.full(DIM, np.nan),
-                "initializer": everything(tmp_path / "made")["t"][row],
+                "initializer": made.layout.view(records, "weight")[row],
             }[fill]
             np.testing.assert_array_equal(found, expected)
     assert sum(outcome == "filled" for outcome in told.values()) == (1 if fill == "version" else 2)

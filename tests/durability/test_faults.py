@@ -114,6 +114,14 @@ def close(store: tierstore.Store) -> None:
     store.close()
 
 
+def restore(store: tierstore.Store) -> None:
+    store.restore(store.versions()[0].version)
+
+
+def keep(store: tierstore.Store) -> None:
+    store.keep(store.versions()[0].version, "best")
+
+
 def go_back(store: tierstore.Store) -> None:
     """Open an older version for writing."""
     path, older = store.path, store.versions()[0].version
@@ -126,7 +134,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         commit, rewrite, fold, fold_behind, create_table, add_fields, set_keys, grow, confirm, save,
-        create, close, go_back,
+        create, close, go_back, restore, keep,
     )
 }  # fmt: skip
 

@@ -197,6 +197,29 @@ class Twin:
         is_kept = not payload and self._step == before["step"]
         self._commit(work, before["payload"] if is_kept else payload)
 
+    def keep(self) -> None:
+        """Give a version that is kept one of two names."""
+        version = self._random.choice(self.store.versions()).version
+        self.store.keep(version, self._random.choice(("best", "first")))
+
+    def release(self) -> None:
+        """Take a name from a version, if any has one."""
+        names = sorted(name for each in self.store.versions() for name in each.names)
+        if names:
+            self.store.release(self._random.choice(names))
+
+    def restore(self) -> None:
+        """Bring the open store back to a version that is kept, as a new version."""
+        version = self._random.choice(self.store.versions()).version
+        state = next(each for each in reversed(self.states) if each["version"] == version)
+        number = 1 + max(each["version"] for each in self.states)
+        self.states.append({**state, "version": number})
+        self._mark("begin", self._name, len(self.states) - 1)
+        if self.store.restore(version) != number:  # it was there
+            self.states[-1] = {**state, "version": self.store.version}
+        self._mark("done", self._name, len(self.states) - 1)
+        self._adopt(state)
+
     def confirm(self) -> None:
         """Confirm the newest version."""
         self.store.confirm(self.store.version)
@@ -210,6 +233,8 @@ class Twin:
     def fold(self) -> None:
         """Merge the deltas into the base."""
         self.rollback()
+        for name in {name for each in self.store.versions()[:-1] for name in each.names}:
+            self.store.release(name)
         self.store.fold()
 
     def create_table(self) -> None:

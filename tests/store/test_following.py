@@ -194,7 +194,7 @@ def test_decoded_chunks_go_where_a_fold_has_replaced_them(root, monkeypatch, pro
 def test_no_fold_goes_past_a_reader(root, monkeypatch, protected):
     """A reader of an older version sees newer rows in the base where its lock does not hold."""
     if not protected:
-        monkeypatch.setattr(WriterLock, "oldest_reader", lambda *given: None)
+        monkeypatch.setattr(WriterLock, "readers", lambda *given: [])
         monkeypatch.setattr(WriterLock, "without_readers_before", lambda *given: nullcontext(True))
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 2)
     trainer = Trainer(root / "s")

@@ -44,23 +44,23 @@ def opened(path, mode="r", **options):
     return tierstore.open(path, mode, budget=NONE, **options)
 
 
-def test_the_oldest_reader_is_known_by_its_version(directory):
+def test_readers_are_known_by_their_versions(directory):
     writer = WriterLock(directory, allow_untested=False)
-    assert writer.oldest_reader(100) is None
+    assert writer.readers(100) == []
     readers = [ReaderLock(directory) for _ in range(3)]
     for reader, version in zip(readers, (9, 4, 5), strict=True):
         reader.hold(version)
-    assert writer.oldest_reader(100) == 4
-    assert writer.oldest_reader(4) is None
-    assert writer.oldest_reader(0) is None
+    assert writer.readers(100) == [4, 5, 9]
+    assert writer.readers(4) == []
+    assert writer.readers(0) == []
     assert writer.reads_other_than([4, 5])
     assert not writer.reads_other_than([4, 5, 9])
     readers[1].close()
-    assert writer.oldest_reader(100) == 5
+    assert writer.readers(100) == [5, 9]
     readers[2].hold(7)
-    assert writer.oldest_reader(100) == 5
+    assert writer.readers(100) == [5, 7, 9]
     readers[2].hold_only(7)
-    assert writer.oldest_reader(100) == 7
+    assert writer.readers(100) == [7, 9]
     with writer.without_readers_before(8) as is_free:
         assert not is_free
     with writer.without_readers_before(7) as is_free:

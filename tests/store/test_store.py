@@ -637,7 +637,7 @@ def test_inspect_has_stable_keys(store):
                 "name": "weight",
                 "dim": DIM,
                 "dtype": "float32",
-                "init": "normal(mean=0.0, std=1.0, seed=1)",
+                "init": SPECS["item"].bound("item").fields["weight"].init.text,
             }
         ],
         "backend": "memmap",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def train(path: Path, steps: int, device: str = "cpu") -> None:
     torch.use_deterministic_algorithms(device != "cpu")
     torch.manual_seed(0)
     np.random.seed(0)
+    random.seed(0)
     with opened(path, device) as store:
         model = Model(store).to(device)
         tiered = TieredOptimizer(torch.optim.Adam, [model.users, model.items], lr=0.05)

@@ -27,8 +27,10 @@ def contents(path: Path) -> dict[str, bytes]:
             for field in table.fields:
                 found[f"{name}/{field}"] = table.read(np.arange(len(table)), field).tobytes()
         for name, value in store.payload.items():
-            if name != "model":
+            if name not in ("model", "tiered"):
                 found[f"payload/{name}"] = value.read()
+        tiered = store.payload["tiered"].state_dict()["param_groups"]
+        found["tiered"] = repr(tiered).encode()
         state = store.payload["model"].state_dict()
         found["model"] = repr(
             [(key, state[key]) for key in sorted(state) if "_extra" not in key]
@@ -89,9 +91,15 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
             tierstore.Checkpoint(store, model=3)  # type: ignore[arg-type]
         with pytest.raises(InvalidInputError, match="random"):
             tierstore.Checkpoint(store, random=torch.nn.Linear(1, 1))
-        store.commit(step=4)
-        with pytest.warns(UserWarning, match="model stay as they are"):
-            assert tierstore.Checkpoint(store, model=torch.nn.Linear(1, 1)).resume() == 4
+        run = tierstore.Checkpoint(store, model=torch.nn.Linear(1, 1))
+        assert run.resume() == 0
+        kept = run.commit(4)
+        assert run.resume() == 4
+        store.commit(step=20)
+        with pytest.raises(InvalidInputError, match=rf"step 20 has no state of model.*it: {kept};"):
+            run.resume()
+        store.restore(kept)
+        assert run.resume() == 4
 
 
 def test_a_plain_commit_keeps_step_and_state(tmp_path: Path) -> None:

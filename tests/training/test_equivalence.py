@@ -125,7 +125,8 @@ def trained(
             (emb(step.ids) * step.gradients).sum().backward()
             opt.step()
         every = table.read(torch.arange(ROWS), list(table.fields))
-        scalars = {key: torch.tensor(value) for key, value in table.scalars.items()}
+        numbers = {key: each for key, each in table.scalars.items() if key != "optimizer"}
+        scalars = {key: torch.tensor(value) for key, value in numbers.items()}
         store.rollback()
         return {**{name: rows.cpu() for name, rows in every.items()}, **scalars}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,7 @@ def backward(*layers: Any, times: float = 1.0) -> None:
     ids = torch.cat([FIRST, torch.tensor([3, 3, 9])])
     factors = torch.randn(13, layers[0].embedding_dim) * times
     for layer in layers:
-        rows = layer(
-            ids.to(layer._anchor.device if hasattr(layer, "_anchor") else layer.weight.device)
-        )
+        rows = layer(ids.to(layer.rows.device if hasattr(layer, "rows") else layer.weight.device))
         (rows * factors.to(rows)).sum().backward()
 
 
@@ -92,7 +91,7 @@ def test_other_optimizers_that_go_row_by_row_are_taken(
     for key, value in state.items():
         if isinstance(value, Tensor):
             torch.testing.assert_close(rows_of(table, key)[:10], value.cpu().reshape(10, -1))
-    assert table.scalars == {"step": 4}
+    assert table.scalars["step"] == 4
 
 
 def test_state_fields_start_from_what_the_optimizer_starts_from(
@@ -190,12 +189,16 @@ def test_a_group_added_later_is_trained(place: Place, weights: Tensor) -> None:
 
 def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights))
-    with pytest.raises(InvalidTypeError, match="as a list"):
-        TieredOptimizer(torch.optim.Adam, emb)
-    with pytest.raises(InvalidTypeError, match="optimizer of their own"):
-        TieredOptimizer(torch.optim.Adam, [torch.nn.Linear(2, 2)])
-    with pytest.raises(InvalidInputError, match="needs embeddings"):
+    with pytest.raises(InvalidTypeError, match="not 'item'"):
+        TieredOptimizer(torch.optim.Adam, ["item"])
+    with pytest.raises(InvalidInputError, match="needs layers"):
         TieredOptimizer(torch.optim.Adam, [])
+    with pytest.raises(InvalidInputError, match="needs layers"):
+        TieredOptimizer(torch.optim.Adam, [copy.deepcopy(emb).requires_grad_(False)])
+    with pytest.raises(InvalidTypeError, match=r"a class such as torch\.optim\.Adam"):
+        TieredOptimizer("adam", [emb])
+    with pytest.raises(InvalidTypeError, match=r"a class such as torch\.optim\.Adam"):
+        TieredOptimizer(torch.optim.Adam(torch.nn.Linear(2, 2).parameters()), [emb])
     with pytest.raises(TypeError, match="beta"):
         TieredOptimizer(torch.optim.Adam, [emb], beta=3)
 
@@ -214,18 +217,21 @@ def test_step_counts_the_steps_in_which_a_table_had_a_gradient(
     assert (one.table.scalars["step"], two.table.scalars["step"]) == (3, 1)
 
 
-def test_rows_stand_in_the_groups_from_backward_to_step(place: Place, weights: Tensor) -> None:
+def test_the_parameter_is_the_rows_from_backward_to_step(place: Place, weights: Tensor) -> None:
     emb = TieredEmbedding(place.table(weights))
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
-    assert list(opt.parameters()) == []
-    backward(emb)
     (parameter,) = opt.parameters()
-    assert isinstance(parameter, torch.nn.Parameter)
-    assert parameter.shape == parameter.grad.shape
-    assert parameter is next(opt.parameters())
+    assert parameter is emb.rows
+    assert parameter.shape == (0, DIM)
+    assert parameter.grad is None
+    backward(emb)
+    assert parameter.grad.shape == parameter.shape == (10, DIM)
+    assert parameter.ids.sort()[0].tolist() == list(range(10))
+    assert torch.equal(parameter.data.cpu(), weights[parameter.ids.cpu()])
+    assert opt.param_groups[0]["params"] == [parameter]
     opt.step()
-    assert list(opt.parameters()) == []
-    assert opt.param_groups[0]["params"] == []
+    assert parameter.shape == (0, DIM)
+    assert parameter.grad is None
 
 
 def test_zero_grad_drops_what_has_come(place: Place, weights: Tensor) -> None:
@@ -337,13 +343,14 @@ def test_state_dict_has_the_options_and_names_what_is_trained(
     opt = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1)
     opt.param_groups[0]["lr"] = 0.05
     state = opt.state_dict()
-    assert state["state"] == {}
-    assert state["param_groups"][0]["params"] == ["item.weight"]
+    assert state["state"].keys() == {0}
+    assert state["state"][0].keys() == {"pointer"}
+    assert state["param_groups"][0]["params"] == [0]
     other = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1)
     other.load_state_dict(state)
     assert other.param_groups[0]["lr"] == 0.05
     two = TieredOptimizer(torch.optim.Adam, [emb, TieredEmbedding(place.table(weights))])
-    with pytest.raises(InvalidInputError, match="is over"):
+    with pytest.raises(InvalidInputError, match="no pointer to rows"):
         two.load_state_dict(state)
 
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import tierstore
 from tests.training.conftest import DIM, ROWS, Place, rows_of
 from tierstore._tiers.base import Epoch
+from tierstore._tiers.host import HostTier
+from tierstore.errors import ClosedError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.nn import autograd as nn_batch
 from tierstore.optim import TieredOptimizer
@@ -88,30 +91,71 @@ def test_the_rows_of_a_lease_are_its_own(place: Place, weights: Tensor) -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("when", ["before backward", "before step", "after clipping"])
-def test_a_gradient_from_before_a_rollback_is_applied_to_the_rows_as_they_are(
-    place: Place, weights: Tensor, in_place: bool, when: str
+@pytest.mark.parametrize("clipped", [True, False])
+def test_a_rollback_drops_gradients_that_have_come(
+    place: Place, weights: Tensor, in_place: bool, clipped: bool
 ) -> None:
     table = place.table(weights)
     store = place.opened[0]
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0, in_place=in_place)
     table.write(torch.arange(ROWS), torch.zeros(ROWS, DIM))
-    loss = emb(place_ids(place, [1, 2, 3, 3])).sum()
-    if when == "before backward":
-        store.rollback()
-    loss.backward()
-    if when == "after clipping":
-        torch.nn.utils.clip_grad_norm_(opt.parameters(), 1e9)
-    if when != "before backward":
-        store.rollback()
+    emb(place_ids(place, [1, 2, 3, 3])).sum().backward()
+    if clipped:
+        torch.nn.utils.clip_grad_norm_(emb.parameters(), 1e9)
+    store.rollback()
     table.read(torch.arange(10, 17))  # into slots that the lease had
+    assert emb.rows.grad is None
     opt.step()
-    expected = weights.clone()
-    expected[1:4] -= torch.tensor([[1.0], [1.0], [2.0]])
-    torch.testing.assert_close(rows_of(table), expected)
-    store.commit()
-    torch.testing.assert_close(rows_of(table), expected)
+    assert torch.equal(rows_of(table), weights)
+    emb(place_ids(place, [1, 2])).sum().backward()
+    opt.step()
+    torch.testing.assert_close(rows_of(table)[1:4], weights[1:4] - torch.tensor([[1], [1], [0]]))
+
+
+def test_a_backward_pass_of_rows_that_were_rolled_back_is_refused(
+    place: Place, weights: Tensor
+) -> None:
+    table = place.table(weights)
+    emb = TieredEmbedding(table)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=1.0)
+    loss = emb(place_ids(place, [1, 2, 3, 3])).sum()
+    place.opened[0].rollback()
+    with pytest.raises(ClosedError, match="rolled back since this forward pass"):
+        loss.backward()
+    opt.step()
+    assert torch.equal(rows_of(table), weights)
+
+
+def test_a_step_that_failed_is_not_taken_twice_after_a_rollback(
+    weights: Tensor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    spec = tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=1))
+    store = place.store({"a": spec, "b": spec})
+    layers = [TieredEmbedding(store[name]) for name in "ab"]
+    opt = TieredOptimizer(torch.optim.Adam, layers, lr=0.1)
+    for layer in layers:
+        layer(torch.arange(3)).sum().backward()
+    written, calls = HostTier.write_held, []
+
+    def fail_later(*given: Any) -> None:
+        calls.append(given)
+        if len(calls) > 1:
+            raise tierstore.errors.StoreFullError("no space left")
+        written(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostTier, "write_held", fail_later)
+        with pytest.raises(tierstore.errors.StoreFullError):
+            opt.step()
+    store.rollback()
+    opt.step()  # nothing is left to apply
+    for layer in layers:
+        layer(torch.arange(3)).sum().backward()
+    opt.step()
+    assert [store[name].scalars["step"] for name in "ab"] == [1, 1]
+    place.close()
 
 
 def test_zero_grad_after_a_rollback_drops_the_gradient(place: Place, weights: Tensor) -> None:

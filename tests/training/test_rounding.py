@@ -148,7 +148,7 @@ def test_padding_stays(place: Place) -> None:
     table = place.table(weights)
     emb = TieredEmbedding(table, padding_idx=2)
     opt = TieredOptimizer(ADAM, [emb], lr=0.5, stochastic_rounding=True)
-    emb(torch.arange(5, device=emb._anchor.device)).sum().backward()
+    emb(torch.arange(5, device=emb.rows.device)).sum().backward()
     opt.step()
     moved = (rows_of(table, "weight") != weights).any(1)
     assert moved.tolist() == [True, True, False, True, True] + [False] * (ROWS - 5)
@@ -158,7 +158,7 @@ def test_clipping_sees_float32(place: Place) -> None:
     table = place.table(torch.randn(ROWS, DIM).bfloat16())
     emb = TieredEmbedding(table)
     opt = TieredOptimizer(ADAM, [emb], lr=0.5, stochastic_rounding=True)
-    emb(torch.arange(5, device=emb._anchor.device)).sum().backward()
+    emb(torch.arange(5, device=emb.rows.device)).sum().backward()
     (parameter,) = opt.parameters()
     assert parameter.dtype == parameter.grad.dtype == torch.float32
     opt.step()

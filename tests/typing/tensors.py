@@ -34,3 +34,9 @@ def trains(store: tierstore.Store) -> None:
     dense = torch.nn.Linear(4, 1)
     run = tierstore.Checkpoint(store, dense=dense, opt=opt)
     assert_type(run.commit(3), int)
+    model = torch.nn.Sequential(emb, dense)
+    groups: list[dict[str, Any]] = [{"params": [emb], "lr": 0.1}, {"params": dense.parameters()}]
+    for params in (model, [emb, dense], model.parameters(), model.named_parameters(), groups):
+        tierstore.optim.TieredOptimizer(torch.optim.Adam, params, ema=0.9)
+    assert_type(emb.averaged(), tierstore.nn.TieredEmbedding)
+    assert_type(emb.rows.ids, torch.Tensor)

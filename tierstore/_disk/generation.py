@@ -7,6 +7,7 @@ version names it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,10 +91,8 @@ def create(
     """
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
-    inits = {}
     if blocks is None:
         spec = spec.seeded()
-        inits = {name: item.init.text for name, item in spec.fields.items() if item.init}
         blocks = () if spec.sparse else initial_records(spec)
     with table.make_directory(name) as directory:
         try:
@@ -105,7 +104,16 @@ def create(
             raise
         directory.sync()
     table.sync()
-    return TableInfo(spec, name, digest=digest, inits={k: v for k, v in inits.items() if v})
+    return TableInfo(_with_kept_initializers(spec), name, digest=digest)
+
+
+def _with_kept_initializers(spec: TableSpec) -> TableSpec:
+    """Return a spec without those that no manifest can keep, such as arrays."""
+    fields = {
+        name: item if item.init is None or item.init.text else dataclasses.replace(item, init=None)
+        for name, item in spec.fields.items()
+    }
+    return dataclasses.replace(spec, fields=fields, init=None)
 
 
 class Generation:

@@ -137,10 +137,25 @@ class DeltaIndex:
                     older = self.entries[ids] <= last
                     ids, places = ids[older], places[older]
                 self._point(ids, places)
+        self._uncover(gone, begin)
         self.starts = np.concatenate(
             [self.starts[:begin], starts[:-1], [last], self.starts[end + 1 :]]
         )
         self.deltas[begin:end] = coming
+
+    def _uncover(self, gone: Sequence[Delta], begin: int) -> None:
+        """Point rows that only deltas which are `gone` hid to the deltas before number `begin`.
+
+        There are such rows where a writer went back to an older version.
+        """
+        if not begin:
+            return
+        bare = [ids[self.entries[ids] == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
+        rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
+        for number in range(begin if rows.size else 0):
+            ids = np.asarray(self.deltas[number].ids)
+            at = np.flatnonzero(np.isin(ids, rows))
+            self._point(ids[at], (self.starts[number] + 1 + at).astype(np.int32))
 
     def _check_rows(self, delta: Delta) -> None:
         ids = np.asarray(delta.ids)

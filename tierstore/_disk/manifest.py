@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
+from tierstore.initializers import from_call
 from tierstore.spec import TABLE_NAME, Field, TableSpec
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Parent",
     "PayloadInfo",
     "TableInfo",
+    "is_version_name",
     "manifest_name",
     "new_mark",
     "unique_name",
@@ -105,8 +107,7 @@ class TableInfo:
     """One table of a version.
 
     `generation` is the directory of its base; `scalars` are values that belong to the whole table,
-    such as an optimizer's step. `inits` are the calls of the initializers, seed and all, that made
-    fields of the generation. `digest` is None where the base was last folded by a program of
+    such as an optimizer's step. `digest` is None where the base was last folded by a program of
     format 1.
 
     It never changes, so that manifests share those of tables that did not: what a commit writes
@@ -119,7 +120,6 @@ class TableInfo:
     scalars: dict[str, Any] = field(default_factory=dict)
     keys: KeysInfo | None = None
     digest: DigestInfo | None = None
-    inits: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def encoded(self) -> bytes:
@@ -129,7 +129,7 @@ class TableInfo:
             "rows": spec.rows,
             "fields": [
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | ({"init": self.inits[name]} if name in self.inits else {})
+                | ({"init": item.init.text} if item.init and item.init.text else {})
                 for name, item in spec.fields.items()
             ],
             "backend": spec.backend,
@@ -167,8 +167,12 @@ class Manifest:
 
     No number is given twice: `last_version` is the highest there ever was, which may be above
     `version` where a writer went back. `previous` is the version this one was made from, and `mark`
-    a random text that tells it from a version of the same number in a copy of the store. `format`
-    is that of the file it was read from; a manifest is always written in the present one.
+    a random text that tells what it holds from any other version, of a copy of the store too: one
+    that restores an older version bears its mark. `payload_mark` is that of the version which the
+    payload was committed with, where that is another. `names` are those by which versions are kept,
+    whatever `keep` is; `forks` are pairs of a version in this one's past and the older version it
+    restored, ascending. `format` is that of the file it was read from; a manifest is always written
+    in the present one.
     """
 
     uuid: str
@@ -183,6 +187,9 @@ class Manifest:
     last_version: int = 0
     previous: int = 0
     mark: str = ""
+    payload_mark: str = ""
+    names: dict[str, int] = field(default_factory=dict)
+    forks: tuple[tuple[int, int], ...] = ()
     format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
@@ -230,7 +237,13 @@ class Manifest:
         tables = b",".join(
             [b'"%s":%s' % (name.encode(), info.encoded) for name, info in self.tables.items()]
         )
-        return seal(b'%s,"tables":{%s}}' % (head[:-1], tables))
+        more = {
+            **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
+            **({"names": self.names} if self.names else {}),
+            **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+        }
+        end = b"," + canonical(more)[1:] if more else b"}"
+        return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
 
     @classmethod
     def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:
@@ -242,7 +255,8 @@ class Manifest:
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
         version, number = _version(body, "version"), body.integer("format")
         is_first = number == 1
-        names |= set() if is_first else {"last_version", "previous", "mark"}
+        if not is_first:
+            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -274,6 +288,9 @@ class Manifest:
             last_version=last_version,
             previous=max(0, version - 1) if is_first else _version(body, "previous"),
             mark="" if is_first else body.matching("mark", _MARK),
+            payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
+            names=_names(body.section("names"), version) if "names" in body else {},
+            forks=_forks(body, version) if "forks" in body else (),
             format=number,
         )
 
@@ -326,6 +343,31 @@ def _version(section: Section, key: str) -> int:
     return version
 
 
+def _names(section: Section, newest: int) -> dict[str, int]:
+    names = {name: section.natural(name) for name in section}
+    for name, version in names.items():
+        if not is_version_name(name) or not 0 < version <= newest:
+            raise FormatError(f"{section.name}: {name!r} is not a version's name: {version}")
+    return names
+
+
+def is_version_name(name: object) -> bool:
+    """Whether a version can be kept by this name: 1 to 1024 printable characters."""
+    return isinstance(name, str) and 0 < len(name) <= 1024 and name.isprintable()
+
+
+def _forks(body: Section, newest: int) -> tuple[tuple[int, int], ...]:
+    forks = []
+    last = 0
+    for pair in body.items("forks"):
+        is_pair = type(pair) is list and [type(number) for number in pair] == [int, int]
+        if not is_pair or not (last < pair[0] <= newest and 0 < pair[1] < pair[0]):
+            raise FormatError(f"{body.name}: not a version and an older one it restored: {pair!r}")
+        last = pair[0]
+        forks.append((pair[0], pair[1]))
+    return tuple(forks)
+
+
 def _payload(section: Section) -> PayloadInfo:
     section.only({"name", "kind", "size", "crc32c"})
     return PayloadInfo(
@@ -360,11 +402,6 @@ def _table(section: Section, is_first: bool) -> TableInfo:
         scalars=_scalars(section.section("scalars")),
         keys=None if section.value("keys") is None else _keys(section.section("keys")),
         digest=None if unbound else _digest(section.section("digest")),
-        inits={
-            part.text("name"): part.text("init")
-            for part in (Section(item, section.name) for item in section.items("fields"))
-            if "init" in part
-        },
     )
 
 
@@ -376,7 +413,8 @@ def _spec(section: Section) -> TableSpec:
             part.only({"name", "dim", "dtype", "init"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
-            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"))
+            init = from_call(part.text("init")) if "init" in part else None
+            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init)
         for key in ("compression", "chunk_rows"):
             if section.value(key) is not None:
                 (section.text if key == "compression" else section.integer)(key)

@@ -129,6 +129,7 @@ def replaced(
     """Return a table, new or not, of these records; keys stay if the rows are as many."""
     if not isinstance(spec, TableSpec):
         raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
+    spec = spec.bound(name)
     old, known = state.tables.get(name), state.manifest.tables.get(name)
     if old is not None:
         keys = _keys_of(old) if keys is None and old.rows == spec.rows else keys
@@ -171,6 +172,8 @@ def _altered_fields(
     table: Table, add: Mapping[str, Field], drop: Collection[str], dtype: Any
 ) -> dict[str, Field]:
     old = table.fields
+    if not isinstance(add, Mapping) or not all(isinstance(each, Field) for each in add.values()):
+        raise InvalidTypeError(f"fields are a dict from name to tierstore.Field, not {add!r}")
     for name in add:
         if name in old:
             raise ExistsError(f"table {table.name!r} has a field {name!r}")
@@ -190,14 +193,25 @@ def _altered_fields(
         for name, item in old.items()
         if name not in drop
     }
-    return {**kept, **add}
+    new = {
+        name: dataclasses.replace(
+            item, init=item.init and item.init.bound(table.name, (table.rows, item.dim))
+        )
+        for name, item in add.items()
+    }
+    return {**kept, **new}
 
 
 def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
-    """Return a table with more rows; new ones follow `init`, or are zero."""
+    """Return a table with more rows; new ones follow `init`, or what the table was made with."""
     if rows < table.rows:
         raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
-    spec = _with_rows(table, rows, init)
+    spec = _with_rows(table, rows)
+    if init is not None:
+        first, item = next(iter(spec.fields.items()))
+        bound = init.bound(table.name, (rows, item.dim))
+        fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
+        spec = dataclasses.replace(spec, fields=fields, init=None)
 
     def blocks() -> Blocks:
         yield from table._records()
@@ -215,7 +229,7 @@ def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     if len(set(counts.values())) != 1:
         raise InvalidInputError(f"give every field as many rows: {counts or 'none are given'}")
     count = next(iter(counts.values()))
-    spec = _with_rows(table, table.rows + count, None)
+    spec = _with_rows(table, table.rows + count)
     new = np.zeros((count, spec.layout.record_bytes), np.uint8)
     for name, each in values.items():
         lo, hi = spec.layout.span(name)
@@ -234,9 +248,8 @@ def _field_bytes(table: Table, name: str, values: Any) -> Records:
     return to_bytes(values, table.spec.layout.field(name), (count,), name)
 
 
-def _with_rows(table: Table, rows: int, init: Initializer | None) -> TableSpec:
-    fields = {name: dataclasses.replace(item, init=None) for name, item in table.fields.items()}
-    return dataclasses.replace(table.spec, rows=rows, fields=fields, init=init, chunk_rows=None)
+def _with_rows(table: Table, rows: int) -> TableSpec:
+    return dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
 
 
 def _keys_of(table: Table) -> Sequence[Any] | None:
@@ -277,7 +290,11 @@ def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
 def _converted(table: Table, spec: TableSpec) -> Blocks:
     """Yield the records of a table in the layout of `spec`; new fields by their initializers."""
     old, new = table.spec.layout, spec.layout
-    initial = generations.initial_records(spec)
+    drawn = {
+        name: dataclasses.replace(item, init=None if name in table.fields else item.init)
+        for name, item in spec.fields.items()
+    }
+    initial = generations.initial_records(dataclasses.replace(spec, fields=drawn, init=None))
     fresh = np.empty((0, new.record_bytes), np.uint8)
     for block in table._records():
         while len(fresh) < len(block):

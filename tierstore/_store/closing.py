@@ -93,6 +93,9 @@ class Closable(Protocol):
     def close(self) -> None:
         """Close it."""
 
+    def _open_again(self) -> None:
+        """Open it again in a forked child."""
+
 
 _opened: weakref.WeakKeyDictionary[Closable, Sequence[Lock]] = weakref.WeakKeyDictionary()
 
@@ -122,10 +125,15 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: close, without unlocking, the locks that are the parent's."""
-    for locks in list(_opened.values()):
+    """In a forked child: close, without unlocking, the locks that are the parent's.
+
+    Readers are opened again, as far as they can be; every use of the others says what to do.
+    """
+    for opened, locks in list(_opened.items()):
         for lock in locks:
             lock.close()
+        with contextlib.suppress(TierStoreError, OSError, MemoryError):
+            opened._open_again()
 
 
 atexit.register(_close_all)

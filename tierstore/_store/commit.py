@@ -16,7 +16,7 @@ from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
 from tierstore._door import Use, internal_errors, interrupts_deferred
 from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
-from tierstore._store.state import State
+from tierstore._store.state import Coming, State
 from tierstore._strictjson import canonical, json_values
 from tierstore._threads import Condition, Event, Worker
 from tierstore.errors import (
@@ -51,6 +51,7 @@ class CommitDraft:
         payload: Mapping[str, object] | None,
         *,
         confirm: bool,
+        keep: str | None = None,
     ) -> None:
         """Write the payload to its files.
 
@@ -59,20 +60,51 @@ class CommitDraft:
         """
         before = state.manifest
         self.state = state
+        self.numbers = state.next_version()
+        self._coming = Coming(self.numbers["version"], self.numbers["mark"])
         self.step = before.step if step is None else step
         self.confirm = confirm
+        self.keep = keep
         self.scalars: dict[str, dict[str, object]] = {}
         self.payload: Mapping[str, PayloadInfo] = {}
         self._written: Mapping[str, PayloadInfo] = {}
         if payload:
             seq = state.ledger.seq + 1
-            self.payload = self._written = write_payloads(state.directory, seq, payload)
+            self.payload = self._written = write_payloads(
+                state.directory, seq, self._states(payload)
+            )
+            self.numbers["payload_mark"] = ""
         elif payload is None and self.step == before.step:
             self.payload = before.payload
+        else:
+            self.numbers["payload_mark"] = ""
+
+    def _states(self, payload: Mapping[str, object]) -> dict[str, object]:
+        """Ask what has a `state_dict` for it; a pointer to the store names the coming version."""
+        self.state.coming = self._coming
+        try:
+            return {name: _state_of(value) for name, value in payload.items()}
+        finally:
+            self.state.coming = None
+
+    def check_number(self) -> None:
+        """Raise InvalidInputError if a pointer in the payload names what is another's version."""
+        version = self.state.ledger.last_version + 1
+        if self._coming.is_named and version != self._coming.version:
+            raise InvalidInputError(
+                f"version {self._coming.version} was committed by another thread in between; "
+                "commit again"
+            )
+        self.numbers |= {"version": version, "confirmed": version}
 
     def drop(self) -> None:
         """Remove the files of the payload: there will be no version that names them."""
         remove_payloads(self.state.directory, self._written)
+
+
+def _state_of(value: object) -> object:
+    """Return the state of a module, an optimizer and the like, and anything else as it is."""
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def commit(
@@ -139,10 +171,13 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
         for name in changed:
             state.tables[name]._generation.sync()
 
+    draft.check_number()
     tables = {**state.manifest.tables, **changed}
-    changes = state.next_version()
+    changes = {**draft.numbers, "previous": state.manifest.version}
     if not draft.confirm:
         changes["confirmed"] = state.manifest.confirmed
+    if draft.keep is not None:
+        changes["names"] = {**state.manifest.names, draft.keep: changes["version"]}
     return state.publish(sync, **changes, step=draft.step, tables=tables, payload=draft.payload)
 
 
@@ -225,7 +260,12 @@ class PendingCommit(Future[int]):
             self.set_exception(InternalError(_ENDED))
 
     def start(
-        self, step: int | None, payload: Mapping[str, object] | None, *, confirm: bool
+        self,
+        step: int | None,
+        payload: Mapping[str, object] | None,
+        *,
+        confirm: bool,
+        keep: str | None,
     ) -> None:
         """Flush everything to its files; a thread, which holds the store, does the other steps.
 
@@ -240,7 +280,7 @@ class PendingCommit(Future[int]):
         # Turning values into bytes may run code of the caller's, which may read rows: the thread
         # must not have the store yet.
         with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
-            draft = CommitDraft(state, step, payload, confirm=confirm)
+            draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft)

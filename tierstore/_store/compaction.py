@@ -276,10 +276,9 @@ class Folder:
         _LOG.info("%s begins in a thread", work.name)
 
     def _oldest(self) -> int:
-        """Return the oldest version that is kept or read, up to which deltas can be folded."""
-        kept = self._state.ledger.oldest
-        read = self._state.writer.oldest_reader(kept)
-        return kept if read is None else read
+        """Return the version up to which deltas can be folded: all kept or read came from it."""
+        ledger = self._state.ledger
+        return ledger.common_past(self._state.writer.readers(self._state.manifest.version))
 
     @property
     def _most(self) -> int:

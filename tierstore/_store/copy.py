@@ -126,6 +126,7 @@ def write_copy(
         payload=dict(payload),
         previous=manifest.previous,
         mark=manifest.mark,
+        payload_mark=manifest.payload_mark,
     )
     write_skeleton(directory, identity, copied)
 

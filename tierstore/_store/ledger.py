@@ -36,6 +36,7 @@ from tierstore._disk.manifest import (
     Manifest,
     manifest_name,
 )
+from tierstore._store.lineage import Forks, descends, newest_common
 from tierstore._store.versions import LOCK, STORE, History
 from tierstore.errors import (
     CommitFailedError,
@@ -189,6 +190,7 @@ class Ledger:
         last_version: the highest number that was ever given to a version.
         floor: the newest version that a fold has begun to merge into the base.
         confirmed: the newest version that was confirmed.
+        names: the versions that are kept by a name.
     """
 
     def __init__(self, directory: _io.Directory, history: History) -> None:
@@ -198,7 +200,9 @@ class Ledger:
         self.last_version: int = 0
         self.floor: int = 0
         self.confirmed: int = 0
+        self.names: dict[str, int] = {}
         self._kept: dict[int, int] = {}  # number of the manifest by version, both ascending
+        self._forks_of: dict[int, Forks] = {}
         self._superseded: set[int] = set()
         self._damaged: set[int] = set()
         self._needed = NeededFiles()
@@ -218,6 +222,8 @@ class Ledger:
         self.last_version = max(self.last_version, manifest.last_version, manifest.version)
         self.floor = max(self.floor, manifest.floor)
         self.confirmed = manifest.confirmed
+        self.names = manifest.names
+        self._forks_of[manifest.version] = manifest.forks
         while self._kept and (newest := next(reversed(self._kept))) >= manifest.version:
             self._superseded.add(self._kept.pop(newest))
         self._kept[manifest.version] = manifest.seq
@@ -247,6 +253,19 @@ class Ledger:
     def oldest(self) -> int:
         """The oldest version that can be opened."""
         return next(iter(self._kept))
+
+    def common_past(self, readers: Iterable[int]) -> int:
+        """Return the newest version that all which are kept or read were made from, or are.
+
+        A version that is read, not kept and not of the newest one's past may share none of it but
+        what is in the base.
+        """
+        newest = next(reversed(self._kept))
+        line = newest, self._forks_of[newest]
+        past = [newest_common(line, (each, self._forks_of[each])) for each in self._kept]
+        others = (each for each in readers if each not in self._kept)
+        past += [each if descends(*line, each) else self.floor for each in others]
+        return min(past)
 
     def unconfirmed(self) -> int:
         """Return how many versions wait to be confirmed, or for one after them to be."""
@@ -280,14 +299,17 @@ class Ledger:
     ) -> None:
         """Remove the versions that need not be kept, and the files that no other one needs.
 
-        Kept are the newest `keep` versions and all from the `confirmed` one on. A manifest among
-        them that cannot be read stays, and all files with it: it may name any of them. A generation
-        stays while `is_read(kept)` says that versions are read that are not kept: its chunks are
-        opened when they are needed. What could not be removed is tried again the next time.
+        Kept are the newest `keep` versions, all from the `confirmed` one on, and those that have a
+        name. A manifest among them that cannot be read stays, and all files with it: it may name
+        any of them. A generation stays while `is_read(kept)` says that versions are read that are
+        not kept: its chunks are opened when they are needed. What could not be removed is tried
+        again the next time.
         """
+        named = set(self.names.values())
         spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
-        for version in [each for each in spare if each < confirmed]:
+        for version in [each for each in spare if each < confirmed and each not in named]:
             self._superseded.add(self._kept.pop(version))
+            self._forks_of.pop(version, None)
         if self._damaged:
             first = self._kept[self.oldest]
             self._superseded |= {seq for seq in self._damaged if seq < first}

@@ -43,7 +43,7 @@ def describe(note: bytes) -> str:
     if (host, boot) != (socket.gethostname(), _boot()):
         return f"pid {pid} on {host}"
     if pid == os.getpid():
-        return f"this very process, pid {pid}: close the store it opened before"
+        return f"this very process, pid {pid}"
     if not Path(f"/proc/{pid}").exists():
         return (
             f"pid {pid} on {host}, which has ended or runs in another container: a child that it "
@@ -169,16 +169,25 @@ class WriterLock:
         with self._without_old_programs() as is_free:
             return not is_free
 
-    def oldest_reader(self, below: int) -> int | None:
-        """Return the oldest version that is being read, if it is `below` one; None otherwise.
+    def readers(self, below: int) -> list[int]:
+        """Return the versions `below` one that are being read, ascending.
 
         A program that does not say which version it reads counts as a reader of version 0.
         """
-        oldest = None
-        while below > 0 and (found := self._store.lock_within(0, below)) is not None:
-            oldest = below = found
+        found: list[int] = []
+        first = 0
+        while (oldest := self._oldest_lock(first, below)) is not None:
+            found.append(max(first, oldest))  # one lock of a reader may hold several versions
+            first = found[-1] + 1
         with self._without_old_programs() as is_free:
-            return oldest if is_free else 0
+            return found if is_free else [0, *found]
+
+    def _oldest_lock(self, first: int, below: int) -> int | None:
+        """Return the oldest version from `first` on and `below` another that a reader shares."""
+        oldest, end = None, below
+        while end > first and (found := self._store.lock_within(first, end - first)) is not None:
+            oldest = end = found
+        return oldest
 
     @contextlib.contextmanager
     def without_readers_before(self, version: int) -> Iterator[bool]:
@@ -311,9 +320,11 @@ def _locked(directory: _io.Directory) -> LockedError:
             holder = describe(file.read(_NOTE_BYTES))
     except FileNotFoundError:
         holder = "another process"
+    advice = "wait for it, or open for reading"
+    if holder.startswith("this very process"):
+        advice = "use the Store that was opened before, or close it"
     return LockedError(
-        f"{directory.path} is open for writing by {holder}; wait for it, or open for reading",
-        filename=directory.path,
+        f"{directory.path} is open for writing by {holder}; {advice}", filename=directory.path
     )
 
 

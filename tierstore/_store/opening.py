@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,11 +32,13 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["create", "open"]
+__all__ = ["create", "open", "open_or_create"]
+
+_MEMORY = "/dev/shm"
 
 
 def create(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     tables: Mapping[str, TableSpec],
     *,
     progress: Progress | None = None,
@@ -45,6 +50,9 @@ def create(
 ) -> Store:
     """Make a store with these tables at `path`, which must not exist, and open it for writing.
 
+    Without a path, None, it is made in memory, a directory of /dev/shm where there is one, and is
+    gone when it is closed: for tests.
+
     The arguments are checked before anything is written. Every row is written, and disk space for
     all of them reserved, before the store appears under its name: a full disk, a kill or a power
     cut leaves nothing. A store that is made and cannot be opened is removed again.
@@ -52,6 +60,16 @@ def create(
     ExistsError, StoreFullError, StoreIOError, CapacityError,
     InvalidInputError.
     """
+    if path is None:
+        return _create_in_memory(
+            tables,
+            progress=progress,
+            budget=budget,
+            policy=policy,
+            keep=keep,
+            allow_untested=allow_untested,
+            device=device,
+        )
     with internal_errors():
         where = _io.locate(path)
         if isinstance(where, _io.Objects):
@@ -81,13 +99,86 @@ def create(
             raise
 
 
+def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
+    """Make a store in a temporary directory, which goes when the store is closed."""
+    directory = _temporary_directory()
+    remove = partial(_remove_temporary, directory, os.getpid())
+    try:
+        store = create(Path(directory, "store"), tables, **options)
+    except BaseException:
+        remove()
+        raise
+    store._when_closed(remove)
+    return store
+
+
+def _temporary_directory() -> str:
+    """Make a directory in memory where there is such a file system, else on a disk."""
+    in_memory = os.path.isdir(_MEMORY) and os.access(_MEMORY, os.W_OK)
+    return tempfile.mkdtemp(prefix="tierstore-", dir=_MEMORY if in_memory else None)
+
+
+def _remove_temporary(directory: str, made_by: int) -> None:
+    """Remove a temporary directory, in the process that made it."""
+    if os.getpid() == made_by:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def open_or_create(
+    path: str | os.PathLike[str],
+    tables: Mapping[str, TableSpec],
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Store:
+    """Open a store for writing, or make it with these tables where nothing is: for notebooks.
+
+    A store that is there must have the tables, with the fields that their specs name; more fields
+    and rows, such as an optimizer and `grow` add, are no difference, and initializers are not
+    looked at. `options` are arguments that `open` and `create` share: budget, policy, keep, device
+    and allow_untested. Raises InvalidInputError for other tables, and what `open` and `create` do.
+    """
+    _check_tables(tables)
+    if not os.path.lexists(path):
+        return create(path, tables, progress=progress, **options)
+    store = open(path, "r+", **options)
+    try:
+        for name, spec in tables.items():
+            _check_same(store, name, spec)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _check_same(store: Store, name: str, spec: TableSpec) -> None:
+    """Raise InvalidInputError if a store lacks a table, or has another one of that name."""
+    if name not in store:
+        raise InvalidInputError(
+            f"{store.path} has no table {name!r}; add it with store.create_table({name!r}, spec)"
+        )
+    table = store[name]
+    if table.rows < spec.rows:
+        raise InvalidInputError(
+            f"table {name!r} of {store.path} has {table.rows} rows, not {spec.rows}; "
+            f"store.grow({name!r}, {spec.rows}) adds them"
+        )
+    for field, item in spec.fields.items():
+        if table.fields.get(field) != item:
+            raise InvalidInputError(
+                f"field {field!r} of table {name!r} of {store.path} is "
+                f"{table.fields.get(field, 'missing')}, not {item}; open the store as it is, or "
+                "alter the table"
+            )
+
+
 def open(
     path: Any,
     mode: Literal["r", "r+"] = "r",
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
@@ -104,8 +195,9 @@ def open(
             of the host tier.
         policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
             of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
-        version: a kept version to read, or with "r+" and `discard_newer` to go on from.
-        discard_newer: drop the versions after `version`.
+        version: a kept version to read, or with "r+" and `discard_newer` to go on from: a number,
+            or the name it is kept by.
+        discard_newer: drop the versions after `version`, named ones too.
         keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
         allow_untested: write on a file system on which it was not tested whether locks and syncs
             hold, such as one of another machine; see docs/durability.md.
@@ -148,7 +240,7 @@ def _create_store(
     with _io.publish(path) as temporary, _io.Directory.make(temporary) as directory:
         for name, spec in tables.items():
             with directory.make_directory(name) as table:
-                infos[name] = generations.create(table, spec, 1, progress=report)
+                infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
         first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
         write_skeleton(directory, identity, first)

@@ -12,7 +12,7 @@ from tierstore.budget import Budget
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.policy import Policies
 
-__all__ = ["Options", "whole_number"]
+__all__ = ["Options", "version_or_name", "whole_number"]
 
 
 def whole_number(name: str, value: object) -> int:
@@ -23,6 +23,11 @@ def whole_number(name: str, value: object) -> int:
         except TypeError:
             pass
     raise InvalidTypeError(f"{name} is an int, not {value!r}")
+
+
+def version_or_name(version: object) -> int | str:
+    """Return a version's number, or the name it is kept by; raises InvalidTypeError."""
+    return version if isinstance(version, str) else whole_number("version", version)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ class Options:
     mode: str = "r"
     budget: Budget = field(default_factory=Budget)
     policy: Policies | None = None
-    version: int | None = None
+    version: int | str | None = None
     discard_newer: bool = False
     keep: int | None = None
     allow_untested: bool = False
@@ -53,9 +58,10 @@ class Options:
         """Check each, and that they go together."""
         if not isinstance(self.budget, Budget):
             raise InvalidTypeError(f"a budget is a tierstore.Budget, not {self.budget!r}")
-        for name, number in (("keep", self.keep), ("version", self.version)):
-            if number is not None:
-                object.__setattr__(self, name, whole_number(name, number))
+        if self.keep is not None:
+            object.__setattr__(self, "keep", whole_number("keep", self.keep))
+        if self.version is not None:
+            object.__setattr__(self, "version", version_or_name(self.version))
         if self.mode not in ("r", "r+"):
             raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:

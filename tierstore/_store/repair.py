@@ -28,6 +28,7 @@ from tierstore._disk.manifest import (
     unique_name,
 )
 from tierstore._store.copy import Overall, write_copy
+from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.payload import Payload, copy_payload
 from tierstore._store.state import State
@@ -92,7 +93,7 @@ def repair(
     src: Any,
     dest: str | os.PathLike[str],
     *,
-    version: int | None = None,
+    version: int | str | None = None,
     fill: Fill | Sequence[Fill] = ("version", "zeros"),
     listed: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -108,7 +109,7 @@ def repair(
     Args:
         src: the store; a path, a URL for fsspec, or a zarr store.
         dest: the path of the new store, which must not exist.
-        version: a kept version to copy; the newest whose manifest is whole if None.
+        version: a kept version to copy, or its name; the newest whose manifest is whole if None.
         fill: what a row becomes whose newest image is damaged, tried in turn: "version" is the
             newest older image that is whole; "zeros", "nan", or an initializer such as
             `tierstore.normal(0, 0.01)`, which is for the first field, others are zero then. Zeros
@@ -168,7 +169,9 @@ class _Repair:
         self._manifest = manifest
         known = sorted(found.history.manifests(), key=lambda each: each.seq, reverse=True)
         self._older = [
-            each for each in known if each.seq < manifest.seq and each.version <= manifest.version
+            each
+            for each in known
+            if each.seq < manifest.seq and descends(manifest.version, manifest.forks, each.version)
         ]
         self._fills = fills
         self._report = Overall(progress, sum(info.spec.rows for info in manifest.tables.values()))

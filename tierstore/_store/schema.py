@@ -161,8 +161,9 @@ class SchemaChanges(Mapping[str, Table]):
     ) -> None:
         """Add rows to a table until there are `rows`; a commit of its own.
 
-        New rows follow `init`, or are zero. Where rows have external keys, `keys` are those of the
-        new ones. Writes the table again beside the old one.
+        New rows of the first field follow `init`. Without it, and in other fields, they follow the
+        initializer that the table was made with, or are zero where there was none. Where rows have
+        external keys, `keys` are those of the new ones. Writes the table again beside the old one.
         """
         table = self[name]
         rows = whole_number("rows", rows)

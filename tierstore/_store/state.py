@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
@@ -36,7 +37,7 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     from tierstore._store.store import Store
 
-__all__ = ["State"]
+__all__ = ["Coming", "State"]
 
 _MOST_HELD = 64
 """Values of a version that a reader holds open; others can be read until they are swept away."""
@@ -46,10 +47,20 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+@dataclass
+class Coming:
+    """A version that is being committed; `is_named` once a state in its payload points to it."""
+
+    version: int
+    mark: str
+    is_named: bool = False
+
+
 class State:
     """What is open of a store; its methods expect to be called within `Door.use`.
 
     Attributes:
+        coming: the version that is being committed, while its payload is put together.
         store: the public store; its tables answer by it.
         door, prefetcher, sync_checks: what the tables share.
         manifest: the version that is open.
@@ -71,6 +82,7 @@ class State:
         self.locks: list[WriterLock | ReaderLock] = []
         self._held: dict[str, Payload] = {}
         self._doing = ""
+        self.coming: Coming | None = None
         self._floor = 0  # versions up to it a fold may be merging into the base
         self._options = options
         within = options.within
@@ -94,7 +106,7 @@ class State:
             self.release()
             raise
 
-    def _start(self, version: int | None) -> None:
+    def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
         if self.door.writable:
             self.directory.sync()  # what a killed writer published may not be durable yet
@@ -119,7 +131,7 @@ class State:
 
     # -- finding the version to open
 
-    def _find(self, version: int | None) -> Manifest:
+    def _find(self, version: int | str | None) -> Manifest:
         """Return the manifest of a version, or of the newest.
 
         For a reader it is one that folds leave alone from now on: one that began before the version
@@ -137,7 +149,7 @@ class State:
             is_old = self.manifest.format == 1
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
-    def _has_moved(self, version: int | None) -> bool:
+    def _has_moved(self, version: int | str | None) -> bool:
         """Whether a writer published meanwhile, so that what is missing may be no damage."""
         if self.door.writable:
             return False
@@ -145,7 +157,7 @@ class State:
         self.manifest = self._find(version)
         return (self.manifest.seq, self._floor) != seen
 
-    def _check_whole(self, version: int) -> None:
+    def _check_whole(self, version: int | str) -> None:
         """Raise if a table is damaged, before newer versions go for one that is not better."""
         opening = self._open_all(version)
         opening.close()
@@ -154,16 +166,29 @@ class State:
                 f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
             )
 
+    def check_whole(self, manifest: Manifest) -> None:
+        """Raise CorruptStoreError unless the tables of a manifest open, beside those in use."""
+        for name in manifest.tables:
+            try:
+                self._opener.check(manifest, name, self.ledger.floor)
+            except (CorruptStoreError, FormatError) as error:
+                raise CorruptStoreError(
+                    f"version {manifest.version} is not whole, nothing was changed: "
+                    f"{self._opener.explain(manifest, name, error)}"
+                ) from None
+
     def _go_back(self, older: Manifest) -> None:
         """Publish an older version again, so that those after it are no more."""
         ledger = self.ledger
         if older.seq != ledger.seq:
-            self.change(floor=ledger.floor, confirmed=min(older.version, ledger.confirmed))
+            names = {name: each for name, each in ledger.names.items() if each <= older.version}
+            confirmed = min(older.version, ledger.confirmed)
+            self.change(floor=ledger.floor, confirmed=confirmed, names=names)
             ledger.forget_damaged(after=older.seq)
 
     # -- opening tables and payload
 
-    def _open_all(self, version: int | None) -> Opening:
+    def _open_all(self, version: int | str | None) -> Opening:
         """Open what the manifest names and is not open yet; note the tables that are damaged.
 
         Where a writer publishes and removes files while they are opened, the same `version` is
@@ -251,7 +276,7 @@ class State:
                     self.tables[name]._close()
             for name in names:
                 opened[name] = self._opener.open(
-                    self.manifest, name, self.ledger.next_number, self._floor
+                    self.manifest, name, self.ledger.next_number, self.ledger.floor
                 )
             self._attach(opened)
         except (TierStoreError, OSError, MemoryError) as error:
@@ -327,6 +352,28 @@ class State:
         with self.unbroken():
             self.adopt(self.publish(**changes))
 
+    def change_all(self, older: Manifest, **changes: Any) -> None:
+        """Publish what another manifest holds, with changes, and have every table show that.
+
+        What was not committed is dropped. A table that differs is opened anew.
+        """
+        with self.unbroken():
+            manifest = self.publish(
+                tables=older.tables, step=older.step, payload=older.payload, **changes
+            )
+            self.discard()
+            for name in self.tables.keys() - manifest.tables.keys():
+                self.spaces.drop(name)
+            self.damaged = {}
+            others = set(manifest.tables)
+            for name, table in self.tables.items():
+                info = manifest.tables[name]
+                if table._generation.info == info:
+                    table._generation.committed(info)
+                    others.remove(name)
+            self.manifest = manifest
+            self.reopen(sorted(others))
+
     def next_version(self) -> dict[str, Any]:
         """Return what a manifest of a new version says, whose number none has had before."""
         version = self.ledger.last_version + 1
@@ -334,8 +381,14 @@ class State:
             "version": version,
             "previous": self.manifest.version,
             "mark": new_mark(),
+            "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
         }
+
+    @property
+    def payload_mark(self) -> str:
+        """The mark of the version that the payload was committed with."""
+        return self.manifest.payload_mark or self.manifest.mark
 
     def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
         """Publish and adopt a version that has these tables, and else is what was."""
@@ -389,8 +442,8 @@ class State:
         finally:
             self._doing = ""
 
-    def refresh(self) -> bool:
-        """Have a reader see the newest version; return whether that is another one.
+    def refresh(self, version: int | str | None = None) -> bool:
+        """Have a reader see a version, or the newest; return whether that is another manifest.
 
         What is new is opened for all tables before the first of them is changed, so an error leaves
         what was open. It costs what has changed: a table whose base is the same keeps that, its
@@ -400,10 +453,10 @@ class State:
             return False
         before, held = self.manifest, self._held
         try:
-            self.manifest = self._find(None)
+            self.manifest = self._find(version)
             if self.manifest.seq == before.seq:
                 return False
-            opening = self._open_all(None)
+            opening = self._open_all(version)
             damaged = self._explained(opening)
             for name in damaged.keys() & self.tables.keys():
                 opening.close()
@@ -435,6 +488,12 @@ class State:
     # -- what is kept, read and uncommitted
 
     @property
+    def restored(self) -> int | None:
+        """The version that the open one brought back and has not changed; None if it is its own."""
+        forks = self.manifest.forks
+        return forks[-1][1] if forks and forks[-1][0] == self.manifest.version else None
+
+    @property
     def keep(self) -> int:
         """How many versions are kept."""
         return self._options.keep or self.manifest.keep
@@ -449,7 +508,7 @@ class State:
 
     def oldest_reader(self) -> str:
         """Return which version older than this one is being read, for messages."""
-        oldest = self.writer.oldest_reader(self.manifest.version)
+        oldest = next(iter(self.writer.readers(self.manifest.version)), 0)
         return f"version {oldest}" if oldest else "an older version"
 
     def uncommitted_rows(self) -> int:

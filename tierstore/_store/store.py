@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import html
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -18,17 +19,17 @@ from typing import Any, Literal, Self
 from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
-from tierstore._store import closing
+from tierstore._store import closing, keeping
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
-from tierstore._store.options import Options, whole_number
+from tierstore._store.options import Options, version_or_name, whole_number
 from tierstore._store.payload import Payload
+from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.repair import mend_rows
 from tierstore._store.schema import SchemaChanges
 from tierstore._store.state import State
 from tierstore._store.verify import VerifyReport, verify_open
-from tierstore._store.versions import check_pointer, make_pointer
 from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.errors import (
@@ -67,6 +68,7 @@ class Store(SchemaChanges):
         self._state = State(options, self)
         self._folder = Folder(self._state)
         self._door = self._state.door
+        self._finally: Callable[[], object] | None = None
         self._forget = closing.watch(self, str(options.path), self._state.locks)
 
     # -- the tables
@@ -173,7 +175,9 @@ class Store(SchemaChanges):
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            return [Version.of(each) for each in self._state.history.versions().values()]
+            kept = self._state.history.versions()
+            names = max(kept.values(), key=lambda manifest: manifest.seq).names
+            return [Version.of(each, names) for each in kept.values()]
 
     # -- versions
 
@@ -183,27 +187,31 @@ class Store(SchemaChanges):
         *,
         payload: Mapping[str, object] | None = None,
         confirm: bool = True,
+        keep: str | None = None,
     ) -> int:
         """Make everything written so far durable, in all tables at once, as one new version.
 
         Args:
             step: a number of the caller's, given back as `store.step`; None keeps that of the
                 version before.
-            payload: values to commit along: bytes, a `Path` whose file is copied, or dicts and
-                lists of tensors, arrays and JSON scalars; given back as `store.payload`. A str is a
+            payload: values to commit along: bytes, a `Path` whose file is copied, dicts and lists
+                of tensors, arrays and JSON scalars, or what has a `state_dict`, such as a module,
+                whose state then points to this version; given back as `store.payload`. A str is a
                 text, never the name of a file. It is the state of a step: None keeps that of the
                 version before as long as the step stays the same, `{}` commits none.
             confirm: False keeps older versions until `confirm` is called: for trainers that save
                 their model in a file of their own.
+            keep: a name such as "best" by which the version is kept until `release`, however many
+                come after it. Another version of that name loses it.
 
         Returns the version's number, once it would survive a power cut. After StoreFullError
         nothing is lost: free space and commit again. After CommitFailedError the store must be
         opened again; the version before is intact.
         """
-        step = self._checked(step, payload)
+        step = self._checked(step, payload, keep)
         with self._door.use(write=True) as use, self._state.alone("commit"):
             with use.interruptible():  # it turns the caller's values into bytes
-                draft = CommitDraft(self._state, step, payload, confirm=confirm)
+                draft = CommitDraft(self._state, step, payload, confirm=confirm, keep=keep)
             return commit(draft, self._folder, use, flush)
 
     def commit_async(
@@ -212,6 +220,7 @@ class Store(SchemaChanges):
         *,
         payload: Mapping[str, object] | None = None,
         confirm: bool = True,
+        keep: str | None = None,
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
 
@@ -224,16 +233,20 @@ class Store(SchemaChanges):
         once.
         """
         with internal_errors():
-            step = self._checked(step, payload)
+            step = self._checked(step, payload, keep)
             pending = PendingCommit(self._state, self._folder)
             try:
-                pending.start(step, payload, confirm=confirm)
+                pending.start(step, payload, confirm=confirm, keep=keep)
             finally:
                 self._pending = pending
         return pending
 
-    def _checked(self, step: int | None, payload: Mapping[str, object] | None) -> int | None:
+    def _checked(
+        self, step: int | None, payload: Mapping[str, object] | None, keep: str | None
+    ) -> int | None:
         """Check what is to be committed, and raise what went wrong before; return the step."""
+        if keep is not None:
+            keeping.check_version_name(keep)
         if step is not None and type(step) is not int:
             step = whole_number("step", step)
         if payload is not None and not isinstance(payload, Mapping):
@@ -265,6 +278,43 @@ class Store(SchemaChanges):
                 self._state.prefetcher.wait_for_advice()
             self._state.discard()
 
+    def keep(self, version: int | str, name: str) -> int:
+        """Keep a version by a name until `release`, however many come after it; return its number.
+
+        `version` is a number, or another name. Another version of that name loses it. The deltas
+        written since the oldest version that is kept cannot be folded. Raises VersionError.
+        """
+        version = version_or_name(version)
+        return keeping.keep(self._state, self._folder, version, name)
+
+    def release(self, name: str) -> None:
+        """Let the version that is kept by a name go, unless something else keeps it.
+
+        Raises UnknownNameError, a KeyError.
+        """
+        keeping.release(self._state, self._folder, name)
+
+    def restore(self, version: int | str) -> int:
+        """Bring the store to a version that is kept, in place; return the number it is at then.
+
+        Tables, optimizer state, scalars, keys, step and payload are those of that version, given
+        by its number or the name it is kept by. What was not committed is dropped, and so are
+        leases and gradients that wait for a step; tables, layers and optimizers stay valid. A
+        writer publishes it as a new version: those that came after it stay as long as `keep` and
+        names say, and nothing is copied. A reader shows the version itself.
+
+        Raises VersionError if the version is not kept, CorruptStoreError if it is not whole; the
+        store is then as it was.
+        """
+        version = version_or_name(version)
+        if not self._door.writable:
+            with self._door.use():
+                self._state.refresh(version)
+        else:
+            self._raise_unseen()
+            keeping.restore(self._state, self._folder, version)
+        return self.version
+
     def refresh(self) -> bool:
         """Let a reader see the newest version; return whether that is another one."""
         with self._door.use():
@@ -275,11 +325,17 @@ class Store(SchemaChanges):
 
         Afterwards the base alone is the table, for NumPy or zarr to open. Returns the versions that
         went. Raises LockedError while an older version is open for reading, and InvalidInputError
-        if there is anything uncommitted.
+        if there is anything uncommitted, or an older version is kept by a name.
         """
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
             state.check_clean("fold")
+            for name, version in state.ledger.names.items():
+                if version != state.manifest.version:
+                    raise InvalidInputError(
+                        f"version {version} is kept as {name!r}, and a fold drops all but the "
+                        f"newest: call store.release({name!r}) before"
+                    )
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version):
                 raise LockedError(
@@ -299,11 +355,13 @@ class Store(SchemaChanges):
         self,
         path: Any,
         *,
-        version: int | None = None,
+        version: int | str | None = None,
         damaged: Literal["raise", "skip"] = "raise",
         progress: Progress | None = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.
+
+        `version` is a number, or the name that the version is kept by.
 
         The copy is folded, complete and durable when it appears, has a uuid of its own and knows
         this store and version as its `parent`. Writing here may go on meanwhile.
@@ -322,7 +380,7 @@ class Store(SchemaChanges):
         self._door.check()
         with internal_errors():
             where, skip = _io.locate(path), damaged == "skip"
-            wanted = self.version if version is None else whole_number("version", version)
+            wanted = self.version if version is None else version_or_name(version)
             if not self._door.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
             options = Options(
@@ -365,19 +423,31 @@ class Store(SchemaChanges):
             return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a pointer to this store: path, uuid and version; nothing is read or written.
+        """Return a pointer to the version that is open: path, uuid, version and its mark.
 
-        For frameworks that save whatever has a `state_dict`; the rows stay where they are.
+        For frameworks that save whatever has a `state_dict`; the rows stay where they are. Raises
+        InvalidInputError where rows are not committed: commit first, or hand the store or module
+        itself to `commit` as a payload.
         """
-        return make_pointer(str(self._state.directory.path), self._state.manifest)
+        if self._door.closed:
+            return make_pointer(self._state)
+        with self._door.use():
+            return make_pointer(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check a pointer against this store, which must be the one it is to, or a copy of it.
+        """Bring the store to the version that a pointer names, as `restore` does.
 
-        Warns if this is another version. Raises InvalidInputError.
+        The pointer may be of this store or of one that it is a copy of. Raises InvalidInputError
+        if it is of another store, or of a version that is not kept.
         """
-        path = str(self._state.directory.path)
-        check_pointer(state, path, self._state.identity, self._state.manifest)
+        with self._door.use():
+            wanted = wanted_version(self._state, state)
+        if wanted is not None or (self._door.writable and self.uncommitted_rows()):
+            self.restore(self.version if wanted is None else wanted)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the store itself: there is one writer of the files."""
+        return self
 
     # -- closing
 
@@ -392,11 +462,37 @@ class Store(SchemaChanges):
         """
         self._close()
 
+    def _when_closed(self, work: Callable[[], object]) -> None:
+        """Do something once the store is closed, or has gone without being closed."""
+        self._finally = weakref.finalize(self, work)
+
     def _close(self, *, at_once: bool = False) -> None:
         with contextlib.ExitStack() as ending:
+            if self._finally is not None:
+                ending.callback(self._finally)
             ending.callback(self._forget)
             ending.callback(closing.close, self._state, self._folder, at_once=at_once)
             self._raise_unseen()
+
+    def _open_again(self) -> None:
+        """Open a reader again in a forked child, at the same version; its tables stay valid.
+
+        A writer is the parent's alone, and what a GPU holds cannot be used by the child.
+        """
+        old = self._state
+        if old.door.writable or old.door.closed or self._options.device is not None:
+            return
+        manifest = old.manifest
+        options = dataclasses.replace(
+            self._options, version=manifest.version, mark=manifest.mark, within=None
+        )
+        state = State(options, self)
+        for name, table in old.tables.items():
+            if name in state.tables:
+                state.tables[name] = table._moved_to(state.tables[name])
+        self._state, self._door, self._folder = state, state.door, Folder(state)
+        self._forget()
+        self._forget = closing.watch(self, str(options.path), state.locks)
 
     def __enter__(self) -> Self:
         """Return the store itself."""

@@ -115,6 +115,10 @@ class Opener:
             raise
         return generation
 
+    def check(self, manifest: Manifest, name: str, floor: int) -> None:
+        """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""
+        self.open(manifest, name, None, floor).close()
+
     def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
         """Return the error of a damaged table, with what helps."""
         older = self._version_with(manifest, name)

@@ -69,7 +69,7 @@ class VerifyReport:
 def verify(
     path: Any,
     *,
-    version: int | None = None,
+    version: int | str | None = None,
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -77,7 +77,8 @@ def verify(
 
     Args:
         path: the store; a path, a URL for fsspec, or a zarr store.
-        version: the one version to check; if None the newest, and what older ones add to it.
+        version: the one version to check, by number or name; if None the newest, and what older
+            ones add to it.
         sample: check that many random rows of each base, and only the version.
         progress: called with the rows done and in all.
 
@@ -105,7 +106,7 @@ def verify_store(
     opened: Mapping[str, Generation] | None = None,
     manifest: Manifest | None = None,
     payload: Mapping[str, Payload] | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -119,6 +120,12 @@ def verify_store(
     report = check.report
     report.version = chosen.version
     report.bad_files += found.damage
+    if manifest is None:
+        report.bad_files += [
+            f"version {number}, which is kept as {name!r}, is missing"
+            for name, number in found.choose(None).names.items()
+            if number not in found.versions
+        ]
     check.total(chosen)
     with contextlib.closing(check):
         whole = check.version(chosen, opened or {}, payload, newest=True)

@@ -7,19 +7,15 @@ their numbers never given twice.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tierstore import _io
 from tierstore._disk.manifest import MANIFEST_NAME, MAX_BYTES, Identity, Manifest, manifest_name
 from tierstore.errors import (
     FormatError,
-    InvalidInputError,
     NotAStoreError,
-    OtherVersionWarning,
     StoreIOError,
     TierStoreError,
     VersionError,
@@ -31,8 +27,6 @@ __all__ = [
     "STORE",
     "History",
     "Survey",
-    "check_pointer",
-    "make_pointer",
     "open_directory",
     "read_identity",
     "survey",
@@ -146,13 +140,28 @@ class History:
         """Return the names of manifests that cannot be read."""
         return [manifest_name(seq) for seq in self._read()[1]]
 
-    def version(self, number: int) -> Manifest:
-        """Return the manifest of a version; raises VersionError if it is not kept."""
-        kept = self.versions()
-        if number not in kept:
-            listed = ", ".join(map(str, kept)) or "none"
-            raise VersionError(f"version {number} is not kept; there are: {listed}")
-        return kept[number]
+    def version(self, version: int | str) -> Manifest:
+        """Return the manifest of a version, by number or name; raises VersionError."""
+        return chosen(self.versions(), version)
+
+
+def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
+    """Return the manifest of a version that is kept, by its number or the name it is kept by.
+
+    Raises VersionError, which lists what there is.
+    """
+    names = max(kept.values(), key=lambda manifest: manifest.seq).names if kept else {}
+    number = names.get(version) if isinstance(version, str) else version
+    if number is None or number not in kept:
+        listed = ", ".join(map(str, kept)) or "none"
+        named = ", ".join(f"{name!r} ({number})" for name, number in names.items())
+        what = (
+            f"no version is kept as {version!r}"
+            if isinstance(version, str)
+            else f"version {version} is not kept"
+        )
+        raise VersionError(f"{what}; there are: {listed}{f', of them {named}' if named else ''}")
+    return kept[number]
 
 
 def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:
@@ -212,14 +221,14 @@ class Survey:
     versions: dict[int, Manifest]
     damage: list[str] = field(default_factory=list)
 
-    def choose(self, version: int | None) -> Manifest:
-        """Return the manifest of a version, or the newest; raises VersionError."""
+    def choose(self, version: int | str | None) -> Manifest:
+        """Return the manifest of a version, by number or name, or the newest.
+
+        Raises VersionError.
+        """
         if version is None:
             return max(self.versions.values(), key=lambda manifest: manifest.seq)
-        if version not in self.versions:
-            listed = ", ".join(map(str, self.versions))
-            raise VersionError(f"version {version} is not kept; there are: {listed}")
-        return self.versions[version]
+        return chosen(self.versions, version)
 
 
 def survey(directory: _io.Directory) -> Survey:
@@ -258,44 +267,3 @@ def _uuid_of_manifests(directory: _io.Directory) -> str:
         f"none of the {len(names)} manifests in {directory.path} is whole, and they alone say what "
         "the files of its tables hold; restore one from a copy"
     )
-
-
-def make_pointer(path: str, manifest: Manifest) -> dict[str, Any]:
-    """Return a pointer to a version of a store, made of JSON values."""
-    version = {"version": manifest.version, "mark": manifest.mark}
-    return {"path": path, "uuid": manifest.uuid, **version}
-
-
-def check_pointer(
-    state: Mapping[str, Any], path: str, identity: Identity, manifest: Manifest
-) -> None:
-    """Compare a pointer to the store that is open; nothing is loaded, the rows are there.
-
-    Another store than the pointer's, or a copy of it, is an InvalidInputError; another version a
-    warning. A pointer that was committed as payload names the version that its own was made from.
-    """
-    try:
-        uuid, wanted, mark = state["uuid"], int(state["version"]), state.get("mark", manifest.mark)
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInputError(
-            f"not a pointer to a store: {state!r}; state_dict() of a store or module gives one"
-        ) from None
-    if uuid == manifest.uuid:
-        version = manifest.version
-        is_same = wanted == manifest.previous or (wanted == version and mark == manifest.mark)
-    elif identity.parent is not None and uuid == identity.parent.uuid:
-        version = identity.parent.version
-        is_same = wanted in (version, identity.parent.previous)
-    else:
-        raise InvalidInputError(
-            f"this state belongs to the store {uuid} that was at {state.get('path')}; "
-            f"{path} is {identity.uuid}. Open the store it was saved with, or a copy of it"
-        )
-    if not is_same:
-        another = f"another version {wanted}" if wanted == version else f"version {wanted}"
-        warnings.warn(
-            f"this state was saved with {another} of {path}, which is at version {version}: "
-            "the rows are others than then; open the store with version=... to go back",
-            OtherVersionWarning,
-            stacklevel=4,
-        )

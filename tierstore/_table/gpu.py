@@ -251,6 +251,11 @@ class DeviceLease:
         return self.gpu.ended
 
     @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these rows."""
+        return self.gpu.dropped
+
+    @property
     def device(self) -> Device:
         """Where it is."""
         return self._access.device

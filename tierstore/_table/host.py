@@ -18,7 +18,7 @@ from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import from_bytes, to_bytes
-from tierstore._tiers.base import lease_ended
+from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
@@ -68,6 +68,10 @@ class Lease(Protocol):
     @property
     def ended(self) -> bool:
         """Whether the lease has ended."""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these rows, which ended the lease."""
 
     def trim(self, *, wait: bool) -> bool:
         """Lower `bound` to the number of distinct rows if that is known by now, or wait for it.
@@ -282,6 +286,11 @@ class HostLease:
     def ended(self) -> bool:
         """Whether the lease was released, or its epoch has ended."""
         return self._released or bool(self._epoch.ended)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether a rollback dropped what was written into these rows."""
+        return self._epoch.ended == ROLLED_BACK
 
     def trim(self, *, wait: bool) -> bool:
         """Return True: `bound` is the number of distinct rows."""

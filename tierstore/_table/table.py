@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,11 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
-from tierstore._table.address import Ids, on_host, rows_to_warm
+from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
+from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._tiers.space import Extent, Nearest, Space
@@ -92,6 +93,12 @@ class Table:
         self._space = space
         self._extent = extent
         self._access = self._make_access()  # last: a call of another thread takes it before fields
+
+    def _moved_to(self, other: Table) -> Table:
+        """Use what another table has opened, in its place; return this one."""
+        self._owner = other._owner
+        self._attach(other._generation, other._space, other._extent)
+        return self
 
     def _make_access(self) -> Access:
         door, gpu = self._owner.door, self._space.gpu
@@ -499,6 +506,46 @@ class Table:
                 else from_bytes(data, item, Ids(rows, rows.shape, "numpy"))
             )
 
+    def topk(
+        self,
+        queries: Any,
+        k: int,
+        field: str | None = None,
+        *,
+        exclude: Sequence[Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Return the rows with the largest dot products, exactly, by reading the table once.
+
+        Args:
+            queries: `(n, dim)`, an array or a tensor.
+            k: how many rows for each.
+            field: the field they are multiplied with; the first if None.
+            exclude: for each query the rows that it is not to get, such as those it is known to
+                like: arrays or lists of row ids, negative ones standing for nothing.
+
+        Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
+        ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
+        is -inf and -1. Uncommitted rows count. Products are float32, on the CPU.
+        """
+        name, k = self._named(field), _whole(k, "k")
+        dim = self._layout.field(name).dim
+        given = queries.detach().cpu().float().numpy() if is_torch(queries) else queries
+        wanted = np.asarray(given, np.float32)
+        if wanted.ndim != 2 or wanted.shape[1] != dim:
+            raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
+        if k < 1:
+            raise InvalidInputError(f"k is at least 1, not {k}")
+        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows))
+        rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
+        for number, block in enumerate(self.scan(name, block_rows=rows)):
+            best.add(number * rows, np.asarray(block, np.float32))
+        if not is_torch(queries):
+            return best.scores, best.ids
+        import torch
+
+        scores, ids = torch.from_numpy(best.scores), torch.from_numpy(best.ids)
+        return scores.to(queries.device), ids.to(queries.device)
+
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
         extent, width = self._extent, self._layout.record_bytes
@@ -556,16 +603,9 @@ class Table:
         gpu = self._space.gpu
         return "cpu" if gpu is None else gpu.device.torch_name
 
-    def _pointer(self) -> dict[str, Any]:
-        """Return a pointer to the table for a `state_dict`: path, uuid, version, table."""
-        return {**self.store.state_dict(), "table": self.name}
-
-    def _check_pointer(self, state: Mapping[str, Any]) -> None:
-        """Check a pointer against this table's store, which must be the one it is to, or a copy.
-
-        Warns if the store is at another version. Raises InvalidInputError.
-        """
-        self.store.load_state_dict(state)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""
@@ -589,7 +629,6 @@ class Table:
     def _information(self) -> TableInformation:
         """Return the table's part of `store.info()`."""
         deltas = self._disk.deltas
-        inits = self._generation.info.inits
         return TableInformation(
             name=self.name,
             rows=self.rows,
@@ -597,7 +636,7 @@ class Table:
             dtype=self._layout.fields[0][1].dtype,
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | ({"init": inits[name]} if name in inits else {})
+                | ({"init": item.init.text} if item.init and item.init.text else {})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,

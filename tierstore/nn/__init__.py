@@ -3,8 +3,8 @@
     emb = tierstore.nn.TieredEmbedding(store["item"])
     opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
 
-A forward pass leases the distinct rows of its batch; a backward pass leaves their gradient, one row
-each, to the optimizer of `tierstore.optim`, whose step writes the rows. Nothing else changes them.
+A forward pass leases the distinct rows of its batch. After a backward pass the parameter of the
+layer is these rows and their gradient, until an optimizer of `tierstore.optim` takes its step.
 """
 
 from __future__ import annotations
@@ -14,5 +14,6 @@ from tierstore.errors import needs
 with needs("torch", "torch", "this needs PyTorch"):
     from tierstore.nn.bag import TieredEmbeddingBag
     from tierstore.nn.embedding import TieredEmbedding
+    from tierstore.nn.rows import RowsParameter
 
-__all__ = ["TieredEmbedding", "TieredEmbeddingBag"]
+__all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]

@@ -19,16 +19,19 @@ from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, InvalidInputError
 
 __all__ = [
     "Abandoned",
     "Batch",
     "Gradient",
     "Lookup",
+    "Transformed",
+    "accumulates",
     "deposit",
     "lookup",
     "merged",
+    "placed",
     "read",
     "register",
     "sum_by_row",
@@ -137,8 +140,8 @@ class Batch:
     @property
     def ids(self) -> Tensor:
         """The ids, flat, from the rows that the lease holds; -1 for bad ones."""
-        rows = torch.as_tensor(self.lease.rows)
-        return torch.where(self.positions < 0, -1, rows[self.positions.clamp(min=0).long()])
+        places = self.positions.clamp(min=0).long()
+        return torch.where(self.positions < 0, -1, self.distinct[places])
 
     @cached_property
     def positions(self) -> Tensor:
@@ -151,19 +154,36 @@ class Batch:
         return rows
 
     @property
+    def distinct(self) -> Tensor:
+        """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""
+        return torch.as_tensor(self.lease.rows)
+
+    @property
     def usable(self) -> bool:
         """Whether the lease goes on."""
         return not self.lease.ended
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the rows it looked up were dropped since, by a rollback."""
+        return self.lease.dropped
 
     def release(self) -> None:
         """Let the rows go; harmless when repeated."""
         self.lease.release()
 
     def gradient(self, of_each: Tensor) -> Gradient:
-        """Sum the gradients `(ids, dim)` of the ids by row."""
+        """Sum the gradients `(ids, dim)` of the ids by row.
+
+        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        """
         positions, trained, usable = None, None, self.usable
         if usable:
             self.lease.trim(wait=False)
+        elif self.dropped:
+            raise ClosedError(
+                "the store was rolled back since this forward pass; run it again for a gradient"
+            )
         if self.counted is not None:
             positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
@@ -221,8 +241,49 @@ def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) ->
     return merged
 
 
+def placed(batch: Batch, gradients: Sequence[Gradient]) -> Gradient | None:
+    """Return the sum of gradients in the order of a batch's rows; None if it lacks some of them."""
+    if not batch.usable:
+        return None
+    rows, order = batch.distinct.sort()
+    total = trained = None
+    for each in gradients:
+        each.trim()
+        wanted = each.batch.distinct
+        found = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
+        if not torch.equal(rows[found], wanted):
+            return None
+        places = order[found]
+        if total is None or trained is None:
+            total = each.values.new_zeros(len(rows), each.values.shape[1])
+            trained = torch.zeros(len(rows), 1, dtype=torch.bool, device=total.device)
+        total.index_add_(0, places, each.values)
+        marks = torch.ones_like(wanted, dtype=torch.bool)[:, None]
+        trained[places] |= marks if each.trained is None else each.trained
+    return None if total is None else Gradient(batch, total, trained)
+
+
+def accumulates(leaf: Any) -> bool:
+    """Tell whether the backward pass under way accumulates into a leaf, given its node.
+
+    Raises InvalidInputError for `torch.autograd.grad` with respect to it.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError as error:
+        if "autograd.grad" not in str(error):
+            raise
+        raise InvalidInputError(
+            "the gradient of the rows of a table is no tensor that torch.autograd.grad could "
+            "return: take it with respect to what the layer returned, rows = emb(ids)"
+        ) from None
+
+
 class Module(Protocol):
     """What the operators ask of a module."""
+
+    _node: Any
+    """What accumulates the gradient of its anchor."""
 
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
@@ -238,36 +299,58 @@ class Module(Protocol):
 
 
 class Lookup(torch.autograd.Function):
-    """Look up rows outside graphs; the batch lives as long as autograd's own graph."""
+    """Look up rows outside graphs; the batch lives as long as autograd's own graph.
+
+    The gradient goes to the module, which gives it to the parameter: autograd itself has none for
+    it, since the shape of the parameter is not that of the batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, module: Module) -> Tensor:
+    def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
         with interrupts_deferred():  # once for all that follows
             ctx.batch, ctx.module = module._lease_rows(ids), module
-            rows = module._rows_of(ctx.batch).to(anchor)
-        ctx.save_for_backward(anchor)
-        return rows.reshape(*ids.shape, anchor.shape[1])
+            return module._rows_of(ctx.batch).reshape(*ids.shape, parameter.shape[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Give the module the gradient of the rows; the anchor's own is empty."""
-        (anchor,) = ctx.saved_tensors
-        ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, anchor.shape[1]))
-        return torch.empty_like(anchor), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        """Give the module the gradient of the rows."""
+        if accumulates(ctx.next_functions[0][0]):
+            ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
+        return None, None, None
 
 
 _numbers = itertools.count(1)
-_modules: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+_modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 _batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
 
 
-def register(module: Module) -> int:
-    """Give a module a number for the operators, valid as long as the module lives."""
-    number = next(_numbers)
-    _modules[number] = module
-    return number
+def register(module: Module, table: Table, field: str) -> str:
+    """Give a module a name for the operators, valid as long as the module lives.
+
+    It begins with the store, table and field, so that an exported program finds them elsewhere.
+    """
+    name = f"{table.store.uuid}/{table.name}/{field}#{next(_numbers)}"
+    _modules[name] = module
+    return name
+
+
+def _named(name: str) -> Module:
+    """Return the module of this name, or another one over the same field."""
+    found = _modules.get(name)
+    if found is not None:
+        return found
+    where = name.rpartition("#")[0]
+    for other, module in list(_modules.items()):
+        if other.rpartition("#")[0] == where:
+            return module
+    uuid, table, field = where.split("/")
+    raise ClosedError(
+        f"this program looks up field {field!r} of table {table!r} of the store {uuid}, and no "
+        f"layer over it is there: open that store, make TieredEmbedding(store[{table!r}]), and "
+        "keep it while the program runs"
+    )
 
 
 class _Owner(np.ndarray[Any, Any]):
@@ -284,46 +367,51 @@ def _ticket(batch: Batch) -> Tensor:
     return torch.from_numpy(memory)
 
 
+def _batch_of(ticket: Tensor) -> Batch:
+    batch = _batches.get(int(ticket))
+    if batch is None:
+        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
+    return batch
+
+
 @torch.library.custom_op("tierstore::lookup", mutates_args=())
-def lookup(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
 
     Rows come as the anchor is: of its type, on its device, with its `dim`.
     """
-    found = _modules[module]
+    found = _named(module)
     batch = found._lease_rows(ids)
-    rows = found._rows_of(batch).to(anchor)
-    return rows.reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
+    return found._rows_of(batch).reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
 
 
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
-def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+def deposit(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
     """Give a module the gradient of a lookup's rows; return the anchor's own, which is empty."""
-    batch = _batches.get(int(ticket))
-    if batch is None:
-        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
-    _modules[module]._take_gradient(batch, gradient.reshape(-1, anchor.shape[1]))
+    found = _named(module)
+    if accumulates(found._node):
+        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
     return torch.empty_like(anchor)
 
 
 @torch.library.custom_op("tierstore::read", mutates_args=())
-def read(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+def read(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
     """Return the row of each id, `ids.shape + (dim,)`, outside training."""
-    return _modules[module]._read_rows(ids).to(anchor)
+    return _named(module)._read_rows(ids)
 
 
 @lookup.register_fake
-def _(ids: Tensor, anchor: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def _(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     return anchor.new_empty((*ids.shape, anchor.shape[1])), torch.empty((), dtype=torch.int64)
 
 
 @deposit.register_fake
-def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: int) -> Tensor:
+def _(gradient: Tensor, ticket: Tensor, anchor: Tensor, module: str) -> Tensor:
     return torch.empty_like(anchor)
 
 
 @read.register_fake
-def _(ids: Tensor, anchor: Tensor, module: int) -> Tensor:
+def _(ids: Tensor, anchor: Tensor, module: str) -> Tensor:
     return anchor.new_empty((*ids.shape, anchor.shape[1]))
 
 
@@ -338,3 +426,45 @@ def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, Tensor, None]:
 
 
 lookup.register_autograd(_backward, setup_context=_remember)
+
+
+class Transformed(torch.autograd.Function):
+    """Look up rows inside `torch.func`: what `Lookup` does, with a rule for `vmap`."""
+
+    @staticmethod
+    def forward(parameter: Tensor, ids: Tensor, module: Module) -> tuple[Tensor, Tensor]:
+        """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch."""
+        batch = module._lease_rows(ids)
+        return module._rows_of(batch).reshape(*ids.shape, parameter.shape[1]), _ticket(batch)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the ticket, which owns the batch."""
+        *_, ctx.module = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, None, None]:
+        """Give the module the gradient of the rows."""
+        (ticket,) = ctx.saved_tensors
+        if accumulates(ctx.next_functions[0][0]):
+            ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
+        return None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], parameter: Tensor, ids: Tensor, module: Module
+    ) -> tuple[Any, tuple[int, None]]:
+        """Look up the ids of all samples at once."""
+        return Transformed.apply(parameter, ids.movedim(in_dims[1], 0), module), (0, None)
+
+
+def _read_of_all(
+    info: Any, in_dims: tuple[Any, ...], ids: Tensor, anchor: Tensor, module: int
+) -> tuple[Tensor, int]:
+    return read(ids.movedim(in_dims[0], 0), anchor, module), 0
+
+
+read.register_vmap(_read_of_all)

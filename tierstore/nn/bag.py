@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError
-from tierstore.nn.embedding import TieredEmbedding
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn.embedding import TieredEmbedding, jagged
 
 __all__ = ["TieredEmbeddingBag"]
 
@@ -69,10 +69,18 @@ class TieredEmbeddingBag(TieredEmbedding):
         """Return one row a bag, `(bags, embedding_dim)`.
 
         Args:
-            input: ids, 2-D `(bags, n)`, or 1-D with `offsets`.
+            input: ids, 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
             offsets: where each bag starts in a 1-D input.
             per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
         """
+        include_last_offset = self.include_last_offset
+        if isinstance(input, Tensor) and input.is_nested:
+            bags = jagged(input)
+            input, offsets, include_last_offset = bags.values(), bags.offsets(), True
+            if per_sample_weights is not None:
+                per_sample_weights = jagged(per_sample_weights).values()
+        if not isinstance(input, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(input).__name__}")
         ids = input.reshape(-1)
         places = torch.arange(ids.shape[0], device=self._anchor.device)
         padding = None
@@ -86,6 +94,6 @@ class TieredEmbeddingBag(TieredEmbedding):
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
-            include_last_offset=self.include_last_offset,
+            include_last_offset=include_last_offset,
             padding_idx=padding,
         )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tierstore import initializers
+from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
-from tierstore.nn import autograd
-from tierstore.nn.autograd import Abandoned, Batch, Gradient
+from tierstore.nn import autograd, pointers
+from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.average import Average
+from tierstore.nn.rows import RowsParameter
+from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding"]
+__all__ = ["TieredEmbedding", "jagged"]
 
 
 class TieredEmbedding(torch.nn.Module):
@@ -25,15 +31,22 @@ class TieredEmbedding(torch.nn.Module):
     Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
     changes that and not the table. With gradients enabled a forward pass keeps the rows in place
     until the step of the `TieredOptimizer` they are trained by; under `torch.no_grad()`, and where
-    `requires_grad_(False)` froze the layer, it only reads. Nothing but a step writes. Ids are read
-    once: their buffer may be used again before the backward pass.
+    `requires_grad_(False)` froze the layer, it only reads. Ids are read once: their buffer may be
+    used again before the backward pass.
 
     The rows are no tensor: there is no `weight`, and `state_dict()` holds a pointer to the store.
+    The layer's parameter, `rows`, is empty but from a backward pass to its step, where it is the
+    distinct rows that got a gradient, with that gradient. Layers over the same field share it, as
+    tied weights: freezing one freezes the others. A `deepcopy` shares the table and has a parameter
+    of its own.
 
     >>> emb = TieredEmbedding(store["item"])
     >>> emb(torch.tensor([[1, 2], [3, 1]])).shape
     torch.Size([2, 2, 16])
     """
+
+    rows: RowsParameter
+    _own: RowsParameter
 
     def __init__(
         self,
@@ -82,16 +95,76 @@ class TieredEmbedding(torch.nn.Module):
             )
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self.embedding_dim: int = item.dim
+        self._average: Average | None = None
         self._dtype = item.element.torch_dtype()
-        self._anchor: torch.nn.Parameter = torch.nn.Parameter(
-            torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        )
-        """Empty: what autograd hangs the rows on, and what freezes or moves the layer."""
-        self._gradients: list[Gradient] | None = None
-        """Where gradients go; an optimizer puts its own list here."""
-        self._abandoned = Abandoned()
-        self._number = autograd.register(self)
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
+        self._begin(empty, _parameter_over(table, self.field, empty))
         _warn_of_zeros(table, self.field)
+
+    def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
+        """Take a parameter, and be of the type and on the device of an empty tensor."""
+        self.rows = rows
+        self.__dict__["_own"] = rows  # also where something replaces what is registered
+        rows.layers.add(self)
+        self._trained: bool = rows.requires_grad
+        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
+        self._abandoned = Abandoned()
+        self._number = autograd.register(self, self.table, self.field)
+        self._follow(empty)
+
+    def _follow(self, empty: Tensor) -> None:
+        """Be of the type and on the device of an empty tensor, `(0, dim)`."""
+        self._anchor = empty.detach().requires_grad_()
+        """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
+        self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
+        self._own.rest(self._anchor)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag,
+        store: Store,
+        name: str,
+        *,
+        freeze: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Make a table of a weight `(rows, dim)`, a commit of its own, and a layer over it.
+
+        Args:
+            embeddings: the weight, or the layer that has it; its type is that of the table.
+            store: where the table goes.
+            name: of the table.
+            freeze: whether the layer only reads, as in torch; `requires_grad_(True)` trains it.
+            options: what the layer takes besides a table: padding_idx, mode, …
+
+        >>> plain = torch.nn.Embedding(1000, 16)
+        >>> emb = TieredEmbedding.from_pretrained(plain, store, "word", freeze=False)
+        """
+        weight = embeddings if isinstance(embeddings, Tensor) else embeddings.weight
+        dtype = str(weight.dtype).removeprefix("torch.")
+        rows, dim = weight.shape
+        spec = TableSpec(rows, dim, dtype, init=initializers.from_array(weight))
+        layer = cls(store.create_table(name, spec), **options)
+        layer.requires_grad_(not freeze)
+        return layer
+
+    def averaged(self) -> Self:
+        """Return a frozen copy of the layer whose rows are their moving averages.
+
+        Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
+        `TieredOptimizer(..., ema=0.999)` keeps them.
+        """
+        average = Average(self.table, self.field)
+        if not average.kept:
+            raise InvalidInputError(
+                f"no average of field {self.field!r} of table {self.table.name!r} is kept: make "
+                "the TieredOptimizer with ema=0.999, and train"
+            )
+        layer = copy.deepcopy(self)
+        layer._average = average
+        layer.requires_grad_(False)
+        return layer
 
     @property
     def num_embeddings(self) -> int:
@@ -99,20 +172,50 @@ class TieredEmbedding(torch.nn.Module):
         return self.table.rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the row of each id, `input.shape + (embedding_dim,)`."""
+        """Return the row of each id, `input.shape + (embedding_dim,)`.
+
+        Nested ids of layout `torch.jagged` give nested rows.
+        """
+        if isinstance(input, Tensor) and input.is_nested:
+            ids = jagged(input)
+            rows = self._look_up(ids.values())
+            return torch.nested.nested_tensor_from_jagged(rows, ids.offsets())
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
-        trained = torch.is_grad_enabled() and self._anchor.requires_grad
-        if not torch.compiler.is_compiling():
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
+        if torch.jit.is_tracing():
+            raise InvalidInputError(
+                "torch.jit.trace would bake the rows of this batch into the program; use "
+                "torch.export.export, whose programs look rows up"
+            )
+        trained = self._trained and torch.is_grad_enabled()
+        if torch.compiler.is_compiling():
             if trained:
-                return autograd.Lookup.apply(self._anchor, ids, self)
-            rows: Tensor = self._read_rows(ids).to(self._anchor)
-        elif trained:
-            rows = autograd.lookup(ids, self._anchor, self._number)[0]
-        else:
-            rows = autograd.read(ids, self._anchor, self._number)
-        return rows
+                return autograd.lookup(ids, self._anchor, self._number)[0]
+            return autograd.read(ids, self._anchor.detach(), self._number)
+        parameter = self._parameters["rows"]
+        if parameter is not self._own:
+            self._check_untrained(parameter)
+            trained = False
+        if not torch._C._are_functorch_transforms_active():
+            if trained:
+                return autograd.Lookup.apply(parameter, ids, self)
+            return self._read_rows(ids)
+        if trained:
+            return autograd.Transformed.apply(parameter, ids, self)[0]
+        return autograd.read(ids, self._anchor.detach(), self._number)
+
+    def _check_untrained(self, parameter: Any) -> None:
+        """Raise InvalidInputError if what replaced the parameter of the layer wants a gradient."""
+        if (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter):
+            raise InvalidInputError(
+                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
+                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
+                "the parameters of other layers only"
+            )
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -122,22 +225,28 @@ class TieredEmbedding(torch.nn.Module):
 
     def _lease_rows(self, ids: Tensor) -> Batch:
         """Lease the rows of ids whose gradient may come."""
+        if self._average is not None:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         self._abandoned.release()
+        self._own.settle()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
     def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
-        return batch.rows(self.field)
+        return batch.rows(self.field).to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
         self._abandoned.release()
+        self._own.settle()
+        if self._average is not None:
+            return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
-        return rows
+        return rows.to(self._anchor)
 
     def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if self._gradients is None:
+        if not self._own.optimizers:
             raise InvalidInputError(
                 f"the gradient of table {self.table.name!r} has nowhere to go: make a "
                 "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
@@ -145,7 +254,7 @@ class TieredEmbedding(torch.nn.Module):
             )
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
-            self._gradients.append(batch.gradient(own))
+            self._own.add(batch.gradient(own))
 
     # -- as a module
 
@@ -163,33 +272,70 @@ class TieredEmbedding(torch.nn.Module):
             )
         return super().__getattr__(name)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Convert the layer; the rows stay in the type and on the device of the table."""
+        rows = self._parameters.pop("rows")
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._parameters["rows"] = rows
+        with torch.no_grad():
+            empty = fn(self._anchor)
+        self._follow(empty)
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
-        """Return another layer over the same table; rows are not copied."""
-        copy = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copy
-        copy.__dict__.update(self.__dict__)
-        copy._parameters = {"_anchor": torch.nn.Parameter(self._anchor.detach().clone())}
-        copy._anchor.requires_grad_(self._anchor.requires_grad)
-        copy._gradients = None
-        copy._abandoned = Abandoned()
-        copy._number = autograd.register(copy)
-        return copy
+        """Return another layer over the same table, not trained yet; rows are not copied."""
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(self.__dict__)
+        other._parameters = {}
+        rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
+        if type(rows) is not RowsParameter:
+            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows.requires_grad = self._own.requires_grad
+        other._begin(self._anchor, rows)
+        return other
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the pointer that `state_dict()` holds: path, uuid and version of the store."""
-        return {**self.table._pointer(), "field": self.field}
+    def get_extra_state(self) -> Tensor:
+        """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a pointer is to this layer's table; raises InvalidInputError."""
-        self.table._check_pointer(state)
+        Raises InvalidInputError where rows are not committed.
+        """
+        return pointers.to_tensor(self.table, self.field)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Bring the store to the version that a pointer names; see `Store.restore`.
+
+        Raises InvalidInputError for a pointer to another store, table or field, or to a version
+        that is not kept.
+        """
+        pointers.restore(self.table, self.field, state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}_anchor"]
+        destination[f"{prefix}rows"] = self._anchor.detach()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        given = {**state_dict, f"{prefix}_anchor": self._anchor.detach()}
-        super()._load_from_state_dict(given, prefix, *rest)
+        rows, empty = self._parameters["rows"], self._anchor.detach()
+        self._parameters["rows"] = torch.nn.Parameter(empty.clone())
+        try:
+            super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)
+        finally:
+            self._parameters["rows"] = rows
+
+
+_over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[str, RowsParameter]]
+_over = weakref.WeakKeyDictionary()
+
+
+def _parameter_over(table: Table, field: str, empty: Tensor) -> RowsParameter:
+    """Return the parameter of the layers over a field: theirs, or a new one."""
+    fields = _over.setdefault(table, weakref.WeakValueDictionary())
+    if field not in fields:
+        made = fields[field] = RowsParameter(table, field, empty)
+        return made
+    return fields[field]
 
 
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -212,6 +358,23 @@ def _warn_of_zeros(table: Table, field: str) -> None:
             ZeroRowsWarning,
             stacklevel=3,
         )
+
+
+def jagged(ids: Tensor) -> Any:
+    """Return nested ids without gaps; raises InvalidTypeError for another layout than jagged."""
+    if ids.layout != torch.jagged:
+        raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
+    return ids.contiguous()
+
+
+def _is_differentiated(parameter: Any) -> bool:
+    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(parameter):
+        if functorch.is_gradtrackingtensor(parameter):
+            return True
+        parameter = functorch.get_unwrapped(parameter)
+    return False
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

@@ -1,161 +1,51 @@
-"""A torch optimizer over the rows of tables."""
+"""A torch optimizer over rows of tables and ordinary parameters."""
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 import torch
-from torch import Tensor
 
 from tierstore._door import interrupts_deferred
-from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn import TieredEmbedding
-from tierstore.nn.autograd import Abandoned, Gradient, merged
+from tierstore.nn import RowsParameter, TieredEmbedding
+from tierstore.nn.autograd import Gradient
+from tierstore.nn.average import Average
+from tierstore.nn.pointers import restore
+from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import as_gradient, probe
-from tierstore.optim.state import State, StoredState
+from tierstore.optim.state import StoredState
+from tierstore.optim.trained import Project, TrainedField
 
-__all__ = ["Compact", "TieredOptimizer", "TrainedField"]
+__all__ = ["TieredOptimizer"]
 
-
-class TrainedField:
-    """A field of a table under training.
-
-    Attributes:
-        table: the table.
-        field: the name of the field.
-        state: where the optimizer's state for it lies.
-        in_place: takes steps without copying rows, where it can; None where that is not wanted.
-        gradients: what backward passes left since the last `gather`, in their order.
-        compact: the rows that got a gradient, between a backward pass and a step.
-    """
-
-    def __init__(
-        self, table: Table, field: str, state: StoredState, in_place: InPlace | None
-    ) -> None:
-        """Start without a gradient."""
-        self.table = table
-        self.field = field
-        self.state = state
-        self.in_place = in_place
-        self.gradients: list[Gradient] = []
-        self.compact: Compact | None = None
-        self._abandoned = Abandoned()
-
-    @property
-    def name(self) -> str:
-        """What the trained rows are called, `table.field`."""
-        return f"{self.table.name}.{self.field}"
-
-    def gather(self) -> bool:
-        """Merge the gradients that have come into `compact`; return whether it is another one."""
-        if not self.gradients and (self.compact is None or self.compact.usable):
-            return False
-        before = None if self.compact is None else self.compact.gradient
-        parts = [*(() if before is None else (before,)), *self.gradients]
-        self.gradients.clear()
-        whole = parts[0]
-        if len(parts) > 1 or not whole.batch.usable:
-            whole = merged(self.table, parts, self._abandoned)
-            for part in parts:
-                part.batch.release()
-        self.compact = Compact(self, whole)
-        return True
-
-    def clear(self) -> None:
-        """Drop the gradients and release their rows."""
-        for gradient in self.gradients:
-            gradient.batch.release()
-        self.gradients.clear()
-        if self.compact is not None:
-            self.compact.release()
-        self.compact = None
-        self._abandoned.release()
-
-
-class Compact:
-    """Distinct rows with their gradient, as a parameter of their own for generic optimizers."""
-
-    def __init__(self, of: TrainedField, gradient: Gradient) -> None:
-        """Take the gradient of a batch; nothing is read yet."""
-        self._of = of
-        self._gradient = gradient
-        self._parameter: torch.nn.Parameter | None = None
-
-    @property
-    def parameter(self) -> torch.nn.Parameter:
-        """The rows, `(distinct rows, dim)`, with their gradient; on a GPU this may wait once."""
-        if self._parameter is None:
-            self._gradient.trim()
-            rows = self._gradient.batch.lease.read(self._of.field)
-            self._parameter = self._made(self._of.state.computed(rows))
-        return self._parameter
-
-    def _made(self, rows: Tensor) -> torch.nn.Parameter:
-        parameter = torch.nn.Parameter(rows)
-        parameter.grad = self._gradient.values.to(rows.dtype)
-        return parameter
-
-    @property
-    def gradient(self) -> Gradient | None:
-        """The gradient as clipping and the like have left it, None if it was taken away."""
-        if self._parameter is None:
-            return self._gradient
-        grad = self._parameter.grad
-        return None if grad is None else replace(self._gradient, values=grad)
-
-    @property
-    def usable(self) -> bool:
-        """Whether its rows can be read and written, or it has no gradient for them."""
-        return self.gradient is None or self._gradient.batch.usable
-
-    def step(self, options: Mapping[str, Any]) -> bool:
-        """Take a step of the optimizer in the slots, if that can be done; see `InPlace.step`."""
-        gradient, in_place = self.gradient, self._of.in_place
-        if gradient is None or in_place is None:
-            return False
-        return in_place.step(gradient.batch.lease, gradient.values, gradient.trained, options)
-
-    def load(self) -> State:
-        """Let the parameter be what its rows are now; return the optimizer's state for them."""
-        self._gradient.trim()
-        rows, state = self._of.state.load(self._gradient.batch.lease)
-        if self._parameter is None:
-            self._parameter = self._made(rows)
-        else:
-            self._parameter.data = rows
-        return state
-
-    def store(self, state: State) -> None:
-        """Write the parameter and its state over the rows, but for those not to be trained."""
-        lease, weights = self._gradient.batch.lease, self.parameter.detach()
-        self._of.state.store(lease, weights, state, self._gradient.trained)
-
-    def release(self) -> None:
-        """Let the rows go."""
-        self._gradient.batch.release()
+Trained: TypeAlias = (
+    torch.nn.Module
+    | Iterable[torch.nn.Module]
+    | Iterable[torch.Tensor]
+    | Iterable[tuple[str, torch.Tensor]]
+    | Iterable[dict[str, Any]]
+)
+"""A model, some modules or parameters of it, or groups of them with options of their own."""
 
 
 class TieredOptimizer(torch.optim.Optimizer):
-    """A torch optimizer whose parameters are rows of tables, and whose state lies in their records.
+    """A torch optimizer over a model whose tables lie in a store.
 
-    From a backward pass to `step()` or `zero_grad()` the rows that got a gradient stand in
-    `param_groups` as one parameter a table, `(distinct rows, dim)`: gradient clipping, GradScaler
-    and learning rate schedulers work as with any optimizer. `step()` updates exactly these rows; a
-    table without a gradient is left alone, and `step` among its scalars counts the others.
+    Ordinary parameters are trained as by `optimizer_class` itself. Rows of tables are trained by
+    the same class with the same options, and their state lies in their records. From a backward
+    pass to `step()` or `zero_grad()` the rows that got a gradient are in the parameter of their
+    layer, `(distinct rows, dim)`: gradient clipping, GradScaler and learning rate schedulers work
+    as with any optimizer. `step()` updates exactly these rows and gives their gradient up; a table
+    without a gradient is left alone, and `step` among its scalars counts the others.
 
     Fields for the state are added to the tables when the optimizer is made, which streams them anew
     once and is a commit. State follows its rows through tiers, commits, copies and exports; options
-    such as `lr` are in `state_dict()`.
+    such as `lr`, and the state of ordinary parameters, are in `state_dict()`.
 
-    `store.rollback()` takes rows and state back, not a gradient that has come and was not applied:
-    as with a torch model whose `load_state_dict` is called between backward and step, the step
-    updates the rows as they are then. `zero_grad()` drops the gradient.
+    `store.rollback()` takes rows and state back, and drops the gradients of rows that have come.
 
     >>> opt = TieredOptimizer(torch.optim.Adam, [emb], lr=1e-3)
     >>> loss.backward()
@@ -165,236 +55,361 @@ class TieredOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer_class: type[torch.optim.Optimizer],
-        embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
+        params: Trained,
         *,
         progress: Callable[[int, int], None] | None = None,
         in_place: bool = True,
         stochastic_rounding: bool = False,
+        project: Project | Mapping[TieredEmbedding, Project] | None = None,
+        reset: bool = False,
+        replicated: bool = False,
+        ema: float | None = None,
         **options: Any,
     ) -> None:
-        """Put an optimizer over embeddings.
+        """Put an optimizer over a model.
 
         Args:
             optimizer_class: a class of `torch.optim`, or another whose update a probe finds to be
                 row by row.
-            embeddings: layers, or dicts `{"params": [layers], "lr": …}` with options of their own.
-                Layers over the same field of the same table are trained as one.
+            params: a module, of which all parameters are trained; modules or parameters; or dicts
+                `{"params": [...], "lr": …}` of them with options of their own. Layers over the same
+                field of the same table are trained as one. Layers that are frozen now are left out.
             progress: called with rows done and in all while fields are added.
             in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
-                bfloat16 and float16, unless options ask for `foreach=False` or `capturable`. The
-                results are those of torch's `foreach=True`; False has torch compute them.
+                bfloat16 and float16, unless options ask for `foreach=False` or `capturable`, or
+                there is `project`. The results are those of torch's `foreach=True`; False has
+                torch compute them.
             stochastic_rounding: for weights in bfloat16: train them in float32 and round at random,
                 so that steps too small for bfloat16 add up. What a row rounds to depends on the
                 row and the count of steps alone: results stay the same for any budget.
+            project: called with the rows of a step after it, `(distinct rows, dim)`, returns what
+                is to be written instead, of the same shape; or a dict of such by layer.
+            reset: drop the state that an optimizer left in the tables, and start from none: for
+                another class, a sweep or fine-tuning. Each table is written anew.
+            replicated: in a process group of several ranks, take steps although each rank writes
+                its own store: for ranks that apply the same gradients to copies of one store.
+            ema: keep an exponential moving average of the rows with this decay in their records,
+                in fields that are added; `emb.averaged()` looks it up.
             options: what the class takes besides parameters: lr, betas, foreach, fused, …
 
-        Raises InvalidInputError for a class that cannot train rows, naming the reason, where fields
-        must be added to a table with uncommitted rows, and for stochastic rounding of weights that
-        are not bfloat16.
+        Raises InvalidInputError for a class that cannot train rows, naming the reason, for a table
+        whose state is that of another class, where fields must be added to a table with uncommitted
+        rows, and for stochastic rounding of weights that are not bfloat16.
         """
-        groups = _grouped(embeddings)
+        if not (
+            isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
+        ):
+            raise InvalidTypeError(
+                f"an optimizer is made of a class such as torch.optim.Adam, not {optimizer_class!r}"
+            )
+        groups = _grouped(params)
         self._class = optimizer_class
         self._options = options
         self._progress = progress
         self._in_place = in_place
         self._at_random = stochastic_rounding
-        self._fields: list[list[TrainedField]] = []
-        self._inner = optimizer_class([_stand_in(groups[0])], **options)
+        self._project = project
+        self._reset = reset
+        self._replicated = replicated
+        self._ema = ema
+        self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
+        self._ordinary = False
+        self._fields: dict[RowsParameter, TrainedField] = {}
+        self._inner = optimizer_class(
+            [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
+        )
         self._inner.param_groups.clear()
+        self._inner.state.clear()
         super().__init__([{"params": []}], self._inner.defaults)
+        self._share()
         for group in groups:
             self.add_param_group(group)
 
+    def _share(self) -> None:
+        """Have groups and state be those of the torch optimizer."""
+        self.param_groups = self._inner.param_groups
+        self.state = self._inner.state
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more layers: `{"params": [layers], "lr": …}`. Adds fields to their tables."""
-        layers = list(param_group["params"])
-        if not layers:
-            return
-        own = {key: value for key, value in param_group.items() if key != "params"}
-        self._inner.add_param_group({**own, "params": [_stand_in(param_group)]})
-        self._inner.state.clear()
-        self._inner.param_groups[-1]["params"] = []
-        self._fields.append(self._trained(layers, {**self._options, **own}))
+        """Train more: `{"params": [...], "lr": …}`. Adds fields to tables."""
+        if not param_group["params"]:
+            return  # what the base class starts with
+        group = _grouped([param_group])[0]
+        own = {key: value for key, value in group.items() if key in self.defaults}
+        found = [each for each in group["params"] if type(each) is RowsParameter]
+        _check_apart([*self._fields, *found])
+        trained = [self._prepared(rows, {**self._options, **own}) for rows in found]
+        self._inner.add_param_group(group)
+        self._ordinary |= len(trained) < len(group["params"])
+        for field in trained:
+            self._inner.state.pop(field.rows, None)
+            self._fields[field.rows] = field
+            field.rows.optimizers.add(self)
+            field.rows.widened = self._at_random
 
-    def _trained(
-        self, layers: Iterable[TieredEmbedding], options: Mapping[str, Any]
-    ) -> list[TrainedField]:
-        """Prepare what layers train, and have them hand over their gradients."""
-        fields: dict[tuple[int, str], TrainedField] = {}
-        others = {(id(field.table), field.field) for field in self._every()}
-        for layer in layers:
-            key = id(layer.table), layer.field
-            if key in others:
-                raise InvalidInputError(
-                    f"field {layer.field!r} of table {layer.table.name!r} is in two groups"
-                )
-            if key not in fields:
-                fields[key] = self._prepared(layer, options)
-            layer._gradients = fields[key].gradients
-        return list(fields.values())
-
-    def _prepared(self, layer: TieredEmbedding, options: Mapping[str, Any]) -> TrainedField:
-        """Find the state that rows of a layer need, and give their table its fields."""
-        table = layer.table
-        element = table.spec.layout.field(layer.field).element
+    def _prepared(self, rows: RowsParameter, options: Mapping[str, Any]) -> TrainedField:
+        """Find the state that rows need, and give their table its fields."""
+        table = rows.table
+        item = table.spec.layout.field(rows.field)
+        element = item.element
         if self._at_random and not element.stochastic:
             raise InvalidInputError(
-                f"stochastic rounding is for bfloat16; field {layer.field!r} of table "
+                f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{table.name!r} is {element.name}"
             )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
-        dim, device = layer.embedding_dim, table.device
-        plan = probe(self._class, options, dim=dim, dtype=dtype, device=device)
-        state = StoredState(table, layer.field, plan, at_random=self._at_random)
+        plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
+        state = StoredState(
+            table, rows.field, plan, owner=class_name(self._class), at_random=self._at_random
+        )
+        if self._reset:
+            table.store.drop_fields(table.name, state.stale(), progress=self._progress)
+        state.check_owner()
         missing = state.missing_fields()
+        if self._ema is not None:
+            missing |= Average(table, rows.field).start(self._ema)
         if missing:
             table.store.add_fields(table.name, missing, progress=self._progress)
-        in_place = InPlace(self._class, table, layer.field, state) if self._in_place else None
-        return TrainedField(table, layer.field, state, in_place)
+        project = self._project_of(rows)
+        in_place = None
+        if self._in_place and project is None:
+            in_place = InPlace(self._class, table, rows.field, state)
+        return TrainedField(rows, state, in_place, project, self._ema)
 
-    def _every(self) -> Iterator[TrainedField]:
-        return itertools.chain.from_iterable(self._fields)
+    def _project_of(self, rows: RowsParameter) -> Project | None:
+        if not isinstance(self._project, Mapping):
+            return self._project
+        found = [each for layer, each in self._project.items() if layer.rows is rows]
+        return found[0] if found else None
 
-    # -- the rows as parameters
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Groups of options, each with its parameters that have a gradient now as `"params"`."""
-        for field in self._every():
-            field.gather()
-        return self._listed(
-            [field.compact for field in fields if field.compact is not None]
-            for fields in self._fields
-        )
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Ignore the list that the base class starts with: the groups are the torch optimizer's."""
-
-    def _listed(self, compacts: Iterable[list[Compact]]) -> list[dict[str, Any]]:
-        """Let the groups of the torch optimizer have these parameters."""
-        groups: list[dict[str, Any]] = self._inner.param_groups
-        for group, listed in zip(groups, compacts, strict=False):
-            group["params"] = [compact.parameter for compact in listed]
-        return groups
+    # -- training
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield the rows that have a gradient, one parameter a table: for `clip_grad_norm_`."""
+        """Yield every parameter: for `clip_grad_norm_`, where there is no model to ask."""
         for group in self.param_groups:
             yield from group["params"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that have come; no memory is kept to be set to zero."""
-        for field in self._every():
-            field.clear()
-        for group in self._inner.param_groups:
-            group["params"] = []
+        """Drop the gradients: those of rows always, of ordinary parameters as torch does."""
+        for rows in self._fields:
+            rows.give_up()
+        if self._ordinary:
+            super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the rows that got a gradient, and give the gradient up.
+        """Update the parameters and rows that got a gradient; give that of the rows up.
 
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
+        if self._fields and not self._replicated:
+            _check_alone()
+        for field in self._fields.values():
+            field.state.check_owner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with interrupts_deferred():
-            for field in self._every():
-                field.gather()
-            self._update()
-            self.zero_grad()
+            touched = {rows: rows.gradient_for(self) for rows in self._fields}
+            try:
+                self._update(touched)
+            except Exception as error:
+                error.add_note("this step may be written in part; store.rollback() drops it")
+                raise
+            for rows, gradient in touched.items():
+                if gradient is not None:
+                    rows.used(self)
         return loss
 
-    def _update(self) -> None:
-        """Update the rows, in their slots where that can be done."""
-        try:
-            self._update_copies(
-                [
-                    [
-                        field.compact
-                        for field in fields
-                        if field.compact is not None
-                        and field.compact.gradient is not None
-                        and not field.compact.step(group)
-                    ]
-                    for group, fields in zip(self._inner.param_groups, self._fields, strict=True)
-                ]
-            )
-        except Exception as error:
-            error.add_note("this step may be written in part; store.rollback() drops it")
-            raise
+    def _update(self, touched: Mapping[Any, Gradient | None]) -> None:
+        """Update rows in their slots where that can be done, and all else with the torch optimizer.
 
-    def _update_copies(self, compacts: list[list[Compact]]) -> None:
-        """Run the torch optimizer on copies of rows, and write them back."""
-        every = [compact for listed in compacts for compact in listed]
-        if not every:
+        For its step, copies of the rows take the place of the parameters of the layers.
+        """
+        groups, states = self._inner.param_groups, self._inner.state
+        every = [group["params"] for group in groups]
+        copied: list[tuple[TrainedField, Gradient, torch.nn.Parameter]] = []
+        given: list[list[torch.nn.Parameter]] = []
+        for group in groups:
+            listed: list[torch.nn.Parameter] = []
+            for parameter in group["params"]:
+                field, gradient = self._fields.get(parameter), touched.get(parameter)
+                if field is None:
+                    listed.append(parameter)
+                elif gradient is not None and not field.step_in_place(gradient, group):
+                    copy, state = field.load(gradient)
+                    if self._sparse and copy.grad is not None:
+                        copy.grad = as_gradient(self._inner, copy.grad)
+                    states[copy] = state
+                    copied.append((field, gradient, copy))
+                    listed.append(copy)
+            given.append(listed)
+        if not any(given):
             return
-        state = self._inner.state
-        for compact in every:
-            loaded = compact.load()
-            parameter = compact.parameter
-            state[parameter] = loaded
-            parameter.grad = as_gradient(self._inner, parameter.grad)
         try:
-            self._listed(compacts)
+            for group, listed in zip(groups, given, strict=True):
+                group["params"] = listed
             self._inner.step()
-            for compact in every:
-                compact.store(state[compact.parameter])
+            for field, gradient, copy in copied:
+                field.store(gradient, copy, states[copy])
         finally:
-            state.clear()
+            for group, parameters in zip(groups, every, strict=True):
+                group["params"] = parameters
+            for *_, copy in copied:
+                states.pop(copy, None)
 
-    # -- saving
+    # -- the state of rows and parameters
+
+    def reset_state(self) -> None:
+        """Forget what was learned about rows and parameters but for themselves: start anew.
+
+        Writes the first values of the state over every row of the tables; commit that. Averages
+        that `ema` keeps stay.
+        """
+        for field in self._fields.values():
+            field.state.reset()
+        groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
+        fresh = self._class(groups, **self._options)
+        self._inner.state.clear()
+        self._inner.state.update(fresh.state)
+        for rows in self._fields:
+            self._inner.state.pop(rows, None)
+
+    def load_rows_state(self, layer: TieredEmbedding, state: Mapping[str, Any]) -> None:
+        """Take over the state that a torch optimizer kept of the weight of an embedding.
+
+        Args:
+            layer: over the table that the weight was written into.
+            state: an entry of `torch_optimizer.state_dict()["state"]`: for Adam `step` and, of the
+                shape of the weight, `exp_avg` and `exp_avg_sq`.
+
+        Every row of the table is written; commit that. Raises InvalidInputError, having written
+        nothing, for a state of another optimizer or shape, and a layer that is not trained here.
+        """
+        field = self._fields.get(layer.rows)
+        if field is None:
+            raise InvalidInputError(f"this optimizer does not train table {layer.table.name!r}")
+        field.state.take(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each group's options and the names of what it trains; state is with the rows."""
-        groups = [
-            {
-                **{key: value for key, value in group.items() if key != "params"},
-                "params": [field.name for field in fields],
+        """Return options, and the state of ordinary parameters, as torch does.
+
+        The state of rows lies with them; in its place is a pointer to the version that has it, with
+        the table, the field and the class of the optimizer. Raises InvalidInputError where rows are
+        not committed.
+        """
+        state = super().state_dict()
+        pointers = {
+            number: {
+                "pointer": pointer_to(rows.table, rows.field, optimizer=class_name(self._class))
             }
-            for group, fields in zip(self._inner.param_groups, self._fields, strict=True)
-        ]
-        return {"state": {}, "param_groups": groups}
+            for number, rows in self._rows().items()
+        }
+        return {**state, "state": {**state["state"], **pointers}}
+
+    def _rows(self) -> dict[int, RowsParameter]:
+        """Return the rows of tables by their number among the parameters."""
+        every = enumerate(self.parameters())
+        return {number: each for number, each in every if type(each) is RowsParameter}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the options of each group; raises InvalidInputError for other tables' groups."""
-        ours, theirs = self.state_dict()["param_groups"], state_dict["param_groups"]
-        if [group["params"] for group in ours] != [list(group["params"]) for group in theirs]:
-            raise InvalidInputError(
-                f"this state is of an optimizer over {[group['params'] for group in theirs]}, "
-                f"this one is over {[group['params'] for group in ours]}"
-            )
-        for group, saved in zip(self._inner.param_groups, theirs, strict=True):
-            options = {key: value for key, value in saved.items() if key != "params"}
-            group.update(copy.deepcopy(options))
+        """Take what `state_dict` returned, and bring stores to the version they were at then.
 
-
-def _grouped(
-    embeddings: Iterable[TieredEmbedding] | Iterable[dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return groups, each with a list of layers."""
-    if isinstance(embeddings, torch.nn.Module):
-        raise InvalidTypeError("give the layers as a list: TieredOptimizer(Adam, [emb])")
-    given: list[Any] = list(embeddings)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    for group in groups:
-        if not isinstance(group, dict) or not group.get("params"):
-            raise InvalidInputError(
-                "an optimizer needs embeddings, or dicts whose 'params' is a list of embeddings"
-            )
-        for layer in group["params"]:
-            if not isinstance(layer, TieredEmbedding):
-                raise InvalidTypeError(
-                    f"a {type(layer).__name__} is not a tierstore.nn layer; parameters that are "
-                    "not rows of a table go into an optimizer of their own"
+        Raises InvalidInputError for the state of another class, of other tables, or of a version
+        that is not kept; see `Store.restore`.
+        """
+        state = dict(state_dict["state"])
+        saved = [each for group in state_dict["param_groups"] for each in group["params"]]
+        for number, rows in self._rows().items():
+            pointer = state.pop(saved[number], {}).get("pointer") if number < len(saved) else None
+            if pointer is None:
+                raise InvalidInputError(
+                    f"this state has no pointer to rows of table {rows.table.name!r}: it is not "
+                    "that of a TieredOptimizer over them"
                 )
-    return groups
+            restore(rows.table, rows.field, pointer, optimizer=class_name(self._class))
+        if any("pointer" in each for each in state.values()):
+            raise InvalidInputError(
+                "this state is of an optimizer over other parameters, rows of tables where there "
+                "are none here; make the optimizer as it was when the state was taken"
+            )
+        self._inner.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+        self._share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse: a copy would train the same rows."""
+        self.__reduce_ex__(0)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise InvalidTypeError(
+            "an optimizer over rows of a table cannot be pickled or copied: what it needs lies in "
+            "the store. Save opt.state_dict(), and load it into an optimizer over the same tables"
+        )
 
 
-def _stand_in(group: Mapping[str, Any]) -> torch.nn.Parameter:
-    """Return a parameter for an optimizer that cannot be made without one."""
-    return torch.nn.Parameter(group["params"][0]._anchor.detach().new_zeros(1, 1))
+def class_name(kind: type[torch.optim.Optimizer]) -> str:
+    """Return what tells a class of optimizers from others: "torch.optim.Adam"."""
+    module = kind.__module__
+    return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
+
+
+def _check_alone() -> None:
+    """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if (ranks := distributed.get_world_size()) > 1:
+        raise InvalidInputError(
+            f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
+            "rank would train rows of its own. Train on one rank, or give the optimizer "
+            "replicated=True if every rank applies the gradients of all to a copy of the store"
+        )
+
+
+def _check_apart(every: Iterable[RowsParameter]) -> None:
+    """Raise InvalidInputError for a field that is there twice: in two groups, or as a copy."""
+    seen = set()
+    for rows in every:
+        key = id(rows.table), rows.field
+        if key in seen:
+            raise InvalidInputError(
+                f"field {rows.field!r} of table {rows.table.name!r} is in two groups, or in a "
+                "layer and a copy of it; one optimizer trains it once"
+            )
+        seen.add(key)
+
+
+def _grouped(params: Any) -> list[dict[str, Any]]:
+    """Return groups, each with a list of parameters, every one of them once."""
+    given = [params] if isinstance(params, torch.nn.Module) else list(params)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    made = []
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            raise InvalidInputError("a group is a dict with 'params'")
+        one = isinstance(group["params"], torch.nn.Module | torch.Tensor)
+        parts = [group["params"]] if one else list(group["params"])
+        found = dict.fromkeys(each for part in parts for each in _parameters_of(part))
+        trained = [each for each in found if type(each) is not RowsParameter or each.requires_grad]
+        if not trained:
+            raise InvalidInputError("an optimizer needs layers or parameters that can be trained")
+        made.append({**group, "params": trained})
+    return made
+
+
+def _parameters_of(part: object) -> Iterator[torch.Tensor]:
+    """Yield the parameters that something in a group stands for."""
+    if isinstance(part, torch.nn.Module):
+        yield from part.parameters()
+    elif isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], torch.Tensor):
+        yield part[1]
+    else:
+        raise InvalidTypeError(
+            f"an optimizer takes a model, layers, parameters or dicts of them, not {part!r}"
+        )

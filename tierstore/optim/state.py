@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from tierstore.spec import Field
 
 __all__ = ["State", "StoredState"]
 
+_BLOCK = 65_536
+
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
 
@@ -31,9 +34,15 @@ class StoredState:
     """
 
     def __init__(
-        self, table: Table, field: str, plan: StatePlan, *, at_random: bool = False
+        self,
+        table: Table,
+        field: str,
+        plan: StatePlan,
+        *,
+        owner: str,
+        at_random: bool = False,
     ) -> None:
-        """Bind what a probe has found to a table.
+        """Bind what a probe has found to a table, for an optimizer whose class is `owner`.
 
         With `at_random` the weights, bfloat16, are trained in float32 and rounded at random.
         """
@@ -42,11 +51,31 @@ class StoredState:
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._count = f"{self._prefix}step"
+        self._owner = owner
+        self._owned = f"{self._prefix}optimizer"
         self.fields: dict[str, str] = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
         self.at_random = at_random
         self._columns: Columns | None = None
         self._kinds: dict[str, tuple[int, torch.dtype]] = {}
+
+    def check_owner(self) -> None:
+        """Raise InvalidInputError if the state there is an optimizer's of another class."""
+        found = self._table.scalars.get(self._owned)
+        if found is not None and found["class"] != self._owner:
+            raise InvalidInputError(
+                f"table {self._table.name!r} holds the state of {found['class']} after "
+                f"{self.steps} steps, which {self._owner} cannot go on from: make the optimizer "
+                "with reset=True to drop that state, or go on with the same class"
+            )
+
+    def stale(self) -> list[str]:
+        """Return the fields of the state there, of any class of optimizer; forget its scalars."""
+        scalars = self._table.scalars
+        found = scalars.get(self._owned, {"fields": list(self.fields.values()), "scalars": []})
+        for name in (self._count, self._owned, *found["scalars"]):
+            scalars.pop(name, None)
+        return [name for name in found["fields"] if name in self._table.fields]
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -79,11 +108,8 @@ class StoredState:
             if begun or not kept.late:
                 found = values[self.fields[key]].to(kept.dtype)
                 state[key] = found.reshape(lease.bound, *kept.shape)
-        return self.computed(values[self._field]), state
-
-    def computed(self, weights: Tensor) -> Tensor:
-        """Return weights in the type they are trained in."""
-        return weights.float() if self.at_random else weights
+        weights = values[self._field]
+        return weights.float() if self.at_random else weights, state
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""
@@ -124,6 +150,48 @@ class StoredState:
             number = value.item() if isinstance(value, Tensor) else value
             self._table.scalars[self._prefix + key] = number
 
+    def reset(self) -> None:
+        """Write the values that states start from over those of every row, and count anew."""
+        for key, kept in self._plan.rows.items():
+            for ids in self._blocks():
+                values = torch.full((len(ids), kept.dim), kept.initial, dtype=kept.dtype)
+                self._table.write(ids, values, self.fields[key])
+        for key in ("step", "optimizer", *self._plan.shared):
+            self._table.scalars.pop(self._prefix + key, None)
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Write a state that an optimizer kept of the whole field, as torch's `state_dict` has it.
+
+        Raises InvalidInputError, having written nothing, for a state of another optimizer or shape.
+        """
+        plan, rows = self._plan, self._table.rows
+        if set(state) != {*plan.rows, *plan.shared}:
+            raise InvalidInputError(
+                f"this state has {', '.join(state) or 'nothing'}; the optimizer keeps "
+                f"{', '.join((*plan.rows, *plan.shared)) or 'nothing'}"
+            )
+        for key, kept in plan.rows.items():
+            wanted = (rows, *kept.shape)
+            if tuple(state[key].shape) != wanted:
+                raise InvalidInputError(
+                    f"{key} is {tuple(state[key].shape)}, and the rows of table "
+                    f"{self._table.name!r} need {wanted}"
+                )
+        for key, kept in plan.rows.items():
+            values = state[key].reshape(rows, kept.dim)
+            for ids in self._blocks():
+                self._table.write(ids, values[ids].cpu(), self.fields[key])
+        self._table.scalars[self._count] = max(1, self.steps)  # so that late states are read
+        for key in plan.shared:
+            value = state[key].item() if isinstance(state[key], Tensor) else state[key]
+            counts = key in plan.counts
+            self._table.scalars[self._prefix + key] = int(value) if counts else value
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Yield the ids of all rows, some at a time."""
+        for first in range(0, self._table.rows, _BLOCK):
+            yield torch.arange(first, min(first + _BLOCK, self._table.rows))
+
     @property
     def steps(self) -> int:
         """How many steps were taken."""
@@ -138,3 +206,7 @@ class StoredState:
         scalars = self._table.scalars
         for name, initial in counts.items():
             scalars[name] = int(scalars.get(name, initial)) + 1
+        if self._owned not in scalars:
+            shared = [self._prefix + key for key in self._plan.shared]
+            fields = list(self.fields.values())
+            scalars[self._owned] = {"class": self._owner, "fields": fields, "scalars": shared}

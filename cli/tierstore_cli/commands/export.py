@@ -48,7 +48,7 @@ def export(
     table: str | None,
     field: str | None,
     rows: Rows | None,
-    version: int | None,
+    version: int | str | None,
     dtype: str | None,
     keys: str | None,
     memory: int,

@@ -138,8 +138,9 @@ def _versions(versions: list[dict[str, Any]]) -> Grid:
             "–" if each["step"] is None else f"{each['step']:,}",
             f"{each['delta_rows']:,}",
             format_bytes(each["delta_bytes"]),
+            ", ".join(each["names"]),
         )
         for each in versions
     ]
-    headers = ("VERSION", "STEP", "DELTA ROWS", "DELTA")
-    return Grid(headers, rows, right=frozenset(range(len(headers))))
+    headers = ("VERSION", "STEP", "DELTA ROWS", "DELTA", "KEPT AS")
+    return Grid(headers, rows, right=frozenset(range(4)))

@@ -44,7 +44,7 @@ def repair(
     out: Output,
     store: Place,
     dest: Path,
-    version: int | None,
+    version: int | str | None,
     fills: tuple[Filling, ...],
     seed: int,
     listed: Path | None,

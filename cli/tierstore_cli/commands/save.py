@@ -24,7 +24,9 @@ from tierstore_cli.text import some_rows
     is_flag=True,
     help="Write damaged rows as zeros, leave out damaged tables, keys and payload.",
 )
-def save(out: Output, store: Place, dest: Place, version: int | None, skip_damaged: bool) -> None:
+def save(
+    out: Output, store: Place, dest: Place, version: int | str | None, skip_damaged: bool
+) -> None:
     """Copy one version of STORE to DEST, which must not exist.
 
     DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a

@@ -22,7 +22,7 @@ DAMAGE = 4
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="Check N random rows of each table."
 )
-def verify(out: Output, store: Place, version: int | None, sample: int | None) -> None:
+def verify(out: Output, store: Place, version: int | str | None, sample: int | None) -> None:
     """Check the rows and files of STORE against their checksums.
 
     Checks each manifest, table and file separately, also in a store that does not open. Lists all

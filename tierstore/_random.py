@@ -1,0 +1,88 @@
+"""The global generators of random numbers: of torch, NumPy and Python."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+__all__ = ["Apart", "get_state", "python_state", "set_python_state", "set_state"]
+
+State = dict[str, Any]
+"""States by the name of their library, made of arrays, tensors and numbers."""
+
+
+def python_state(generator: random.Random | Any = random) -> State:
+    """Return the state of a generator of Python's `random`."""
+    version, numbers, gauss = generator.getstate()
+    return {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
+
+
+def set_python_state(state: Mapping[str, Any], generator: random.Random | Any = random) -> None:
+    """Give a generator of Python's `random` a state."""
+    numbers = tuple(map(int, np.asarray(state["numbers"])))
+    generator.setstate((state["version"], numbers, state["gauss"]))
+
+
+def get_state() -> State:
+    """Return the states of Python, NumPy and, where it is imported, torch on the CPU."""
+    state: State = {"python": python_state(), "numpy": np.random.get_state()}
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch"] = torch.get_rng_state()
+    return state
+
+
+def set_state(state: Mapping[str, Any]) -> None:
+    """Set the generators that a state has."""
+    if "python" in state:
+        set_python_state(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.asarray(keys), *rest))
+    if "torch" in state and (torch := sys.modules.get("torch")) is not None:
+        torch.set_rng_state(state["torch"].cpu())
+
+
+class Apart:
+    """Global generators of one's own, that go on where they were each time the body is entered.
+
+    What draws from them in the body neither sees nor changes what is drawn outside of it.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        """Start from a state; without one from a number that the generators outside give."""
+        self._outside: State = {}
+        if state is None:
+            seed = _draw()
+            self._outside = get_state()
+            _seed(seed)
+            state = get_state()
+            set_state(self._outside)
+        self.state = state
+
+    def __enter__(self) -> Self:
+        """Let the global generators be these."""
+        self._outside = get_state()
+        set_state(self.state)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let them be what they were."""
+        self.state = get_state()
+        set_state(self._outside)
+
+
+def _draw() -> int:
+    """Draw a number from the generator that a training is seeded by."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return int(torch.randint(2**32, ()))
+    return int(np.random.randint(2**32, dtype=np.uint32))
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.manual_seed(seed)

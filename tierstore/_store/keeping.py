@@ -1,0 +1,73 @@
+"""Versions that are kept by name, and bringing an open store back to one that is kept."""
+
+from __future__ import annotations
+
+from tierstore._disk.manifest import is_version_name
+from tierstore._store.alter import alone_to
+from tierstore._store.compaction import Folder
+from tierstore._store.lineage import pruned
+from tierstore._store.state import State
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+
+__all__ = ["check_version_name", "keep", "release", "restore"]
+
+
+def check_version_name(name: object) -> str:
+    """Return `name` if a version can be kept by it; raises InvalidTypeError, InvalidInputError."""
+    if not isinstance(name, str):
+        raise InvalidTypeError(f"a version is kept by a name such as 'best', not {name!r}")
+    if not is_version_name(name):
+        raise InvalidInputError(
+            f"not a version's name: {name!r}; 1 to 1024 printable characters are"
+        )
+    return name
+
+
+def keep(state: State, folder: Folder, version: int | str, name: str) -> int:
+    """Keep a version by a name, which another version loses; return its number."""
+    check_version_name(name)
+
+    def work() -> None:
+        number = state.history.version(version).version
+        if state.ledger.names.get(name) != number:
+            state.change(names={**state.ledger.names, name: number})
+
+    alone_to("keep a version", state, folder, work)
+    return state.ledger.names[name]
+
+
+def release(state: State, folder: Folder, name: str) -> None:
+    """Take a name from its version, which goes when nothing else keeps it."""
+
+    def work() -> None:
+        names = dict(state.ledger.names)
+        if name not in names:
+            listed = ", ".join(map(repr, names)) or "none"
+            raise UnknownNameError(f"no version is kept as {name!r}; there are: {listed}")
+        del names[name]
+        state.change(names=names)
+
+    alone_to("release a version", state, folder, work)
+
+
+def restore(state: State, folder: Folder, version: int | str) -> None:
+    """Bring an open writer back to a version that is kept, as a new version; drop what is not."""
+
+    def work() -> None:
+        if version in (state.manifest.version, state.restored):
+            state.discard()
+            return
+        older = state.history.version(version)
+        if older.mark == state.manifest.mark != "":
+            state.discard()
+            return
+        state.check_whole(older)
+        before, changes = state.manifest, state.next_version()
+        forks = pruned((*older.forks, (changes["version"], older.version)), before.floor)
+        if before.confirmed < before.version:  # a model elsewhere may need what is not confirmed
+            changes["confirmed"] = before.confirmed
+        changes |= {"previous": older.version, "mark": older.mark, "forks": forks}
+        changes["payload_mark"] = older.payload_mark
+        state.change_all(older, **changes)
+
+    alone_to("restore a version", state, folder, work)

@@ -1,0 +1,125 @@
+"""Pointers: what the state of a store, layer or optimizer holds in place of rows.
+
+A pointer names a version of a store, and loading it brings the store there. Versions are told apart
+by their marks, so a pointer holds for copies too, and for a version that restores the one it names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tierstore._disk.manifest import Manifest
+from tierstore._store.state import State
+from tierstore.errors import InvalidInputError
+
+__all__ = ["from_bytes", "make_pointer", "to_bytes", "wanted_version"]
+
+Pointer = Mapping[str, Any]
+
+
+_MULTIPLE = 1024
+
+
+def to_bytes(pointer: Pointer) -> bytes:
+    """Return a pointer as bytes, for states that are made of tensors.
+
+    They are as many for any version: loaders such as torch.distributed.checkpoint load in place.
+    """
+    data = json.dumps(pointer, separators=(",", ":")).encode()
+    return data.ljust(-(-len(data) // _MULTIPLE) * _MULTIPLE)
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """Return the pointer that `to_bytes` wrote; raises InvalidInputError for anything else."""
+    try:
+        pointer = json.loads(data)
+    except ValueError:
+        pointer = None
+    if not isinstance(pointer, dict):
+        raise _not_a_pointer(data[:80])
+    return pointer
+
+
+def make_pointer(state: State) -> dict[str, Any]:
+    """Return a pointer to the version that is open, made of JSON values.
+
+    In the payload of a commit under way it is to the version that is being written. Raises
+    InvalidInputError where rows are not committed: no version has them.
+    """
+    manifest, coming = state.manifest, state.coming
+    where = {"path": str(state.directory.path), "uuid": manifest.uuid}
+    if coming is not None:
+        coming.is_named = True
+        return {**where, "version": coming.version, "mark": coming.mark, "payload": True}
+    rows = 0 if state.door.closed else state.uncommitted_rows()
+    if rows:
+        raise InvalidInputError(
+            f"{rows} rows of {state.directory.path} are not committed, and a state taken now would "
+            "point to a version without them: call store.commit() before state_dict(), or commit "
+            "the module itself, store.commit(payload={'model': model}); store.rollback() drops them"
+        )
+    return {**where, "version": manifest.version, "mark": manifest.mark}
+
+
+def wanted_version(state: State, pointer: Pointer) -> int | None:
+    """Return the kept version that a pointer names, None if that is the one open.
+
+    Raises InvalidInputError for a pointer to another store or to a version that is not kept.
+    """
+    if not isinstance(pointer, Mapping):
+        raise _not_a_pointer(pointer)
+    try:
+        uuid, number, mark = pointer["uuid"], int(pointer["version"]), str(pointer["mark"])
+    except (KeyError, TypeError, ValueError):
+        raise _not_a_pointer(pointer) from None
+    if _is(state.manifest, uuid, number, mark):
+        return None
+    if mark and pointer.get("payload") and mark == state.payload_mark:
+        return None
+    kept = state.history.versions()
+    for version, manifest in reversed(kept.items()):
+        if _is(manifest, uuid, number, mark):
+            return version
+    raise InvalidInputError(_why_not(state, pointer, kept))
+
+
+def _is(manifest: Manifest, uuid: str, number: int, mark: str) -> bool:
+    if mark:
+        return manifest.mark == mark
+    return (manifest.uuid, manifest.version, manifest.mark) == (uuid, number, "")
+
+
+def _why_not(state: State, pointer: Pointer, kept: Mapping[int, Manifest]) -> str:
+    """Return why no version is the one that a pointer names, and what helps."""
+    path, number = state.directory.path, int(pointer["version"])
+    listed = ", ".join(map(str, kept))
+    parent = state.identity.parent
+    if pointer["uuid"] == state.identity.uuid:
+        if number in kept:
+            return (
+                f"this state is of a version {number} of another copy of {path}, whose own version "
+                f"{number} holds other rows; open the copy that the state was saved with"
+            )
+        return (
+            f"this state is of version {number} of {path}, which is not kept any more; there are: "
+            f"{listed}. Keep the versions that states point to, with "
+            'store.commit(keep="best") or a larger keep='
+        )
+    if parent is not None and pointer["uuid"] == parent.uuid:
+        return (
+            f"this state is of version {number} of the store that {path} was copied from, and "
+            f"the copy has it no more, or never had: it began with version {parent.version} and "
+            f"keeps {listed}"
+        )
+    return (
+        f"this state belongs to the store {pointer['uuid']} that was at {pointer.get('path')}; "
+        f"{path} is {state.identity.uuid}. Open the store it was saved with, or a copy of it"
+    )
+
+
+def _not_a_pointer(found: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"not a pointer to a store: {found!r}; state_dict() of a store or module gives one"
+    )

@@ -1,0 +1,81 @@
+"""The rows of a table with the largest dot products, found by reading it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore.errors import InvalidInputError
+
+__all__ = ["Best", "excluded_pairs"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+_MOST_SCORES = 4 << 20
+"""Scores that are held at a time, 16 MiB of them."""
+
+
+class Best:
+    """The best rows of each query so far: scores descending, of equal ones the lowest row first."""
+
+    def __init__(self, queries: Floats, k: int, excluded: tuple[Ints, Ints]) -> None:
+        """Start with none for `queries` `(n, dim)`; `excluded` are pairs (query, row), by row."""
+        self._queries = queries
+        self._k = k
+        self._which, self._rows = excluded
+        self.scores: Floats = np.full((len(queries), k), -np.inf, np.float32)
+        self.ids: Ints = np.full((len(queries), k), -1, np.int64)
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows `add` should get at a time."""
+        return max(1, _MOST_SCORES // max(1, len(self._queries)))
+
+    def add(self, first: int, rows: Floats) -> None:
+        """Take rows from `first` on; they come in ascending order."""
+        scores = self._queries @ rows.T
+        scores[np.isnan(scores)] = -np.inf
+        begin, end = np.searchsorted(self._rows, [first, first + len(rows)])
+        scores[self._which[begin:end], self._rows[begin:end] - first] = -np.inf
+        ids = np.broadcast_to(np.arange(first, first + len(rows)), scores.shape)
+        self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
+
+    def _keep(self, scores: Floats, ids: Ints) -> None:
+        """Keep `k` of more scores, in which lower rows come first."""
+        least = np.partition(scores, -self._k, axis=1)[:, -self._k, None]
+        better, equal = scores > least, scores == least
+        room = self._k - better.sum(1, keepdims=True)
+        kept = better | (equal & (equal.cumsum(1) <= room))
+        shape = len(scores), self._k
+        scores, ids = scores[kept].reshape(shape), ids[kept].reshape(shape)
+        ids = np.where(np.isneginf(scores), -1, ids)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        self.scores = np.take_along_axis(scores, order, 1)
+        self.ids = np.take_along_axis(ids, order, 1)
+
+
+def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:
+    """Return pairs (query, row), ascending by row, of rows that queries are not to get.
+
+    `exclude` is None, or has for each query an array or list of rows, in which negative ones stand
+    for nothing. Raises InvalidInputError.
+    """
+    each: Sequence[Any] = [] if exclude is None else _lists(exclude)
+    if exclude is not None and len(each) != queries:
+        raise InvalidInputError(f"exclude has rows for {len(each)} queries, there are {queries}")
+    arrays = [np.asarray(found, np.int64).reshape(-1) for found in each]
+    which = np.repeat(np.arange(len(arrays)), [len(found) for found in arrays])
+    every = np.concatenate([np.empty(0, np.int64), *arrays])
+    if every.size and every.max() >= rows:
+        raise InvalidInputError(f"exclude names row {every.max()} of 0..{rows - 1}")
+    which, every = which[every >= 0], every[every >= 0]
+    order = np.argsort(every, kind="stable")
+    return which[order], every[order]
+
+
+def _lists(exclude: Iterable[Any]) -> list[Any]:
+    return [each.cpu() if hasattr(each, "cpu") else each for each in exclude]

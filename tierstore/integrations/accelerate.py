@@ -1,0 +1,35 @@
+"""Accelerate: a store that is committed by `save_state`, and restored by `load_state`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tierstore._store.store import Store
+from tierstore.errors import MissingExtraError
+from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint, release_removed
+
+try:
+    from accelerate import Accelerator
+except ModuleNotFoundError as error:
+    raise MissingExtraError("this needs Accelerate: pip install accelerate") from error
+
+__all__ = ["register"]
+
+
+def register(accelerator: Accelerator, store: Store, *models: torch.nn.Module) -> None:
+    """Commit a store before the state of any of these models is taken, and keep what is saved.
+
+    `accelerator.save_state(directory)` and `save_model` point to a version of the store, which is
+    kept as long as the directory is there. `load_state` needs nothing: models and optimizers bring
+    the store to their version.
+    """
+    for model in models:
+        CommitBeforeState(store, model)
+
+    def keep(models: Any, weights: Any, directory: str) -> None:
+        release_removed(store)
+        keep_checkpoint(store, directory)
+
+    accelerator.register_save_state_pre_hook(keep)

@@ -1,0 +1,61 @@
+"""torch.distributed.checkpoint: model and optimizer with the store they train, as one Stateful."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+
+from tierstore._store.store import Store
+
+__all__ = ["StoreState"]
+
+
+class StoreState(Stateful):  # type: ignore[misc]
+    """Model and optimizers whose states point to a version of a store.
+
+    What is not committed is committed when the state is taken. That commit is confirmed when the
+    next state is taken or loaded, so the versions that checkpoints up to then point to stay; see
+    `Store.commit`. `store.keep(store.version, name)` keeps one for longer.
+
+        state = StoreState(store, model, opt)
+        dcp.save({"run": state}, checkpoint_id=path)
+        dcp.load({"run": state}, checkpoint_id=path)
+    """
+
+    def __init__(
+        self, store: Store, model: torch.nn.Module, *optimizers: torch.optim.Optimizer
+    ) -> None:
+        """Bind what belongs together."""
+        self._store = store
+        self._model = model
+        self._optimizers = optimizers
+        self._unconfirmed: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Commit the store, and return the states of model and optimizers.
+
+        DCP takes it before it loads, too: what the store was at before is kept, whatever `keep` is.
+        """
+        if self._store.uncommitted_rows():
+            self._unconfirmed = self._store.commit(confirm=False)
+        model, optimizers = get_state_dict(self._model, self._optimizers)
+        return {"model": model, "optimizers": optimizers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Bring the store, model and optimizers to the version of a state."""
+        set_state_dict(
+            self._model,
+            self._optimizers,
+            model_state_dict=state_dict["model"],
+            optim_state_dict=state_dict["optimizers"],
+        )
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Say that the checkpoint that was saved last is complete, so that older ones may go."""
+        if self._unconfirmed is not None:
+            self._unconfirmed = None
+            self._store.confirm(self._store.version)

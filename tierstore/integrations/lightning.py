@@ -1,0 +1,101 @@
+"""Lightning: a store that is committed with each checkpoint, and restored with it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tierstore._store.store import Store
+from tierstore.errors import MissingExtraError
+from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins import CheckpointIO
+except ModuleNotFoundError as error:
+    raise MissingExtraError("this needs Lightning: pip install lightning") from error
+
+__all__ = ["StoreCallback"]
+
+
+class StoreCallback(Callback):  # type: ignore[misc]
+    """Commits a store with each checkpoint, and keeps the version as long as the checkpoint.
+
+    A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state and
+    the head back together. One that `ModelCheckpoint` removes lets its version go.
+
+        trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
+    """
+
+    def __init__(self, store: Store, *, log: bool = True) -> None:
+        """Look after a store; `log` sends the hit rate of each table's tiers to the loggers."""
+        self._store = store
+        self._log = log
+        self._commit: CommitBeforeState | None = None
+        self._io: CheckpointIO | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin to look after it."""
+        self._end(trainer)
+        self._commit = CommitBeforeState(self._store, pl_module, lambda: trainer.global_step)
+        self._io = trainer.strategy.checkpoint_io
+        trainer.strategy.checkpoint_io = _Keeping(self._store, self._io)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Commit what the run has trained, and end."""
+        if stage == "fit" and self._store.uncommitted_rows():
+            self._store.commit(step=trainer.global_step)
+        self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
+        if self._commit is not None:
+            self._commit.remove()
+            self._commit = None
+        if self._io is not None:
+            trainer.strategy.checkpoint_io = self._io
+            self._io = None
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Log the hit rates, as often as the trainer logs."""
+        step = trainer.global_step
+        if self._log and trainer.loggers and step % trainer.log_every_n_steps == 0:
+            rates = _hit_rates(self._store)
+            for logger in trainer.loggers:
+                logger.log_metrics(rates, step=step)
+
+
+class _Keeping(CheckpointIO):  # type: ignore[misc]
+    """Saves checkpoints as another one does, and keeps the versions that they point to."""
+
+    def __init__(self, store: Store, inner: CheckpointIO) -> None:
+        self._store = store
+        self._inner = inner
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        keep_checkpoint(self._store, path)
+        self._inner.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._inner.load_checkpoint(path, *args, **options)
+        return found
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self._inner.remove_checkpoint(path)
+        name = os.path.abspath(path)
+        if any(name in each.names for each in self._store.versions()):
+            self._store.release(name)
+
+    def teardown(self) -> None:
+        self._inner.teardown()
+
+
+def _hit_rates(store: Store) -> dict[str, float]:
+    """Return the share of requested rows that each tier but the last had, by table and tier."""
+    rates = {}
+    for name, table in store.items():
+        for tier, stats in list(table.stats().items())[:-1]:
+            if stats.requested:
+                rates[f"tierstore/{name}/{tier}/hit_rate"] = stats.hits / stats.requested
+    return rates

@@ -1,0 +1,98 @@
+"""The moving average of rows over the steps of training, kept in their records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore import initializers
+from tierstore._table.columns import Columns
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
+from tierstore.spec import Field
+
+__all__ = ["Average"]
+
+Values = dict[str, Tensor]
+
+
+class Average:
+    """The exponential moving average of a field, as if every row were averaged at every step.
+
+    A row that takes no part in a step stays as it is, so its average after that step follows from
+    what it was before: a record holds an average and the step it is of, and only the rows of a step
+    are written. As torch's `AveragedModel`, it starts from the rows as the first step leaves them.
+    """
+
+    def __init__(self, table: Table, field: str) -> None:
+        """Refer to a field of a table."""
+        self._table = table
+        self._field = field
+        prefix = "" if field == next(iter(table.fields)) else f"{field}_"
+        self._mean, self._of_step = f"{prefix}ema", f"{prefix}ema_step"
+        self._decay, self._steps = f"{prefix}ema_decay", f"{prefix}ema_steps"
+
+    @property
+    def kept(self) -> bool:
+        """Whether the table keeps this average."""
+        return self._mean in self._table.fields and self._decay in self._table.scalars
+
+    def start(self, decay: float) -> dict[str, Field]:
+        """Return the fields that the table lacks; raises InvalidInputError for another decay."""
+        if not 0.0 < decay < 1.0:
+            raise InvalidInputError(f"the decay of an average lies between 0 and 1: {decay}")
+        known = self._table.scalars.get(self._decay, decay)
+        if self.kept and known != decay:
+            raise InvalidInputError(
+                f"table {self._table.name!r} keeps its average with a decay of {known}, not "
+                f"{decay}; drop_fields({[self._mean, self._of_step]}) to begin another"
+            )
+        item = self._table.fields[self._field]
+        dtype = "float64" if item.dtype == "float64" else "float32"
+        fields = {
+            self._mean: Field(item.dim, dtype, initializers.constant(0.0)),
+            self._of_step: Field(1, "float64", initializers.constant(0.0)),
+        }
+        missing = {name: each for name, each in fields.items() if name not in self._table.fields}
+        if missing:
+            self._table.scalars.pop(self._steps, None)
+        return missing
+
+    def before(self, lease: Lease) -> Values:
+        """Return what an update needs of the rows of a lease, before their step."""
+        found: Values = lease.read_columns(self._columns())
+        return found
+
+    def update(self, lease: Lease, before: Values, decay: float) -> None:
+        """Write the average of the rows of a lease after their step."""
+        scalars = self._table.scalars
+        step = int(scalars.get(self._steps, 0)) + 1
+        rows: Tensor = lease.read(self._field)
+        mean, of_step = before[self._mean], before[self._of_step]
+        rows = rows.to(mean.dtype)
+        if step > 1:
+            rows = torch.lerp(self._caught_up(before, step - 1, decay), rows, 1 - decay)
+        written = {self._mean: rows, self._of_step: torch.full_like(of_step, step)}
+        layout = self._table.spec.layout
+        lease.write_columns(Columns(layout, (self._mean, self._of_step)), written)
+        scalars[self._steps], scalars[self._decay] = step, decay
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the average of the row of each id after the last step."""
+        scalars = self._table.scalars
+        step, decay = int(scalars.get(self._steps, 0)), float(scalars[self._decay])
+        values: Any = self._table.read(ids, [self._field, self._mean, self._of_step])
+        return self._caught_up(values, step, decay)
+
+    def _caught_up(self, values: Values, step: int, decay: float) -> Tensor:
+        """Return averages after a step until which the rows stayed as they are since theirs."""
+        mean, of_step = values[self._mean], values[self._of_step]
+        rows = values[self._field].to(mean.dtype)
+        share = (decay ** (step - of_step)).to(mean.dtype)
+        return torch.where(of_step == 0, rows, torch.lerp(rows, mean, share))
+
+    def _columns(self) -> Columns:
+        return Columns(self._table.spec.layout, (self._field, self._mean, self._of_step))

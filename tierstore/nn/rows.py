@@ -1,0 +1,393 @@
+"""The parameter of a layer: rows of a table and their gradient, from a backward pass to a step."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
+from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
+
+__all__ = ["RowsParameter"]
+
+_grad: Any = torch.Tensor.grad
+_data: Any = torch.Tensor.data
+_requires_grad: Any = torch.Tensor.requires_grad
+_Parameter: Any = torch.nn.Parameter
+_engine: Any = torch.autograd.Variable._execution_engine
+
+_WAITING = 64
+"""Batches whose gradients are kept apart; then they are merged, so that no more rows are held."""
+_FORGOTTEN = 1000
+"""Backward passes without a step after which a warning asks for one."""
+
+
+class RowsParameter(torch.nn.Parameter):
+    """The rows of a table that got a gradient, `(distinct rows, dim)`, with that gradient.
+
+    Empty, `(0, dim)`, but from a backward pass to the step that uses its gradient. It is the
+    parameter of every layer over the field: `model.parameters()` has it once. Gradient clipping,
+    `GradScaler`, `zero_grad` and hooks work on it as on any parameter; values that are written into
+    it reach the table at the next forward pass or step. Rows come when `grad` or `data` is first
+    asked for, which on a GPU waits once; until then every value is NaN and writing raises.
+
+    Attributes:
+        table: the table.
+        field: the field of it.
+        optimizers: those that train it; a gradient is there until each of them took a step.
+        layers: those over the field.
+        widened: whether the rows are trained in float32 though the table's are narrower.
+    """
+
+    def __new__(cls, table: Table, field: str, empty: Tensor) -> RowsParameter:
+        """Start from `empty`, `(0, dim)`."""
+        made: RowsParameter = _Parameter.__new__(cls, empty)
+        return made
+
+    def __init__(self, table: Table, field: str, empty: Tensor) -> None:
+        """Start without a gradient."""
+        self.table = table
+        self.field = field
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.widened = False
+        self._nan: Tensor | None = None
+        self._waiting: list[Gradient] = []
+        self._whole: Gradient | None = None
+        self._order: Batch | None = None
+        self._at_rest = True
+        self._shown = self._exposed = self._kept = False
+        self._noted = (0, 0)
+        self._used_by: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._passes = 0
+        self._pass = -1
+        self._seen_by_hooks = 0
+        self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+        self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
+        self._abandoned = Abandoned()
+        self.rest(empty)
+
+    # -- as torch sees it
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of the rows, `(distinct rows, dim)`; None where there is none."""
+        self.show()
+        found: Tensor | None = _grad.__get__(self)
+        return found
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            self.show()
+            if not self._at_rest or len(value):  # of no rows there is none
+                _grad.__set__(self, value)
+        elif self._shown and (self._kept or self._is_written()):
+            _grad.__set__(self, None)  # what wrote into the rows may write into them again
+        else:
+            self.give_up()
+
+    @property
+    def data(self) -> Tensor:
+        """The rows; what is written into them counts as written into the parameter."""
+        self.show()
+        self._exposed = self._shown
+        found: Tensor = _data.__get__(self)
+        return found
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        self.show()
+        if self._shown and value.shape != self.shape:
+            raise InvalidInputError(
+                f"these are {len(self)} rows of table {self.table.name!r}, {tuple(self.shape)}; "
+                f"values of shape {tuple(value.shape)} are of other rows"
+            )
+        _data.__set__(self, value)
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call a hook with the gradient of the rows of each backward pass, before it is added.
+
+        What it returns, if anything, is added instead.
+        """
+        handle = RemovableHandle(self._hooks_before)
+        self._hooks_before[handle.id] = hook
+        return handle
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call a hook with the parameter at the end of each backward pass that reached it."""
+        handle = RemovableHandle(self._hooks_after)
+        self._hooks_after[handle.id] = hook
+        return handle
+
+    def detach(self) -> Tensor:
+        """Return the rows, or none, without their history."""
+        self.show()
+        self._exposed = self._shown
+        return super().detach()
+
+    @property
+    def ids(self) -> Tensor:
+        """The id of each row, int64 `(distinct rows,)`, in no particular order."""
+        self.show()
+        if self._whole is None:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        return self._whole.batch.distinct.clone()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the layers over the field are trained."""
+        found: bool = _requires_grad.__get__(self)
+        return found
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        _requires_grad.__set__(self, value)
+        for layer in self.layers:
+            layer._trained = value
+
+    def requires_grad_(self, requires_grad: bool = True) -> RowsParameter:
+        """Freeze, or train, the layers over the field."""
+        self.requires_grad = requires_grad
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        """Return an ordinary parameter of the values."""
+        copy = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle an ordinary parameter of the values."""
+        return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    # -- what layers and optimizers call
+
+    def rest(self, empty: Tensor) -> None:
+        """Be `empty`, `(0, dim)`, while there is no gradient."""
+        self._rest = empty.detach()
+        if self._at_rest:
+            _data.__set__(self, self._rest)
+
+    def add(self, gradient: Gradient) -> None:
+        """Take the gradient of a batch, in the middle of a backward pass."""
+        if self._used_by:
+            self.give_up()
+        if self._shown:
+            self._hide()
+        self._at_rest = False
+        self._waiting.append(gradient)
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
+            _engine.queue_callback(self._end_pass)
+        self._passes += 1
+        if self._passes == _FORGOTTEN:
+            warnings.warn(
+                f"{_FORGOTTEN} batches left a gradient of table {self.table.name!r} since the last "
+                "step or zero_grad() of its TieredOptimizer",
+                stacklevel=2,
+            )
+
+    def gather(self) -> Gradient | None:
+        """Return the gradient of all batches as one, as clipping and the like have left it."""
+        whole = self._whole
+        if self._shown and whole is not None:
+            if whole.batch.usable and not self._waiting:
+                values = _grad.__get__(self)
+                return None if values is None else replace(whole, values=values)
+            self._hide()
+        if self._waiting or (self._whole is not None and not self._whole.batch.usable):
+            self._merge()
+        return self._whole
+
+    def gradient_for(self, optimizer: Any) -> Gradient | None:
+        """Return the gradient that an optimizer has not used yet, once writes have settled."""
+        if self._at_rest:
+            return None
+        self.settle()
+        return None if optimizer in self._used_by else self.gather()
+
+    def show(self) -> None:
+        """Let data and gradient be those of all batches as one."""
+        if self._at_rest:
+            return
+        if self._shown and not self._waiting:
+            if self._whole is not None and self._whole.batch.dropped:
+                self.give_up()
+            return
+        gradient = self.gather()
+        if gradient is None or self._shown:
+            return
+        gradient.trim()
+        rows = gradient.batch.lease.read(self.field)
+        rows = rows.float() if self.widened else rows
+        _data.__set__(self, rows)
+        _grad.__set__(self, gradient.values.to(rows.dtype))
+        self._shown = True
+        self._note()
+
+    def settle(self) -> None:
+        """Write into the table what was written into the parameter."""
+        if not self._shown or self._whole is None or not self._is_written():
+            return
+        element = self.table.spec.layout.field(self.field).element
+        batch, rows = self._whole.batch, _data.__get__(self).to(element.torch_dtype())
+        if batch.usable:
+            batch.lease.write(self.field, rows)
+        elif not batch.dropped:
+            self.table.write(batch.distinct, rows, self.field)
+        self._note()
+        self._kept = True
+
+    def used(self, by: Any) -> None:
+        """Note that an optimizer took its step; after the last one, drop the gradient."""
+        if len(self.optimizers) == 1:
+            self.give_up()
+            return
+        self._used_by.add(by)
+        if all(each in self._used_by for each in self.optimizers):
+            self.give_up()
+        elif self._shown:
+            self._hide()
+
+    def give_up(self) -> None:
+        """Drop the gradient and let the rows go."""
+        if self._at_rest:
+            return
+        self.settle()
+        for gradient in self._waiting:
+            gradient.batch.release()
+        self._waiting.clear()
+        self._seen_by_hooks = 0
+        if self._whole is not None:
+            self._whole.batch.release()
+        if self._order is not None:
+            self._order.release()
+        self._whole = self._order = None
+        self._at_rest = True
+        self._shown = self._kept = False
+        self._used_by.clear()
+        self._passes = 0
+        _grad.__set__(self, None)
+        _data.__set__(self, self._rest)
+        self._abandoned.release()
+
+    # -- between batches
+
+    def _note(self) -> None:
+        """Note what the data are, to tell when something writes into them."""
+        self._exposed = False
+        self._noted = self.data_ptr(), self._version
+
+    def _is_written(self) -> bool:
+        return self._exposed or (self.data_ptr(), self._version) != self._noted
+
+    def _hide(self) -> None:
+        """Take the gradient back from where torch sees it; the rows may change then."""
+        self.settle()
+        whole, values = self._whole, _grad.__get__(self)
+        if whole is None:
+            return
+        _grad.__set__(self, None)
+        _data.__set__(self, self._rest)
+        self._shown = False
+        if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
+            self._whole = replace(whole, values=values)
+            return
+        self._whole = None
+        if self._kept:
+            self._order = whole.batch  # for values in the order of these rows may be written again
+        else:
+            whole.batch.release()
+
+    def _merge(self) -> None:
+        """Merge the gradients of all batches, but of those that a rollback dropped."""
+        parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
+        self._waiting.clear()
+        self._seen_by_hooks = 0
+        if len(parts) == 1 and parts[0].batch.usable and self._order is None:
+            self._whole = parts[0]
+            return
+        parts = [part for part in parts if not part.batch.dropped]
+        if not parts:
+            self.give_up()
+            return
+        whole = None
+        if self._order is not None:
+            whole = placed(self._order, parts)
+            if whole is None:
+                self._order.release()
+            self._order = None
+        self._whole = merged(self.table, parts, self._abandoned) if whole is None else whole
+        for part in parts:
+            part.batch.release()
+
+    def _end_pass(self) -> None:
+        """Call hooks, now that every gradient of a backward pass has come."""
+        if self._hooks_before or self._hooks_after:
+            self._run_hooks()
+        if len(self._waiting) >= _WAITING:
+            self.gather()
+        _engine.queue_callback(self._cover)  # after DistributedDataParallel had its look
+
+    def _run_hooks(self) -> None:
+        """Call hooks as torch does: some with the gradient that came, others with the whole."""
+        arrived = self._waiting[self._seen_by_hooks :]
+        if not arrived:
+            return
+        gradient = arrived[0]
+        if len(arrived) > 1 or not gradient.batch.usable:
+            gradient = merged(self.table, arrived, self._abandoned)
+            for part in arrived:
+                part.batch.release()
+        gradient.trim()
+        for hook in list(self._hooks_before.values()):
+            found = hook(gradient.values)
+            gradient = gradient if found is None else replace(gradient, values=found)
+        self._waiting[self._seen_by_hooks :] = [gradient]
+        self._seen_by_hooks += 1
+        for hook in list(self._hooks_after.values()):
+            hook(self)
+
+    def _cover(self) -> None:
+        """Stand for rows that are not there yet: reading gives NaN, writing raises."""
+        if self._shown or not (self._waiting or self._whole):
+            return
+        gradient = self._waiting[0] if self._whole is None else self._whole
+        values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
+        if self._nan is None or self._nan.dtype != dtype or self._nan.device != values.device:
+            self._nan = values.new_full((1, 1), torch.nan, dtype=dtype)
+        _data.__set__(self, self._nan.expand(values.shape))
+
+
+def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:
+    """Raise InvalidInputError before an optimizer that is not tierstore's updates rows.
+
+    Its state would be that of other rows in the next step.
+    """
+    for group in optimizer.param_groups:
+        for rows in group["params"]:
+            if type(rows) is not RowsParameter:
+                continue
+            ours = (other for each in rows.optimizers for other in each.param_groups)
+            if not any(other is group for other in ours) and rows.grad is not None:
+                raise InvalidInputError(
+                    f"this {type(optimizer).__name__} has rows of table {rows.table.name!r} among "
+                    "its parameters, and would keep its state for other rows than those of the "
+                    "next batch: make a tierstore.optim.TieredOptimizer of that class over the "
+                    "whole model, or leave parameters that are tierstore.nn.RowsParameter out"
+                )
+
+
+register_optimizer_step_pre_hook(_refuse_other_optimizers)
