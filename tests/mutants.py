@@ -454,6 +454,24 @@ MUTANTS = [
         "tests/gpu/test_leases.py tests/gpu/test_tier.py",
     ),
     Mutant(
+        "nn/rows.py",
+        "return self._exposed or (self.data_ptr(), self._version) != self._noted",
+        "return False",
+        "tests/training/test_parameter.py",
+    ),
+    Mutant(
+        "nn/rows.py",
+        "parts = [part for part in parts if not part.batch.dropped]",
+        "parts = list(parts)",
+        "tests/training/test_pending.py",
+    ),
+    Mutant(
+        "nn/autograd.py",
+        "return bool(torch._C._will_engine_execute_node(leaf))",
+        "return True",
+        "tests/training/test_parameter.py",
+    ),
+    Mutant(
         "nn/sum.cu",
         "part.at[e] += more.at[e]",
         "part.at[e] = more.at[e]",
