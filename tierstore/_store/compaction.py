@@ -277,8 +277,11 @@ class Folder:
 
     def _oldest(self) -> int:
         """Return the version up to which deltas can be folded: all kept or read came from it."""
-        ledger = self._state.ledger
-        return ledger.common_past(self._state.writer.readers(self._state.manifest.version))
+        state = self._state
+        past = state.ledger.common_past(state.writer.readers(state.manifest.version))
+        if not state.manifest.forks or past <= state.ledger.floor:
+            return past
+        return max(state.ledger.floor, _before_compacted(state, past))
 
     @property
     def _most(self) -> int:
@@ -337,6 +340,29 @@ class Folder:
             state.change(floor=upto, confirmed=upto if newest else state.manifest.confirmed)
         state.sweep(1 if newest else state.keep)
         return True
+
+
+def _before_compacted(state: State, upto: int) -> int:
+    """Return the newest version up to one that no compacted delta of a kept version begins before.
+
+    A version beside the newest may name a delta that holds older changes too, which the newest has
+    in deltas of their own: what the base holds of those must stay as that version knows it.
+    """
+    kept = list(state.history.versions().values())
+    before = 0
+    while before != upto:
+        before = upto
+        for manifest in kept:
+            for name, info in state.manifest.tables.items():
+                other = manifest.tables.get(name)
+                if other is None or other.generation != info.generation:
+                    continue
+                merged = [each.version for each in info.deltas if each.version <= upto]
+                known = [each.version for each in other.deltas if each.version <= upto]
+                is_last = len(known) == len(other.deltas)
+                if merged and not is_last and max(known, default=0) < merged[-1]:
+                    upto = max(known, default=0)
+    return upto
 
 
 def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
