@@ -10,6 +10,7 @@ Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -77,7 +78,7 @@ class Initializer(ABC):
         """Return the initializer itself, or with a seed drawn if it is random and has none."""
         return self
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The call that makes it, such as "normal(mean=0.0, std=0.01, seed=7)"; "" for arrays."""
         if not self._name:
@@ -244,7 +245,7 @@ class Unknown(Initializer):
 
     call: str
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The call that makes it, as the manifest has it."""
         return self.call
