@@ -11,8 +11,7 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import MemoryTable
-from tierstore._tiers.volatile import Origin
+from tierstore._memory_table import MemoryTable, Origin
 from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
 
 ROWS = 9000

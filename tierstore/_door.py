@@ -14,6 +14,7 @@ from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import ClassVar, Self
 
+from tierstore._threads import Event
 from tierstore.errors import (
     ClosedError,
     CommitFailedError,
@@ -330,7 +331,7 @@ class Door:
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
         self.fenced = False
-        self.ended: threading.Event = threading.Event()
+        self.ended = Event()
 
     @property
     def closed(self) -> bool:

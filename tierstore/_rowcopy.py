@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -17,6 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from tierstore._threads import Event
 
 __all__ = ["gather", "scatter", "unique"]
 
@@ -43,7 +44,7 @@ def _threads(pid: int) -> ThreadPoolExecutor:
     would do it when the arrays are another's. Raises RuntimeError where not all can be had.
     """
     pool = ThreadPoolExecutor(_most(), thread_name_prefix="tierstore-copy")
-    begun = threading.Event()
+    begun = Event()
     try:
         for _ in range(_most()):
             pool.submit(begun.wait)

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from tierstore.errors import StoreIOError
 
-__all__ = ["Condition", "Worker"]
+__all__ = ["Condition", "Event", "Worker"]
 
 _PATIENCE = 0.05
 """Seconds after which what waits for a thread looks whether it is alive."""
@@ -44,6 +44,15 @@ class Condition(threading.Condition):
                 raise
 
 
+class Event(threading.Event):
+    """An event whose lock is free again even where memory runs out in `set` or `wait`."""
+
+    def __init__(self) -> None:
+        """Start unset."""
+        super().__init__()
+        self._cond = Condition(threading.Lock())
+
+
 class _Life:
     """Exists as long as the thread that it was handed to."""
 
@@ -58,7 +67,7 @@ class Worker:
         life = _Life()
         self._pid = os.getpid()
         self._life = weakref.ref(life)
-        self._over = threading.Event()
+        self._over = Event()
         try:
             _thread.start_new_thread(_run, (work, self._over, life))
         except RuntimeError as error:

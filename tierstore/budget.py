@@ -75,10 +75,12 @@ class Budget:
     """Hard caps on the memory of the host and GPU tiers.
 
     `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
-    and `gpu_rows` are numbers of slots instead, with the maps on top. Each is one value, shared by
-    the tables in proportion to their bytes, or a dict from table name to value. None takes the
-    default: the host tier the table or a quarter of the available RAM, the GPU tier the table or
-    half of the free device memory, whichever is less. 0 leaves the tier out.
+    and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
+    a dict from table name to value. Tables whose records are equally long share tiers, in which the
+    rows of each get the slots that they use, unless a dict names them or their policy needs tiers
+    of its own. Such groups divide bytes in proportion to their own. None takes the default: the
+    host tier the tables or a quarter of the available RAM, the GPU tier the tables or half of the
+    free device memory, whichever is less. 0 leaves the tier out.
 
     >>> Budget(host="1GiB", gpu_rows=1000)
     Budget(host='1GiB', gpu_rows=1000)

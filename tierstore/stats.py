@@ -235,12 +235,18 @@ class History:
 
 @dataclass(frozen=True)
 class TierInformation:
-    """The memory a table's tier was given: bytes in all, slots, and the kind of memory."""
+    """The memory of a tier: its bytes, slots and kind, and the tables that share it."""
 
     tier: str
     nbytes: int
     slots: int
     kind: str
+    tables: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what `str(store.info())` shows of it."""
+        shared = f" for {len(self.tables)} tables" if len(self.tables) > 1 else ""
+        return f"{self.tier} {format_bytes(self.nbytes)}{shared}"
 
 
 @dataclass(frozen=True)
@@ -274,7 +280,7 @@ class TableInformation:
             self.backend,
             format_bytes(self.disk_bytes),
             format_bytes(self.delta_bytes),
-            ", ".join(f"{tier.tier} {format_bytes(tier.nbytes)}" for tier in self.tiers),
+            ", ".join(map(str, self.tiers)),
         )
 
 

@@ -278,6 +278,7 @@ def test_a_fault_leaves_a_committed_state(name: str, fault: Fault) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a fault in __del__
 @pytest.mark.parametrize("host", [0, 2])
 @pytest.mark.parametrize("kind", ["plain", "packed"])
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -103,9 +103,9 @@ def test_binary_rows_across_the_borders_of_reads(tmp_path):
 def test_a_read_may_end_anywhere_in_a_binary_row(tmp_path, monkeypatch):
     matrix, words = random_matrix(60, 3), random_words(60)
     write_file(tmp_path / "file.bin", matrix, "float32", keys=words)
-    monkeypatch.setattr("tierstore._formats.word2vec.MAX_WORD_BYTES", 64)
+    monkeypatch.setattr("tierstore._formats.words.MAX_WORD_BYTES", 64)
     for nbytes in range(64, 96):
-        monkeypatch.setattr("tierstore._formats.word2vec._READ_BYTES", nbytes)
+        monkeypatch.setattr("tierstore._formats.words._READ_BYTES", nbytes)
         assert read_file(tmp_path / "file.bin").tobytes() == matrix.tobytes()
         assert read_keys_of(tmp_path / "file.bin") == words
 

@@ -589,10 +589,10 @@ def test_keys_stay_with_their_rows(path, store, tmp_path):
     ("budget", "slots"),
     [
         (tierstore.Budget(host=0), {"item": 0, "user": 0}),
-        (tierstore.Budget(host_rows=3), {"item": 3, "user": 3}),
+        (tierstore.Budget(host_rows=3), {"item": 6, "user": 6}),  # which they share
         (tierstore.Budget(host_rows={"item": 0, "user": 999}), {"item": 0, "user": ROWS // 2}),
-        (tierstore.Budget(host="1MiB"), {"item": ROWS, "user": ROWS // 2}),
-        (None, {"item": ROWS, "user": ROWS // 2}),
+        (tierstore.Budget(host="1MiB"), {"item": ROWS + ROWS // 2, "user": ROWS + ROWS // 2}),
+        (None, {"item": ROWS + ROWS // 2, "user": ROWS + ROWS // 2}),
     ],
 )
 def test_budgets_decide_the_slots(path, store, budget, slots):
@@ -600,6 +600,9 @@ def test_budgets_decide_the_slots(path, store, budget, slots):
     with tierstore.open(path, budget=budget) as again:
         for table in again.info().tables:
             assert sum(tier.slots for tier in table.tiers) == slots[table.name]
+            named = budget is not None and isinstance(budget.host_rows, dict)
+            tables = (table.name,) if named else ("item", "user")
+            assert all(tier.tables == tables for tier in table.tiers)
 
 
 def test_a_budget_in_bytes_is_kept(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._tiers.host import HostTier
-from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Router
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError, RowIndexError
@@ -63,19 +62,6 @@ def test_byte_ranges_of_any_rows_are_read_and_each_record_once(count: int, order
 
 
 # -- a store whose tables share spaces
-
-
-def by_record_length(self: Placement, specs: Mapping[str, TableSpec]) -> list[tuple[str, ...]]:
-    """Put tables of equal records into one space."""
-    found: dict[int, list[str]] = {}
-    for name, spec in specs.items():
-        found.setdefault(spec.layout.record_bytes, []).append(name)
-    return [tuple(names) for names in found.values()]
-
-
-@pytest.fixture(autouse=True)
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Placement, "groups", by_record_length)
 
 
 class Program:

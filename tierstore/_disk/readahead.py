@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._io import system
-from tierstore._threads import Worker
+from tierstore._threads import Event, Worker
 from tierstore.errors import StoreIOError
 
 __all__ = [
@@ -162,7 +162,7 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
     """
     announced = threading.Semaphore(0)
     room = threading.Semaphore(_LEAD)
-    over = threading.Event()
+    over = Event()
 
     def run_ahead() -> None:
         for number in range(count):

@@ -45,8 +45,10 @@ def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
         with contextlib.suppress(ClosedError), door.use():
             lost = _wind_up(state, folder)
     finally:
-        folder.stop()
-        state.release()
+        try:
+            folder.stop()
+        finally:
+            state.release()
     if lost:
         warnings.warn(
             f"{state.directory.path} was closed with {lost} uncommitted rows, which were dropped; "

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 
 from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
-from tierstore._door import Use, interrupts_deferred
+from tierstore._door import Use, internal_errors, interrupts_deferred
 from tierstore._store.compaction import Folder
 from tierstore._store.payload import remove_payloads, write_payloads
 from tierstore._store.state import Coming, State
 from tierstore._strictjson import canonical, json_values
-from tierstore._threads import Worker
+from tierstore._threads import Condition, Event, Worker
 from tierstore.errors import (
     CommitFailedError,
     InternalError,
@@ -226,13 +225,13 @@ class PendingCommit(Future[int]):
     def __init__(self, state: State, folder: Folder) -> None:
         """Prepare; nothing is held yet."""
         super().__init__()
+        self._condition = Condition()
         self.seen: bool = True
         """Whether the caller knows the outcome; what `start` raises is one."""
         self._opened = state
         self._folder = folder
         self._worker: Worker | None = None
-        self._held = threading.Event()
-        self._ready = threading.Event()
+        self._held, self._ready = Event(), Event()
         self._begun = self._flushed = False
         self._error: BaseException | None = None
 
@@ -255,7 +254,8 @@ class PendingCommit(Future[int]):
         """Wait for the thread, at most so many seconds; what it could not say is said here."""
         if self._worker is None or self.done():
             return
-        self._worker.join(timeout)
+        with internal_errors():
+            self._worker.join(timeout)
         if self._worker.ended and not self.done():
             self.set_exception(InternalError(_ENDED))
 

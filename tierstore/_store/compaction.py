@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from typing import Protocol
@@ -36,7 +35,7 @@ from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
 from tierstore._store.state import State
-from tierstore._threads import Worker
+from tierstore._threads import Event, Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
 
@@ -380,8 +379,7 @@ class BackgroundWork:
         self._error: BaseException | None = InternalError(
             "the thread that was to fold ended; memory may have run out, fold again"
         )
-        self._hurry = threading.Event()
-        self._over = threading.Event()
+        self._hurry, self._over = Event(), Event()
         self._worker = Worker(self._run, "fold the store")
 
     def _run(self) -> None:

@@ -216,8 +216,10 @@ class WriterLock:
 
     def close(self) -> None:
         """Let the next writer in; harmless when done twice."""
-        self._lock.close()
-        self._store.close()
+        try:
+            self._lock.close()
+        finally:
+            self._store.close()
 
 
 class ReaderLock:
@@ -274,8 +276,10 @@ class ReaderLock:
 
     def close(self) -> None:
         """Let go of every version; harmless when done twice."""
-        self._close_fold()
-        self._store.close()
+        try:
+            self._close_fold()
+        finally:
+            self._store.close()
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload
-from tierstore._store.spaces import Spaces
-from tierstore._store.tables import Opener, Opening
+from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -532,14 +531,16 @@ class State:
             table._reset_scalars()
 
     def release(self) -> None:
-        """Give back memory, files and locks, whatever the state; no file is removed."""
+        """Give back memory, files and locks, whatever the state; no file is removed.
+
+        All of them, whatever some raise: a lock that stays would keep the next writer out.
+        """
         self.door.close()
-        self.prefetcher.wait_for_advice()
-        self.spaces.close()
-        for table in self.tables.values():
-            table._close()
-        for value in self._held.values():
-            value.close()
-        for lock in self.locks:
-            lock.close()
-        self.directory.close()
+        with contextlib.ExitStack() as ending:  # from the last to the first
+            ending.callback(self.directory.close)
+            for closable in (*self.locks, *self._held.values()):
+                ending.callback(closable.close)
+            for table in self.tables.values():
+                ending.callback(table._close)
+            ending.callback(self.spaces.close)
+            ending.callback(self.prefetcher.wait_for_advice)

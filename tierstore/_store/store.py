@@ -232,12 +232,13 @@ class Store(SchemaChanges):
         raised by the next commit, or when the store is closed. Errors before that are raised at
         once.
         """
-        step = self._checked(step, payload, keep)
-        pending = PendingCommit(self._state, self._folder)
-        try:
-            pending.start(step, payload, confirm=confirm, keep=keep)
-        finally:
-            self._pending = pending
+        with internal_errors():
+            step = self._checked(step, payload, keep)
+            pending = PendingCommit(self._state, self._folder)
+            try:
+                pending.start(step, payload, confirm=confirm, keep=keep)
+            finally:
+                self._pending = pending
         return pending
 
     def _checked(

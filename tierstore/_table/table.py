@@ -14,7 +14,7 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import TableInfo
-from tierstore._door import INTERNAL, Door, internal_error
+from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
@@ -25,7 +25,7 @@ from tierstore._table.values import check_out, from_bytes, read_dtype, writable_
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
-from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
+from tierstore.stats import Occupancy, TableInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -443,7 +443,7 @@ class Table:
                     extent.epoch.check_open()  # which the callback may have ended
 
             if keys is not None:
-                host.map.prime(keys)
+                host.map.prime(keys, extent.start)
             return host.warm(extent.in_space(rows), report)
 
     def prefetch(self, ids: IntegerArrayLike | Tensor, *, window: int = 16) -> None:
@@ -452,8 +452,9 @@ class Table:
         They stay until they are used, or until `window` newer batches were prefetched; on a GPU at
         most 62. Never changes a result, and may be dropped where too many are waiting.
         """
-        self._owner.door.check()
-        self._access.prefetch(ids, window, self._owner.prefetcher)
+        with internal_errors():
+            self._owner.door.check()
+            self._access.prefetch(ids, window, self._owner.prefetcher)
 
     def scan(
         self,
@@ -645,7 +646,7 @@ class Table:
             delta_bytes=sum(delta.info.size for delta in deltas),
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
-            tiers=tuple(TierInformation(*memory) for memory in self._space.memory()),
+            tiers=self._space.information(),
         )
 
     def _can_follow(self, info: TableInfo) -> bool:

@@ -11,9 +11,10 @@ that needs one waits until it has arrived, and has no rows on their way itself m
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
 from tierstore._tiers.uncached import read_ranges, write_ranges
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
-from tierstore.stats import Occupancy, TierStats
+from tierstore.stats import Occupancy, TierStats, tally
 
 __all__ = ["HostTier", "nothing_to_await"]
 
@@ -48,12 +49,16 @@ def nothing_to_await() -> None:
 
 
 class _Room(NamedTuple):
-    """Slots taken for rows to come, and the changed records in them that must go down first."""
+    """Slots taken for rows to come, and the changed records in them that must go down first.
+
+    `stats` are the counters of the range that the rows to come are in.
+    """
 
     slots: Slots
     victims: int
     down: Slots
     down_rows: Rows
+    stats: TierStats
 
 
 class _Move:
@@ -89,7 +94,13 @@ class HostTier:
     """
 
     def __init__(
-        self, below: Tier, *, slots: int, kind: str = "pageable", policy: PolicySpec | None = None
+        self,
+        below: Tier,
+        *,
+        slots: int,
+        kind: str = "pageable",
+        policy: PolicySpec | None = None,
+        starts: Sequence[int] = (0,),
     ) -> None:
         """Reserve the arena.
 
@@ -98,6 +109,7 @@ class HostTier:
             slots: most records to hold; a number of at least `below.rows` holds them all.
             kind: kind of memory, as `memory.allocate` knows them.
             policy: which rows to keep; least recently used go first if None.
+            starts: the rows at which ranges begin whose batches are counted apart, ascending.
         """
         policy = policy or lru()
         if slots < 1:
@@ -107,7 +119,9 @@ class HostTier:
         self.record_bytes: int = below.record_bytes
         self.slots: int = min(slots, self.rows)
         self.direct: bool = self.slots == self.rows
-        self.stats: TierStats = TierStats()
+        self._starts = tuple(starts)
+        self._counted = [TierStats() for _ in starts]
+        self._only = self._counted[0] if len(starts) == 1 else None
         self._batches = 0
         self.nbytes: int = capacity.bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
@@ -147,8 +161,7 @@ class HostTier:
         """
         with self._lock:
             slots, missing = self._find(rows)
-            self._count(rows, slots, missing.size)
-            self.stats.bytes_out += out.size
+            self._count(rows, slots, missing.size).bytes_out += out.size
             copied = not (missing.size and admit and self.map.keeps_batch)
             if copied:  # else once the rest has come: no row of the batch makes room for another
                 self._copy_found(slots, missing.size, out, lo)
@@ -191,8 +204,9 @@ class HostTier:
                 absent = self._overwrite(self._locate(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            self.stats.written += rows.size
-            self.stats.bytes_in += records.size
+            stats = self._only or self._stats_of(rows)
+            stats.written += rows.size
+            stats.bytes_in += records.size
 
     def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
@@ -212,7 +226,7 @@ class HostTier:
             missing = self._copy(rows, None, out, lo)
             if missing.size:
                 self._read_below(rows, missing, out, lo)
-            self.stats.bytes_out += out.size
+            (self._only or self._stats_of(rows)).bytes_out += out.size
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
@@ -221,8 +235,9 @@ class HostTier:
             absent = self._overwrite(self.map.lookup(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            self.stats.written += rows.size
-            self.stats.bytes_in += records.size
+            stats = self._only or self._stats_of(rows)
+            stats.written += rows.size
+            stats.bytes_in += records.size
 
     def give_back(self, slots: Slots) -> None:
         """End a lease."""
@@ -302,7 +317,7 @@ class HostTier:
         """
         slots, missing = self._find(rows)
         if positions is not None:
-            self._count_distinct(slots, missing.size, positions)
+            self._count_distinct(rows, slots, missing.size, positions)
         elif not ahead:
             self._count(rows, slots, missing.size)
         if slots is rows:
@@ -337,7 +352,7 @@ class HostTier:
                         done = part.stop
         finally:
             self._bind(room, rows[:done], sent=sent)
-        self.stats.bytes_promoted += room.slots.size * self.record_bytes
+        room.stats.bytes_promoted += room.slots.size * self.record_bytes
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""
@@ -369,12 +384,13 @@ class HostTier:
         self.before_change()
         slots = self.map.free(rows)
         if slots.size == rows.size:
-            return _Room(slots, 0, slots[:0], _NO_ROWS)
+            return _Room(slots, 0, slots[:0], _NO_ROWS, self._only or self._stats_of(rows))
         victims = self.map.victims(rows[slots.size :], force=force)
         down = victims.compress(self.map.dirty.take(victims) != 0)
         down_rows = self.map.rows(down)
         self.map.evict(victims)
-        return _Room(np.concatenate([slots, victims]), victims.size, down, down_rows)
+        slots = np.concatenate([slots, victims])
+        return _Room(slots, victims.size, down, down_rows, self._only or self._stats_of(rows))
 
     @contextlib.contextmanager
     def _apart(self, *rows: Rows) -> Iterator[None]:
@@ -407,9 +423,9 @@ class HostTier:
             self.map.bind(rows, room.slots[: rows.size])
             self.map.dirty[room.slots[: rows.size]] = dirty
             self.map.release(room.slots[rows.size :])
-            self.stats.evictions += room.victims
-            self.stats.write_backs += room.down.size
-            self.stats.bytes_written_back += room.down.size * self.record_bytes
+            room.stats.evictions += room.victims
+            room.stats.write_backs += room.down.size
+            room.stats.bytes_written_back += room.down.size * self.record_bytes
         else:
             self.map.bind(room.down_rows, room.down)
             self.map.release(np.setdiff1d(room.slots, room.down))
@@ -490,7 +506,8 @@ class HostTier:
                 if absent.size == rows.size:
                     self.below.read(rows, self.records[start : start + step])
                     self.map.bind(rows, rows)
-                    self.stats.bytes_promoted += rows.size * self.record_bytes
+                    stats = self._only or self._stats_of(rows)
+                    stats.bytes_promoted += rows.size * self.record_bytes
                 elif absent.size:
                     self._promote(absent, force=True)
             if progress is not None:
@@ -524,8 +541,10 @@ class HostTier:
         rows = self.map.rows(dirty)
         order = np.argsort(rows)
         self._write_back(dirty[order], rows[order], resident=True)
-        self.stats.write_backs += dirty.size
-        self.stats.bytes_written_back += dirty.size * self.record_bytes
+        edges = np.searchsorted(rows[order], [*self._starts, self.rows])
+        for stats, count in zip(self._counted, np.diff(edges).tolist(), strict=True):
+            stats.write_backs += count
+            stats.bytes_written_back += count * self.record_bytes
         self.below.flush()
 
     def discard(self, rows: Rows) -> None:
@@ -566,9 +585,27 @@ class HostTier:
 
     # -- counters
 
-    def _count(self, rows: Rows, slots: Slots, missing: int) -> None:
+    @property
+    def stats(self) -> TierStats:
+        """What all batches were counted to, together."""
+        total = TierStats()
+        for stats in self._counted:
+            tally(total, **vars(stats))
+        return total
+
+    def stats_from(self, start: int) -> TierStats:
+        """Return the counters of the range that begins at `start`."""
+        return self._counted[self._starts.index(start)]
+
+    def _stats_of(self, rows: Rows) -> TierStats:
+        """Return the counters of the range that a batch is in."""
+        if not rows.size:
+            return self._counted[0]
+        return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
+
+    def _count(self, rows: Rows, slots: Slots, missing: int) -> TierStats:
         """Count a batch of ids, whose slots are negative where they are missing."""
-        stats = self.stats
+        stats = self._only or self._stats_of(rows)
         stats.requested += rows.size
         stats.hits += rows.size - missing
         if self._batches % _SAMPLE == 0:
@@ -577,10 +614,11 @@ class HostTier:
             stats.unique_of += rows.size
             stats.unique_hits += _rowcopy.unique(rows[slots >= 0]).size if missing else distinct
         self._batches += 1
+        return stats
 
-    def _count_distinct(self, slots: Slots, missing: int, positions: Positions) -> None:
+    def _count_distinct(self, rows: Rows, slots: Slots, missing: int, positions: Positions) -> None:
         """Count a batch whose distinct rows are known: their slots, and which each id is."""
-        stats, absent = self.stats, 0
+        stats, absent = self._only or self._stats_of(rows), 0
         if missing:
             absent = int(np.count_nonzero(slots[positions] < 0))
         stats.requested += positions.size

@@ -105,8 +105,16 @@ class Placement:
         }
 
     def groups(self, specs: Mapping[str, TableSpec]) -> list[tuple[str, ...]]:
-        """Return the tables that are to share a space, each group in the order of `specs`."""
-        return [(name,) for name in specs]
+        """Return the tables that are to share a space, each group in the order of `specs`.
+
+        Their records are equally long, their policy is the same and no table's own, and the budget
+        names none of them.
+        """
+        found: dict[object, list[str]] = {}
+        for name, shape in self._shapes(specs).items():
+            alone = name if shape.policy.by_table or name in self._budget._tables else ""
+            found.setdefault((alone, shape.record_bytes, shape.policy), []).append(name)
+        return [tuple(names) for names in found.values()]
 
     def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
         """Check that tables can be placed, before anything is made for them.
@@ -131,16 +139,17 @@ class Placement:
         if on_host == 0:
             return Space(extents, lowest)
         rows, width, policy = _together(group)
-        slots = min(on_host, rows)
+        slots, starts = min(on_host, rows), [extent.start for extent in extents]
         for extent in extents:
             queue = capacity.queue_bytes(width, slots)
             extent.tier.queue_bytes = queue * extent.rows // rows
         device = self._device
         if device is None:
-            return Space(extents, lowest, HostTier(lowest, slots=slots, policy=policy))
+            host = HostTier(lowest, slots=slots, policy=policy, starts=starts)
+            return Space(extents, lowest, host)
         kind = device.arena_kind(capacity.bytes_for(rows, width, slots, policy))
         with device.current():
-            host = HostTier(lowest, slots=slots, kind=kind, policy=policy)
+            host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
             try:
                 return Space(extents, lowest, host, _gpu_tier(host, on_gpu, policy, device))
             except BaseException:

@@ -52,8 +52,8 @@ class SlotMap(Protocol):
     def announce(self, rows: Rows) -> None:
         """Note that a batch to come, after those announced before, will use `rows`."""
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Take `counts`, how often every row was used before, for what was seen so far."""
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        """Take `counts`, how often rows from `start` were used before, for what was seen so far."""
 
     def distinct(self, rows: Rows) -> Rows:
         """Return each of `rows`, none of which has a slot, once."""
@@ -127,7 +127,7 @@ class DirectSlots:
     def announce(self, rows: Rows) -> None:
         """Do nothing."""
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
         """Do nothing."""
 
     def order(self, rows: Rows) -> None:
@@ -218,9 +218,9 @@ class CachedSlots:
         """Note that a batch to come, after those announced before, will use `rows`."""
         self.policy.announce(rows)
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Take `counts`, how often every row was used before, for what was seen so far."""
-        self.policy.prime(counts)
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        """Take `counts`, how often rows from `start` were used before, for what was seen so far."""
+        self.policy.prime(counts, start)
 
     def distinct(self, rows: Rows) -> Rows:
         """Return each of `rows`, none of which has a slot, once.

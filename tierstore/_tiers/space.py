@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,9 +26,9 @@ from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import device_error
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
-from tierstore.stats import Occupancy, TierStats
+from tierstore.stats import Occupancy, TierInformation, TierStats
 
-__all__ = ["Extent", "Nearest", "Router", "Space", "TierMemory", "laid_out", "lowest_of"]
+__all__ = ["Extent", "Nearest", "Router", "Space", "laid_out", "lowest_of"]
 
 Nearest = HostTier | Uncached
 """What serves byte ranges of any rows of a space, in any order."""
@@ -138,15 +137,6 @@ class Router:
             tier.flush()
 
 
-class TierMemory(NamedTuple):
-    """The memory of a tier: bytes in all, slots, and the kind or place of the memory."""
-
-    tier: str
-    nbytes: int
-    slots: int
-    kind: str
-
-
 class Space:
     """The tiers of some tables: their lowest tiers, a host cache or none, a GPU cache or none.
 
@@ -237,7 +227,7 @@ class Space:
         with self.on_device():
             found = {
                 **({} if self.gpu is None else {"gpu": self.gpu.stats}),
-                **({} if self.host is None else {"host": self.host.stats}),
+                **({} if self.host is None else {"host": self.host.stats_from(extent.start)}),
                 "disk": extent.tier.stats,
             }
             return {name: dataclasses.replace(stats) for name, stats in found.items()}
@@ -246,15 +236,15 @@ class Space:
         """Return how full the host tier is, under "host"; empty where there is none."""
         return {} if self.host is None else {"host": self.host.occupancy()}
 
-    def memory(self) -> tuple[TierMemory, ...]:
+    def information(self) -> tuple[TierInformation, ...]:
         """Return what each tier above the lowest takes, the nearest first."""
-        found = []
+        tables, found = tuple(extent.table for extent in self.extents), []
         if self.gpu is not None:
-            name = self.gpu.device.torch_name
-            found.append(TierMemory("gpu", self.gpu.nbytes, self.gpu.slots, name))
+            place = self.gpu.device.torch_name
+            found.append(TierInformation("gpu", self.gpu.nbytes, self.gpu.slots, place, tables))
         if self.host is not None:
-            host = self.host
-            found.append(TierMemory("host", host.nbytes, host.slots, host.arena.kind))
+            host, kind = self.host, self.host.arena.kind
+            found.append(TierInformation("host", host.nbytes, host.slots, kind, tables))
         return tuple(found)
 
     def close(self, reason: str = OPENED_ANEW) -> None:

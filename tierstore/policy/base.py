@@ -86,8 +86,8 @@ class Policy(ABC):
     def announce(self, rows: Rows) -> None:
         """Note that a batch to come, after those announced before, will use `rows`."""
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Replace what was seen so far by `counts`, how often every row was used before."""
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        """Replace what was seen of rows from `start` by `counts` of uses before."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,14 @@ class PolicySpec(ABC):
         name: what users call it.
         needs_arguments: whether the name alone is not enough.
         looks_ahead: whether announced batches change what it keeps.
+        by_table: whether each table needs tiers of its own for it.
     """
 
     registry: ClassVar[dict[str, type[PolicySpec]]] = {}
     name: ClassVar[str]
     needs_arguments: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = False
+    by_table: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:

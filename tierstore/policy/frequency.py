@@ -95,11 +95,13 @@ class AgedFrequency(Ranking):
         """
         return (self._scores[rows] * _IN_USE).view(np.uint32)
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
         """Take `counts` for scores, as though every batch had used the row of the highest."""
         top = float(counts.max(initial=0))
         if top > 0:
-            self._scores[:] = counts * np.float32(self._weight * self.half_life / math.log(2) / top)
+            self._scores[start : start + counts.size] = counts * np.float32(
+                self._weight * self.half_life / math.log(2) / top
+            )
 
 
 class FixedCounts(Ranking):
@@ -194,6 +196,7 @@ class StaticSpec(RankedSpec):
 
     name = "static"
     needs_arguments = True
+    by_table = True
     counts: Any
 
     def check(self, rows: int) -> None:

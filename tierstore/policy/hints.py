@@ -121,8 +121,8 @@ class DueSoonest(Ranking):
         due = self._next[rows]
         return np.where(due > 0, _SOONEST - due, self.base.keys(rows))
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        self.base.prime(counts)
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        self.base.prime(counts, start)
 
     def admission_keys(self, rows: Rows) -> Keys:
         due = self._next[rows]
@@ -143,6 +143,7 @@ class LookaheadSpec(RankedSpec):
 
     name = "lookahead"
     looks_ahead = True
+    by_table = True  # batches are announced table by table
     on: RankedSpec = field(default_factory=lfu)
     window: int = _WINDOW
 

@@ -58,8 +58,8 @@ class Ranking(ABC):
         """Note that a batch to come will use `rows`; return the rows whose keys changed."""
         return NO_ROWS
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        """Replace what was seen by `counts` of uses of every row; all keys may change."""
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        """Replace what was seen of rows from `start` by `counts` of uses; all keys may change."""
 
 
 class RankedSpec(PolicySpec, ABC):
@@ -118,8 +118,8 @@ class Ranked(Policy):
     def announce(self, rows: Rows) -> None:
         self._revalue(self.ranking.announce(rows))
 
-    def prime(self, counts: npt.NDArray[np.float32]) -> None:
-        self.ranking.prime(counts)
+    def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
+        self.ranking.prime(counts, start)
         self._revalue_all()
 
     def _revalue_all(self) -> None:

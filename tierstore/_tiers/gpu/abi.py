@@ -31,7 +31,7 @@ __all__ = [
     "TierArgument",
 ]
 
-_PACKAGE = "tierstore._tiers.gpu.kernels"
+_PACKAGE = "tierstore._tiers.gpu"
 _POINTER = ctypes.c_uint64
 _TYPES: dict[str, Any] = {
     "u8": ctypes.c_uint8,
@@ -124,7 +124,7 @@ class Source:
 
 
 def _source(*names: str) -> Source:
-    return Source(*((_PACKAGE, name) for name in names))
+    return Source(*((_PACKAGE, f"kernels/{name}") for name in names))
 
 
 TIER = _source(

@@ -20,9 +20,8 @@ from tierstore._tiers.gpu.exchange import Staging
 from tierstore._tiers.gpu.launcher import OWN, Launcher
 from tierstore._tiers.gpu.lease import GpuLease, PinnedLeases
 from tierstore._tiers.gpu.link import Inbox, Mailbox, Ordering
-from tierstore._tiers.gpu.memory import Counts, GpuMemory, Workspace
+from tierstore._tiers.gpu.memory import Counts, GpuMemory, Scores, Workspace
 from tierstore._tiers.gpu.prefetch import Fetches
-from tierstore._tiers.gpu.ranking import Scores
 from tierstore._tiers.host import HostTier, nothing_to_await
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.policy import PolicySpec

@@ -1,1 +1,0 @@
-"""CUDA sources of the GPU tier, by theme; `abi.TIER` puts them together."""
