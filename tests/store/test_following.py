@@ -259,7 +259,7 @@ def test_beside_a_reader_that_stays_deltas_stay_few(root, kind):
     with tierstore.open(trainer.path, budget=NONE) as stays:
         for number in range(600):
             trainer.commit()
-            assert trainer.deltas() <= 4 * 64, number
+            assert trainer.deltas() <= 4 * 65, number
             if number % 100 == 99:
                 trainer.check(stays)
                 for version in trainer.store.versions():
@@ -267,7 +267,7 @@ def test_beside_a_reader_that_stays_deltas_stay_few(root, kind):
                         trainer.check(one)
         trainer.store.close()
         trainer.store = tierstore.open(trainer.path, "r+", budget=NONE)
-        assert trainer.deltas() <= 4 * 64  # fewer once the thread that joins them has caught up
+        assert trainer.deltas() <= 4 * 65  # fewer once the thread that joins them has caught up
         trainer.check(trainer.store)
         assert trainer.store.verify().ok
         trainer.check(stays)
@@ -321,7 +321,7 @@ def test_versions_that_wait_cost_no_more_each(root, monkeypatch, options, most, 
     for number in range(count):
         trainer.commit(**options)
         sizes.append(len(trainer.newest_manifest()))
-        assert trainer.deltas() <= 4 * most, number
+        assert trainer.deltas() <= 4 * (most + 1), number
     half = count // 2
     assert max(sizes[half:]) <= 1.3 * max(sizes[:half])
     assert len(trainer.store.versions()) == count + 1
