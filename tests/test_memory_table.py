@@ -96,3 +96,28 @@ def test_progress_and_refusals() -> None:
     scratch.close()
     with pytest.raises(ClosedError):
         scratch.table.read([0])
+
+
+def test_layer_and_optimizer_train_a_table_in_memory() -> None:
+    torch = pytest.importorskip("torch")
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    fields = {"weight": Field(4, init=tierstore.normal(seed=5)), "sum": Field(4)}
+    with MemoryTable(TableSpec(30, fields=fields)) as memory:
+        layer = TieredEmbedding(memory.table)
+        peer = torch.nn.Embedding.from_pretrained(
+            torch.from_numpy(memory.table.read(np.arange(30)).copy()), freeze=False
+        )
+        optimizers = [
+            TieredOptimizer(torch.optim.Adagrad, [layer], lr=0.1),
+            torch.optim.Adagrad(peer.parameters(), lr=0.1),
+        ]
+        for seed in range(3):
+            ids = torch.from_numpy(np.random.default_rng(seed).integers(0, 30, 12))
+            for each, optimizer in zip([layer, peer], optimizers, strict=True):
+                each(ids).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found = memory.table.read(np.arange(30))
+    assert np.array_equal(found, peer.weight.detach().numpy())

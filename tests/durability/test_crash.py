@@ -115,7 +115,7 @@ COMPACTING = [
 @pytest.mark.slow
 def test_a_power_cut_while_deltas_are_compacted(seed: int, steps: str, backend: str) -> None:
     recording = Recording.of(seed, steps.split(), backend=backend, read=True)
-    assert any("compact.Compaction" in site for site in recording.sites())
+    assert any("merging.Compaction" in site for site in recording.sites())
     assert recording.overlaps > 4
     assert survive(recording, seed, 1) > 150
 

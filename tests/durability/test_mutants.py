@@ -131,7 +131,7 @@ def test_no_sync_of_a_fold_behind_can_be_left_out(site: str) -> None:
 @pytest.mark.parametrize("site", ["File.sync", "Directory.sync"])
 @pytest.mark.slow
 def test_no_sync_of_a_compaction_can_be_left_out(site: str) -> None:
-    assert is_caught(f"^{re.escape(f'compact.Compaction.steps > {site}')}$", beside_a_reader)
+    assert is_caught(f"^{re.escape(f'merging.Compaction.steps > {site}')}$", beside_a_reader)
 
 
 @pytest.mark.slow

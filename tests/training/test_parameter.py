@@ -427,6 +427,7 @@ def test_sharpness_aware_minimization(place: Place, weights: Tensor) -> None:
 
 def test_the_names_of_parameters_are_names_in_the_state(place: Place, weights: Tensor) -> None:
     model = torch.nn.Sequential(TieredEmbedding(place.table(weights)), torch.nn.Linear(DIM, 2))
+    model[1].to(place.torch)
     state = model.state_dict()
     assert {name for name, _ in model.named_parameters()} <= state.keys()
     opt = TieredOptimizer(SGD, model, lr=1.0)

@@ -331,7 +331,9 @@ def register(module: Module, table: Table, field: str) -> str:
 
     It begins with the store, table and field, so that an exported program finds them elsewhere.
     """
-    name = f"{table.store.uuid}/{table.name}/{field}#{next(_numbers)}"
+    store = table._owner.store
+    place = "memory" if store is None else store.uuid
+    name = f"{place}/{table.name}/{field}#{next(_numbers)}"
     _modules[name] = module
     return name
 

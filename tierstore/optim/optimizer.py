@@ -141,6 +141,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         _check_apart([*self._fields, *found])
         trained = [self._prepared(rows, {**self._options, **own}) for rows in found]
         self._inner.add_param_group(group)
+        begun = self._class([{**group, "params": list(group["params"])}], **self._options).state
+        for parameter, state in begun.items():  # of one that makes it for its first groups alone
+            self._inner.state.setdefault(parameter, state)
         self._ordinary |= len(trained) < len(group["params"])
         for field in trained:
             self._inner.state.pop(field.rows, None)

@@ -26,6 +26,8 @@ from tierstore.stats import TierStats, tally
 __all__ = ["Counts", "GpuMemory", "Scores", "Workspace"]
 
 
+_FOREIGN = -(1 << 62)
+"""FOREIGN of tier.cuh."""
 _TOTALS = (
     "missed_ids",
     "missed_rows",
@@ -103,6 +105,8 @@ class Counts:
                 self._bad = found[0], found[1], found[2]
         if self._bad is not None:
             start, row, position = self._bad
+            if 0 <= _FOREIGN - row < int(self._memory.argument.rows):
+                row = _FOREIGN - row
             table, rows = next(each for each in tables if each[1].start == start)
             raise RowIndexError(
                 f"row {row} at position {position} of a batch is outside table {table!r}, which "

@@ -18,7 +18,10 @@ extern "C" __global__ void tierstore_probe(const Tier t, const Batch b) {
     i32 slot = ABSENT;
     bool waits = false, claims = false, holds = false, kept = false, lacks = false;
     if (outside) {
-        if (!c->bad) atomicMin(&c->bad_position, (u64)position);
+        if (!c->bad) {
+            atomicMin(&c->bad_position, (u64)position);
+            c->bad_start = b.start;
+        }
     } else if (mine) {
         slot = t.slot_of[row];
         const u32 stamp = slot >= 0 ? t.stamp[slot] : 0;
@@ -292,9 +295,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 3) void tierstore_promote(const
     Counters *const c = t.counters;
     const u32 missed = c->missed, deferred = c->deferred;
     if (thread() == 0 && !c->bad && c->bad_position != NO_POSITION) {
-        const i64 row = b.ids[c->bad_position];
-        c->bad_row = row <= FOREIGN && row > FOREIGN - t.rows ? FOREIGN - row : row;
-        c->bad_start = b.start;
+        c->bad_row = b.ids[c->bad_position];
         c->bad = 1;
     }
     if (b.in_order && (missed || deferred)) put_in_order(t, b, missed, deferred);

@@ -41,7 +41,8 @@ static const u32 LINK_BLOCKS = 64;  // blocks that use the link at once: more do
 // scalars come first: the host reads those alone.
 struct Counters {
     u64 bad_position;             // of the first id outside the table, in its batch
-    i64 bad_row, bad_start;       // that id, and where its extent starts
+    i64 bad_row;                  // that id, or FOREIGN less it
+    i64 bad_start;                // where its extent starts
     u64 missed_ids, missed_rows, evicted_rows, written_rows;  // since the host last looked
     u64 leased_rows, leased_misses;  // distinct rows of leases, and those that were not there
     u32 bad;                      // 1 once bad_row is filled in
