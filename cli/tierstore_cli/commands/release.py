@@ -1,4 +1,4 @@
-"""Let a version go that is kept by a name."""
+"""Release a version that is kept by a name."""
 
 from __future__ import annotations
 
