@@ -115,7 +115,8 @@ def close(store: tierstore.Store) -> None:
 
 
 def restore(store: tierstore.Store) -> None:
-    store.restore(store.versions()[0].version)
+    if store._state.restored is None:  # else it was done, and the oldest is another by now
+        store.restore(store.versions()[0].version)
 
 
 def keep(store: tierstore.Store) -> None:
