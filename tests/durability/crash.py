@@ -143,6 +143,8 @@ class Recording:
                 writer.commit(step=77)
                 recorder.mark("done", name, len(states))
                 states.append(observe(writer))
+                for kept in list(writer._state.ledger.names):
+                    writer.release(kept)  # a fold drops all but the newest
                 writer.fold()
                 writer.close()
             return Recording(recorder.log, states, len(events))

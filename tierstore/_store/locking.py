@@ -95,13 +95,13 @@ class WriterLock:
         self._note = make_note()
         self._is_noted = False
         self._store = _lock_store(directory)
-        try:
+        with contextlib.ExitStack() as unlocking:
+            unlocking.callback(self._store.close)
             self._lock = self._take_lock_file()
+            unlocking.callback(self._lock.close)
             # Which files these are does not change, so it is asked for once.
             self._store_status, self._lock_status = self._store.status(), self._lock.status()
-        except BaseException:
-            self._store.close()
-            raise
+            unlocking.pop_all()  # unless something failed, both locks stay
 
     def _take_lock_file(self) -> _io.File:
         """Lock the file LOCK, which is made where it is missing, and leave the note in it."""
@@ -152,7 +152,8 @@ class WriterLock:
             except LockedError as error:
                 raise ConcurrentWriterError(f"{error}; nothing was published") from None
             self._lock.close()
-            self._lock, self._lock_status = file, file.status()
+            self._lock = file  # kept whatever the next call raises, to be closed with the store
+            self._lock_status = file.status()
         elif self._is_noted and (note := self._lock.read(_NOTE_BYTES)) != self._note:
             raise ConcurrentWriterError(
                 f"{self._directory.path} was opened for writing by {describe(note)} as well: the "
