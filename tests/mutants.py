@@ -508,7 +508,7 @@ MUTANTS = [
         "tests/training/test_equivalence.py",
     ),
     Mutant(
-        "optim/rounding.py",
+        "optim/state.py",
         "torch.where(values.isnan(), values, up.view(torch.float32))",
         "up.view(torch.float32)",
         "tests/training/test_rounding.py",

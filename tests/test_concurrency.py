@@ -246,7 +246,7 @@ class StoreProgram:
                     case 1:
                         with self.table.lease(rows) as lease:
                             assert np.array_equal(lease.read("sum")[:, 0], self.true[lease.rows])
-                            columns = tierstore._table.columns.Columns(SPEC.layout, names)
+                            columns = tierstore._table.values.Columns(SPEC.layout, names)
                             lease.write_columns(columns, self.values(lease.rows, names))
                     case 2:
                         self.table.prefetch(rng.integers(0, ROWS, 9), window=2)

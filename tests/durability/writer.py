@@ -13,7 +13,7 @@ import numpy as np
 import tierstore
 from tierstore._disk import write_queue
 from tierstore._store import compaction
-from tierstore._tiers import capacity
+from tierstore._tiers import slots
 from tierstore.budget import Budget
 
 __all__ = ["ROWS", "content"]
@@ -41,13 +41,13 @@ def main() -> None:
     """Commit until killed."""
     path, seed = sys.argv[1], int(sys.argv[2])
     compaction._MOST_DELTAS = 3  # a fold goes on behind most of the time
-    write_queue._WORTH_A_THREAD, capacity._QUEUE_SHARE = (
+    write_queue._WORTH_A_THREAD, slots._QUEUE_SHARE = (
         1,
         1,
     )  # as many rows wait as there are slots
     rng = np.random.default_rng(seed)
-    slots = int(rng.integers(0, 100))
-    store = tierstore.open(path, "r+", budget=Budget(host_rows=slots), keep=int(rng.integers(1, 4)))
+    count = int(rng.integers(0, 100))
+    store = tierstore.open(path, "r+", budget=Budget(host_rows=count), keep=int(rng.integers(1, 4)))
     while True:
         version = store.version + 1
         store["t"].write(*changes(version))

@@ -9,7 +9,7 @@ import pytest
 
 import tierstore
 from tests.gpu.conftest import Place
-from tierstore._table.columns import Columns
+from tierstore._table.values import Columns
 
 FIELDS = {
     "mark": tierstore.Field(1, "float16"),

@@ -288,7 +288,7 @@ def test_a_prefetch_does_not_look_at_the_callers_ids_later(
 @pytest.mark.parametrize("way", ["write", "columns"])
 def test_what_a_lease_writes_is_in_reads_and_commits(make: Any, tiers: str, way: str) -> None:
     """However many of its rows have a slot."""
-    from tierstore._table.columns import Columns
+    from tierstore._table.values import Columns
 
     store = make(tiers)
     table = store["t"]

@@ -14,8 +14,8 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, TableSpec
-from tierstore._table.columns import Columns
 from tierstore._table.gpu import DeviceArrays
+from tierstore._table.values import Columns
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tierstore import policy
-from tierstore._tiers import capacity
+from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.machine.speeds import Speeds
 from tierstore.sizing import plan, stream_of
@@ -28,8 +28,8 @@ def stream():
 def test_the_host_tier_gets_the_slots_a_store_would_give_it(stream):
     found = plan(2000, 64, host=40_000, policy=policy.lfu())
     (host,) = found.tiers
-    assert host.slots == capacity.slots_for(2000, 64, 40_000, policy.lfu())
-    assert host.nbytes == capacity.bytes_for(2000, 64, host.slots, policy.lfu())
+    assert host.slots == slots_for(2000, 64, 40_000, policy.lfu())
+    assert host.nbytes == bytes_for(2000, 64, host.slots, policy.lfu())
     assert (found.disk_bytes, found.seconds, found.step_seconds) == (2000 * 68, {}, 0)
 
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from tests.oracle import records
 from tests.tiers.stack import ArrayTier, check, random_span, read
-from tierstore._tiers import capacity
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import ALIGNMENT
+from tierstore._tiers.slots import STAGING_BYTES, bytes_for, queue_bytes, slots_for
 from tierstore.errors import CapacityError
 
 ROWS, WIDTH = 40, 48
@@ -190,15 +190,15 @@ def test_counters():
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 10**6))
 def test_a_budget_gives_the_most_slots_that_fit(rows, sixteenths, nbytes):
     width = 16 * sixteenths
-    if 0 < nbytes < min(capacity.bytes_for(rows, width, slots) for slots in (1, rows)):
+    if 0 < nbytes < min(bytes_for(rows, width, slots) for slots in (1, rows)):
         with pytest.raises(
             CapacityError, match=f"{nbytes} bytes cannot hold the map of {rows} rows"
         ):
-            capacity.slots_for(rows, width, nbytes)
+            slots_for(rows, width, nbytes)
         return
-    slots = capacity.slots_for(rows, width, nbytes)
-    assert slots == 0 or capacity.bytes_for(rows, width, slots) <= nbytes
-    assert slots == rows or capacity.bytes_for(rows, width, slots + 1) > nbytes
+    slots = slots_for(rows, width, nbytes)
+    assert slots == 0 or bytes_for(rows, width, slots) <= nbytes
+    assert slots == rows or bytes_for(rows, width, slots + 1) > nbytes
 
 
 def test_a_tier_takes_the_memory_it_says():
@@ -209,7 +209,7 @@ def test_a_tier_takes_the_memory_it_says():
         if not tier.direct:
             arrays += [tier.map.slot_of, tier.map.row_of]
         assert sum(array.nbytes for array in arrays) <= tier.arena.array.nbytes
-        beside = min(capacity.STAGING_BYTES, 64 * slots) + capacity.queue_bytes(64, slots)
+        beside = min(STAGING_BYTES, 64 * slots) + queue_bytes(64, slots)
         assert tier.arena.array.nbytes + beside <= tier.nbytes + 16 * ALIGNMENT
         tier.close()
     with pytest.raises(CapacityError, match="at least one slot"):

@@ -14,7 +14,7 @@ from tests.training.conftest import ROWS, Place, rows_of
 from tierstore.errors import InvalidInputError
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
-from tierstore.optim.rounding import rounded_at_random
+from tierstore.optim.state import rounded_at_random
 
 DIM = 8
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam

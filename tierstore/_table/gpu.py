@@ -14,10 +14,9 @@ import numpy as np
 
 from tierstore._door import Door, Use
 from tierstore._table.address import Ids, host_ids, is_cupy, is_torch, on_host
-from tierstore._table.columns import Columns
 from tierstore._table.host import Piece
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.values import from_bytes, to_bytes
+from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error

@@ -15,9 +15,8 @@ import numpy as np
 from tierstore import _rowcopy
 from tierstore._door import Door, Use
 from tierstore._table.address import Ids, host_ids, last_of_each
-from tierstore._table.columns import Columns
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.values import from_bytes, to_bytes
+from tierstore._table.values import Columns, from_bytes, to_bytes
 from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device

@@ -22,10 +22,18 @@ import numpy.typing as npt
 
 from tierstore import _rowcopy
 from tierstore._threads import Condition
-from tierstore._tiers import capacity, memory
+from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
 from tierstore._tiers.memory import ALIGNMENT, Arrays
-from tierstore._tiers.slots import CachedSlots, DirectSlots, SlotMap, Slots
+from tierstore._tiers.slots import (
+    CachedSlots,
+    DirectSlots,
+    SlotMap,
+    Slots,
+    arena_bytes,
+    bytes_for,
+    staging_rows,
+)
 from tierstore._tiers.uncached import read_ranges, write_ranges
 from tierstore.errors import CapacityError
 from tierstore.policy import PolicySpec, lru
@@ -123,8 +131,8 @@ class HostTier:
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
         self._batches = 0
-        self.nbytes: int = capacity.bytes_for(self.rows, self.record_bytes, self.slots, policy)
-        arena = capacity.arena_bytes(self.rows, self.record_bytes, self.slots, policy)
+        self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
+        arena = arena_bytes(self.rows, self.record_bytes, self.slots, policy)
         self._arena = Arrays(kind, arena + 16 * ALIGNMENT)
         self.records: Bytes = self._arena.take(
             "records", self.slots * self.record_bytes, np.uint8
@@ -134,7 +142,7 @@ class HostTier:
             if self.direct
             else CachedSlots(self.rows, self.slots, policy, self._arena.take)
         )
-        self._part = capacity.staging_rows(self.record_bytes)
+        self._part = staging_rows(self.record_bytes)
         self._lock = threading.RLock()
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []

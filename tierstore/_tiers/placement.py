@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from tierstore._tiers import capacity
 from tierstore._tiers.base import LowestTier
 from tierstore._tiers.gpu import GpuTier
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.memory import available_bytes
+from tierstore._tiers.slots import bytes_for, queue_bytes, slots_for
 from tierstore._tiers.space import Space, laid_out, lowest_of
 from tierstore.budget import Budget
 from tierstore.errors import (
@@ -141,13 +141,13 @@ class Placement:
         rows, width, policy = _together(group)
         slots, starts = min(on_host, rows), [extent.start for extent in extents]
         for extent in extents:
-            queue = capacity.queue_bytes(width, slots)
+            queue = queue_bytes(width, slots)
             extent.tier.queue_bytes = queue * extent.rows // rows
         device = self._device
         if device is None:
             host = HostTier(lowest, slots=slots, policy=policy, starts=starts)
             return Space(extents, lowest, host)
-        kind = device.arena_kind(capacity.bytes_for(rows, width, slots, policy))
+        kind = device.arena_kind(bytes_for(rows, width, slots, policy))
         with device.current():
             host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
             try:
@@ -165,10 +165,10 @@ class Placement:
         rows, width, policy = _together(group)
         share = rows * width / sum(shape.nbytes for shape in every.values())
         least = 0 if self._device is None else 1
-        whole = capacity.bytes_for(rows, width, rows)
+        whole = bytes_for(rows, width, rows)
         default = min(whole, int(available_bytes() // 4 * share))
-        slots_for = functools.partial(capacity.slots_for, policy=policy)
-        on_host = max(self._slots_in("host", group, share, default, slots_for), least)
+        fitting = functools.partial(slots_for, policy=policy)
+        on_host = max(self._slots_in("host", group, share, default, fitting), least)
         if 0 < on_host < rows:
             policy.check(rows)
         if self._device is None:
@@ -177,8 +177,8 @@ class Placement:
             scored = policy.on_device() is not None
             whole = GpuMemory.bytes_for(rows, width, rows, scored=scored)
             default = min(whole, int(self._device.free_bytes() // 2 * share))
-            slots_for = functools.partial(GpuMemory.slots_for, scored=scored)
-            on_gpu = self._slots_in("gpu", group, share, default, slots_for)
+            fitting = functools.partial(GpuMemory.slots_for, scored=scored)
+            on_gpu = self._slots_in("gpu", group, share, default, fitting)
             return on_host, max(on_gpu, least)
 
     def _slots_in(
@@ -187,7 +187,7 @@ class Placement:
         group: Mapping[str, Shape],
         share: float,
         default: int,
-        slots_for: Callable[[int, int, int], int],
+        fitting: Callable[[int, int, int], int],
     ) -> int:
         """Return the slots that the budget gives a group in a tier, by rows or by bytes."""
         asked = [self._budget._slots(tier, name) for name in group]
@@ -200,7 +200,7 @@ class Placement:
             return sum(slots)
         rows, width, _ = _together(group)
         nbytes = self._budget._nbytes(tier, next(iter(group)), share)
-        return slots_for(rows, width, default if nbytes is None else nbytes)
+        return fitting(rows, width, default if nbytes is None else nbytes)
 
 
 def _together(group: Mapping[str, Shape]) -> Shape:

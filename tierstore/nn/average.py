@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
-from tierstore._table.columns import Columns
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
+from tierstore._table.values import Columns
 from tierstore.errors import InvalidInputError
 from tierstore.spec import Field
 

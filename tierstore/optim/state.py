@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from tierstore import initializers
-from tierstore._table.columns import Columns
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
+from tierstore._table.values import Columns
 from tierstore.errors import InvalidInputError
 from tierstore.optim.probe import StatePlan
-from tierstore.optim.rounding import rounded_at_random
 from tierstore.spec import Field
 
-__all__ = ["State", "StoredState"]
+__all__ = ["State", "StoredState", "rounded_at_random"]
 
 _BLOCK = 65_536
+_ALL = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
 
 State = dict[str, Any]
 """The state of a parameter, as a torch optimizer keeps it."""
@@ -210,3 +211,34 @@ class StoredState:
             shared = [self._prefix + key for key in self._plan.shared]
             fields = list(self.fields.values())
             scalars[self._owned] = {"class": self._owner, "fields": fields, "scalars": shared}
+
+
+def rounded_at_random(values: Tensor, rows: Tensor, step: int) -> Tensor:
+    """Return float32 `values` `(n, dim)` of `rows` `(n,)` as bfloat16, on average the same.
+
+    A number between two of bfloat16 becomes the one farther from zero in as many of all cases as
+    it is on the way there: a step smaller than half of what bfloat16 tells apart would be lost
+    every time otherwise. Only row, element and step decide, so rows round alike on every device and
+    with any budget. Infinities and NaN stay.
+    """
+    bits = values.contiguous().view(torch.int32)
+    up = (bits + _noise(rows.to(torch.int64), values.shape[1], step)) & ~0xFFFF
+    return torch.where(values.isnan(), values, up.view(torch.float32)).to(torch.bfloat16)
+
+
+def _noise(rows: Tensor, dim: int, step: int) -> Tensor:
+    """Return 16 random bits for each element, int32 `(n, dim)`; step.cu draws the same."""
+    low, high = rows & _ALL, rows >> 32
+    key = _mixed((_mixed((low + step * _GOLDEN) & _ALL) + high) & _ALL)
+    elements = torch.arange(dim, device=rows.device) * _GOLDEN & _ALL
+    return (_mixed(key[:, None] ^ elements) >> 16).to(torch.int32)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return a number of 32 bits, in int64, of which every bit depends on every bit of another.
+
+    Shifts and factors: lowbias32, found by C. Wellons' hash prospector (2018, public domain).
+    """
+    x = (x ^ x >> 16) * 0x7FEB352D & _ALL
+    x = (x ^ x >> 15) * 0x846CA68B & _ALL
+    return x ^ x >> 16

@@ -52,6 +52,7 @@ class Policy(ABC):
     def nbytes(self) -> int:
         """Bytes taken now."""
 
+    @abstractmethod
     def use(self, rows: Rows) -> None:
         """Begin a batch that uses `rows`, with or without slots; they may repeat."""
 
@@ -62,9 +63,9 @@ class Policy(ABC):
         `done`: they have been copied, so unless `keeps_batch` this batch may evict them already.
         """
 
+    @abstractmethod
     def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
         """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
-        return None
 
     @abstractmethod
     def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:

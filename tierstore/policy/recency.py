@@ -68,6 +68,9 @@ class LRU(Policy):
     def nbytes(self) -> int:
         return int(self._stamp.nbytes + self._log_bytes + 8 * self._packed)
 
+    def use(self, rows: Rows) -> None:
+        pass  # a row is as recent as its slot, which `touch` names
+
     def touch(self, slots: Slots, *, done: bool = False) -> None:
         if not slots.size:
             return
@@ -80,6 +83,9 @@ class LRU(Policy):
         self._now += 1
         if self._now == 2**32 - 1:
             self._renumber()
+
+    def order(self, rows: Rows) -> None:
+        return None
 
     def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:
         count = rows.size

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tierstore._tiers.capacity import bytes_for, slots_for
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
+from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import ROW_BYTES, Speeds
 from tierstore.policy import PolicySpec, lru

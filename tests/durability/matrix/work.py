@@ -19,7 +19,7 @@ import tierstore
 from tests.durability.matrix.children import Say
 from tierstore._disk import write_queue
 from tierstore._store import compaction
-from tierstore._tiers import capacity
+from tierstore._tiers import slots
 from tierstore.budget import Budget
 
 __all__ = ["TABLES", "Lost", "check", "content", "make", "read", "rows_at", "train"]
@@ -116,7 +116,7 @@ def _busy_behind() -> Iterator[None]:
     with (
         mock.patch.object(compaction, "_MOST_DELTAS", 3),
         mock.patch.object(write_queue, "_WORTH_A_THREAD", 1),
-        mock.patch.object(capacity, "_QUEUE_SHARE", 1),
+        mock.patch.object(slots, "_QUEUE_SHARE", 1),
     ):
         yield
 
