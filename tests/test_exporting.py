@@ -143,7 +143,9 @@ def test_keys_that_are_given(store, tmp_path):
     ]:
         export_table(store["item"], tmp_path / f"{name}.tsv", rows=rows, keys=keys)
         assert list(read_keys_of(tmp_path / f"{name}.tsv")) == expected
-    with pytest.raises(InvalidInputError, match=r"9 keys; need .* 700 rows or of the 10 rows"):
+    with pytest.raises(
+        InvalidInputError, match=r"9 keys were given; give .* 700 rows or of the 10 rows"
+    ):
         export_table(store["item"], tmp_path / "out.tsv", rows=(10, 20), keys=words[:9])
     with pytest.raises(InvalidInputError, match="no keys"):
         export_table(store["item"], tmp_path / "out.npy", keys=words)
