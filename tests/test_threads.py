@@ -220,7 +220,7 @@ def test_a_prefetch_without_a_thread_is_dropped(
     assert store["t"].stats()["host"].hits == before + 2
 
 
-@pytest.mark.filterwarnings("default:.*thread that was to fold ended")  # a later commit may warn
+@pytest.mark.filterwarnings("default:.*the fold thread died")  # a later commit may warn
 def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
     with tierstore.create(tmp_path / "s", {"t": SPEC}, keep=1) as store:
         with (
             monkeypatch.context() as patch,
-            pytest.warns(RuntimeWarning, match="thread that was to fold ended"),
+            pytest.warns(RuntimeWarning, match="the fold thread died"),
         ):
             patch.setattr(_threads._thread, "start_new_thread", start_dead)
             for step in range(3):

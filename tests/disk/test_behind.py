@@ -17,7 +17,7 @@ ROWS, WIDTH = 50, 32
 
 @pytest.fixture(autouse=True)
 def all_of_it_waits(monkeypatch):
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 1)
 
 
 class File:
@@ -209,7 +209,7 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
     rng, file = np.random.default_rng(5), File(0)
     file.behind.put(some(rng, 20))
     assert file.threads == [threading.current_thread().name]
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 3 * WIDTH)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
     small = File(99 * WIDTH)
     small.behind.put(some(rng, 2))
     assert small.threads == [threading.current_thread().name]

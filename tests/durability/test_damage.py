@@ -317,7 +317,7 @@ def test_errors_name_the_cure(two: Two) -> None:
     hurt_row(two, row)
     with (
         tierstore.open(two.path, budget=_NONE) as store,
-        pytest.raises(CorruptRowError, match=r"write them again.*commit.*tierstore repair"),
+        pytest.raises(CorruptRowError, match=r"write all fields.*commit.*tierstore repair"),
     ):
         store["hurt"].read([row])
 
@@ -575,7 +575,7 @@ def test_repair_refuses(two: Two, tmp_path: Path) -> None:
     ]:
         with pytest.raises(error):
             tierstore.repair(two.path, dest)
-    with pytest.raises(InvalidInputError, match="not a way to fill rows"):
+    with pytest.raises(InvalidInputError, match="not a fill value"):
         tierstore.repair(two.path, tmp_path / "whole", fill="ones")
     with pytest.raises(InvalidInputError):
         tierstore.repair(two.path, tmp_path / "whole", listed=two.path / "list.csv")

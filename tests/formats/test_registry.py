@@ -112,7 +112,7 @@ def test_failures_of_the_file_system(tmp_path, monkeypatch, suffix, code, error)
         monkeypatch.setattr(_local, "_atomic_write", failing_open)
     else:
         monkeypatch.setattr(Path, "open", failing_open)
-    with pytest.raises(error, match=r"file.*injected.*nothing was left") as raised:
+    with pytest.raises(error, match=r"file.*injected.*no file was left") as raised:
         write_file(tmp_path / f"file{suffix}", random_matrix(3, 2), "float32")
     assert raised.value.errno == code
     monkeypatch.undo()

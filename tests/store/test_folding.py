@@ -259,7 +259,7 @@ def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch
 def test_without_a_thread_it_is_put_off(trainer, soon):
     with (
         mock.patch("_thread.start_new_thread", side_effect=RuntimeError("can't start new thread")),
-        pytest.warns(RuntimeWarning, match="no thread can be started to fold"),
+        pytest.warns(RuntimeWarning, match="cannot start a thread to fold"),
     ):
         trainer.commit(4)
     with warnings.catch_warnings():

@@ -430,6 +430,6 @@ def test_folds_in_threads_are_logged(
             store["user"].write([row], np.ones((1, 3), np.float32))
             store.commit()
         store.close()
-    assert any("begins in a thread" in message for message in caplog.messages)
+    assert any("starts in a thread" in message for message in caplog.messages)
     assert any("is published" in message or "is stopped" in message for message in caplog.messages)
     assert {record.name for record in caplog.records} == {"tierstore"}

@@ -426,7 +426,7 @@ def _damaged_binding(
         return [info.digest.name]
     touched = np.unique(np.concatenate([_NOTHING, *merging]) // bases.DIGEST_ROWS)
     return [
-        f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are of another moment"
+        f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are from a different time"
         for block in bases.foreign_blocks(directory, base, info.spec.rows, digest, touched)
     ]
 

@@ -33,7 +33,7 @@ __all__ = ["DEPTH", "Speeds", "Standing", "available", "known_speeds", "measure"
 DEPTH = 256
 """Reads in flight: what a disk, or a virtual one, takes at a time."""
 
-_AWAITED = 32
+_MIN_COMPLETED = 32
 _SETUP, _DESTROY, _EVENTS, _SUBMIT = 206, 207, 208, 209
 _REQUEST = np.dtype(
     {
@@ -90,7 +90,7 @@ def read(fd: int, offsets: npt.NDArray[np.int64], nbytes: int) -> None:
             count = min(DEPTH - (started - done), offsets.size - started)
             first = ctypes.c_void_p(pointers.ctypes.data + pointers.itemsize * started)
             started += _call(_SUBMIT, context, ctypes.c_long(count), first) if count else 0
-            least = ctypes.c_long(min(_AWAITED, started - done))
+            least = ctypes.c_long(min(_MIN_COMPLETED, started - done))
             into = ctypes.c_void_p(events.ctypes.data)
             came = _call(_EVENTS, context, least, ctypes.c_long(DEPTH), into, None)
             done += came
