@@ -53,7 +53,7 @@ def test_simulate_reads_ids_from_files(run_json, tmp_path):
 def test_simulate_says_what_is_wrong(run, tmp_path):
     assert "not a file" in run("simulate", tmp_path / "none", code=3).output
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
-    assert "which has the ids" in run("simulate", tmp_path / "a.npz", code=1).output
+    assert "name the one with the ids" in run("simulate", tmp_path / "a.npz", code=1).output
     for size in ("0", "x", "0%", "101%", "-3"):
         assert "Usage" in run("simulate", tmp_path / "a.npz", f"--size={size}", code=2).output
 

@@ -415,7 +415,7 @@ def test_a_pickled_reader_does_not_take_a_copy_for_its_version(path: Path, tmp_p
     pickle.loads(data).close()
     shutil.rmtree(path)
     os.rename(tmp_path / "copy", path)
-    with pytest.raises(StoreIOError, match="is not the one that was meant"):
+    with pytest.raises(StoreIOError, match="is not the expected one"):
         pickle.loads(data)
 
 
