@@ -130,9 +130,9 @@ def test_names_move_and_go(store):
     for name in ("", "two\nlines", "x" * 1025):
         with pytest.raises(InvalidInputError, match="not a version's name"):
             store.commit(keep=name)
-    with pytest.raises(InvalidTypeError, match="kept by a name such as"):
+    with pytest.raises(InvalidTypeError, match="name of a version must be"):
         store.keep(3, 7)
-    with pytest.raises(InvalidTypeError, match="version is an int"):
+    with pytest.raises(InvalidTypeError, match="version must be an int"):
         store.restore(1.5)
 
 

@@ -30,7 +30,7 @@ def test_a_store_goes_there_and_comes_back(run, run_json, tmp_path, url):
     assert np.array_equal(np.load(tmp_path / "item.npy"), expected)
     with tierstore.open(back) as two:
         assert np.array_equal(two["item"].read(np.arange(500)), expected)
-    assert "holds something" in run("save", path, url, code=1).stderr
+    assert "is not empty" in run("save", path, url, code=1).stderr
 
 
 @pytest.mark.parametrize("command", ["init", "load", "fold"])

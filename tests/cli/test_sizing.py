@@ -123,4 +123,6 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     speeds.measure(".", file_bytes=1 << 20, seconds=0.01)
     run("plan", *table, "--plot", tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert "named .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    assert (
+        "must be one of .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    )

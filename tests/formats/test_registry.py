@@ -67,7 +67,7 @@ def test_keys_and_a_field_cannot_share_a_name(tmp_path, field):
 @pytest.mark.parametrize("shape", [(-1, 3), (3, 0)])
 def test_shapes_that_are_none(tmp_path, shape):
     with (
-        pytest.raises(InvalidInputError, match="0 or more rows"),
+        pytest.raises(InvalidInputError, match="needs rows"),
         open_sink(tmp_path / "file.npy", rows=shape[0], dim=shape[1], dtype="float32"),
     ):
         pass

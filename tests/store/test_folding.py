@@ -119,7 +119,7 @@ def test_an_error_is_a_warning_and_the_next_commit_begins_anew(trainer, steps):
     error = StoreFullError("no space")
     with mock.patch("tierstore._disk.base.Base.write", side_effect=error):
         fold.step()
-    with pytest.warns(RuntimeWarning, match="put off: no space"):
+    with pytest.warns(RuntimeWarning, match="postponed: no space"):
         trainer.commit()
     trainer.check()
     trainer.commit()

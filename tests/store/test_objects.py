@@ -167,7 +167,7 @@ def test_a_save_that_breaks_off_leaves_nothing(store, place):
 
 def test_what_is_there_is_never_written_over(store, saved):
     before = {key: value.to_bytes() for key, value in saved._store_dict.items()}
-    with pytest.raises(ExistsError, match="holds something"):
+    with pytest.raises(ExistsError, match="is not empty"):
         store.save(saved)
     assert {key: value.to_bytes() for key, value in saved._store_dict.items()} == before
 

@@ -273,7 +273,7 @@ def test_a_payload_is_that_of_its_step(store):
 
 @pytest.mark.parametrize("step", [1.0, "1", True])
 def test_steps_are_whole_numbers(store, step):
-    with pytest.raises(InvalidTypeError, match="step is an int"):
+    with pytest.raises(InvalidTypeError, match="step must be an int"):
         store.commit(step=step)
 
 

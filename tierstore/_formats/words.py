@@ -1,15 +1,15 @@
-"""Text and binary files in which each row is a word and its numbers, one row after another.
+"""Text and binary files in which each row is a word and its numbers.
 
-.csv and .tsv: a line of numbers for each row, perhaps after a key. A header line is one with a cell
-after the first that is no number, or a lone one. The first column holds keys if the header calls it
-so, or if the first cell below is no number. What is written is .tsv with a header and a column of
-keys, the numbers of the rows where there are no others.
+.csv and .tsv have a line of numbers per row, optionally after a key. The first line is a header if
+a cell after the first is not a number, or if its only cell is not a number. The first column
+contains keys if the header says so, or if the first cell below the header is not a number. The
+writer produces .tsv with a header and a column of keys, or of row numbers without keys.
 
-.vec and .txt are the text of word2vec, as of fastText and GloVe too, .bin its binary form. The text
-has a word and its numbers on each line, and names no element type. word2vec and fastText put the
-numbers of rows and of dimensions on the first line, GloVe does not; both are read, the former is
-written. The binary form has the two counts, then each word, a space and its float32s. A .txt file
-may also hold keys alone, one a line.
+.vec and .txt are the text format of word2vec, fastText and GloVe, .bin is the binary format of
+word2vec. The text format has a word and its numbers on each line, and specifies no element type.
+word2vec and fastText put the number of rows and dimensions on the first line, GloVe does not; both
+variants are read, the former is written. The binary format has the two counts, then each word, a
+space and its float32 values. A .txt file may also contain only keys, one per line.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = [
 ]
 
 MAX_WORD_CHARACTERS = 1 << 14
-"""The longest word that is written, well within what is read."""
+"""The longest word that is written, well below the reader's limit."""
 
 CELL_BYTES = 128
-"""What a number in a line takes until it is in a block: twice as text, and as a float."""
+"""Memory of a number in a line until it is in a block: twice as text, and as a float."""
 
 
 class RecordSource(Source):
@@ -67,11 +67,11 @@ class RecordSource(Source):
 
     @abstractmethod
     def _vectors(self) -> Iterator[Any]:
-        """Yield the `dim` numbers of each row, as anything NumPy assigns to a row."""
+        """Yield the `dim` numbers of each row, in any form that NumPy can assign to a row."""
 
     @abstractmethod
     def _words(self) -> Iterator[str] | None:
-        """Yield the word of each row; None if rows have none."""
+        """Yield the word of each row, or None if rows have no words."""
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         vectors = self._vectors()
@@ -87,7 +87,7 @@ class RecordSource(Source):
 
     @cached_property
     def keys(self) -> Keys | None:
-        """The words, unless they only count the rows; whole numbers are int64."""
+        """The words, unless they merely number the rows; integers become int64."""
         words = self._words()
         if words is None:
             return None
@@ -103,7 +103,7 @@ class RecordSource(Source):
 
 
 def parse_numbers(path: Path, row: int, words: Sequence[bytes] | Sequence[str]) -> list[float]:
-    """Return the numbers that words spell, rounded to float64; raises FormatError."""
+    """Parse words as numbers, rounded to float64; raises FormatError."""
     try:
         return list(map(float, words))
     except ValueError as error:
@@ -111,7 +111,7 @@ def parse_numbers(path: Path, row: int, words: Sequence[bytes] | Sequence[str]) 
 
 
 def decode_word(path: Path, row: int, word: bytes) -> str:
-    """Return the text of a word in UTF-8; raises FormatError."""
+    """Decode a word from UTF-8; raises FormatError."""
     try:
         return word.decode()
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ def decode_word(path: Path, row: int, word: bytes) -> str:
 def format_rows(words: Sequence[bytes], block: Array, separator: bytes) -> bytes:
     """Return lines of a word and the numbers of its row, in decimal and exact.
 
-    Nine significant digits tell all float32 apart, seventeen all float64.
+    Nine significant digits distinguish all float32 values, seventeen all float64 values.
     """
     number = separator + (b"%.17g" if block.dtype.itemsize == 8 else b"%.9g")
     line = b"%b" + number * block.shape[1] + b"\n"
@@ -131,14 +131,14 @@ def format_rows(words: Sequence[bytes], block: Array, separator: bytes) -> bytes
 
 MAX_LINE_CHARACTERS = 64 << 20
 _CHARACTER_BYTES = 8
-"""What a character of a line takes: in the line and in a cell, four bytes at most each."""
+"""Memory of a character: in the line and in a cell, at most four bytes each."""
 KEY_HEADERS = frozenset({"", "id", "index", "key", "word"})
-"""What a header may call the column of keys, or NAME_id; data frames leave their index unnamed."""
+"""Header names of the key column, besides NAME_id; data frames leave their index unnamed."""
 
 
 class _DelimitedSource(RecordSource):
     def __init__(self, file: InputFile, dtype: str) -> None:
-        """Look at the first lines for what the columns are, then count the rows."""
+        """Determine the columns from the first lines, then count the rows."""
         cells = _cells(file)
         first = next(cells, None)
         if first is None:
@@ -171,7 +171,7 @@ class _DelimitedSource(RecordSource):
 
 
 def _cells(file: InputFile) -> Iterator[list[str]]:
-    """Yield the cells of each line that is not empty, the header's included."""
+    """Yield the cells of each non-empty line, including the header."""
     if file.path.suffix.lower() == ".tsv":
         lines = _Lines(file, "\t")
         rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -186,10 +186,10 @@ def _cells(file: InputFile) -> Iterator[list[str]]:
 
 
 class _Lines:
-    """The lines of a file, those of one row within the allowance: quotes may hold line ends.
+    """The lines of a file; lines of one row, which quotes may join, are charged to the allowance.
 
     Attributes:
-        pending: bytes that the cells take of the lines since this was last set to 0.
+        pending: memory of the cells of the lines since it was last set to 0.
     """
 
     def __init__(self, file: InputFile, delimiter: str) -> None:
@@ -234,12 +234,12 @@ def _is_number(cell: str) -> bool:
 
 
 class Csv(Format):
-    """Cells between commas, which may be quoted; read only."""
+    """Cells between commas, which may be quoted; read-only."""
 
     suffixes = (".csv",)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose rows are counted first."""
+        """Open a file, counting its rows first."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             return _DelimitedSource(file, wanted.text_dtype)
 
@@ -252,7 +252,7 @@ class Tsv(Csv):
     block_bytes = 1 << 20
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type holds what text is read as."""
+        """Whether the type is one as which text can be read."""
         return element.accepts(DEFAULT_DTYPE)
 
     @contextmanager
@@ -261,7 +261,7 @@ class Tsv(Csv):
         if content.keys is not None:
             content.keys.reject(
                 lambda key: any(c in key for c in "\t\r\n") or len(key) > MAX_WORD_CHARACTERS,
-                f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; "
+                f"contains a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; "
                 ".tsv cannot hold it: write .parquet or .safetensors instead",
             )
         with path.open("xb") as file:
@@ -284,7 +284,7 @@ _BINARY_COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")
 _FASTTEXT_MAGIC = b"\xba\x16O/"
 _READ_BYTES = 1 << 20
 _ELEMENT = np.dtype("<f4")
-"""The element of the binary form."""
+"""The element type of the binary format."""
 
 
 class _VecSource(RecordSource):
@@ -301,7 +301,7 @@ class _VecSource(RecordSource):
             yield decode_word(self.path, row, self._split(row, line)[0])
 
     def _split(self, row: int, line: bytes) -> list[bytes]:
-        """Return the word and the last `dim` parts: a few words of GloVe hold spaces."""
+        """Return the word and the last `dim` parts: a few words of GloVe contain spaces."""
         parts = line.rsplit(b" ", self.dim)
         if len(parts) != self.dim + 1 or not parts[0]:
             raise FormatError(f"{self.path}: row {row} is not a word and {self.dim} numbers")
@@ -309,7 +309,7 @@ class _VecSource(RecordSource):
 
 
 def _lines(file: InputFile, offset: int) -> Iterator[bytes]:
-    """Yield lines from byte `offset`, without what ends them and without empty ones."""
+    """Yield the non-empty lines from byte `offset` on, without line ends."""
     stream = file.stream()
     stream.seek(offset)
     while line := stream.readline(MAX_LINE_BYTES):
@@ -321,18 +321,18 @@ def _lines(file: InputFile, offset: int) -> Iterator[bytes]:
 
 
 class Word2VecText(Format):
-    """Words and numbers in text, which is read as float32 unless a wider type is wanted."""
+    """Words and numbers in text, read as float32 unless a wider type is requested."""
 
     suffixes = (".vec",)
     keys = "always"
     block_bytes = 1 << 20
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type holds what text is read as."""
+        """Whether the type is one as which text can be read."""
         return element.accepts(DEFAULT_DTYPE)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file with or without counts; without, the rows are counted first."""
+        """Open a file with or without counts; without counts, count the rows first."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             first = file.stream().readline(MAX_LINE_BYTES)
             counts = _TEXT_COUNTS.fullmatch(first.rstrip(b" \r\n"))
@@ -353,7 +353,7 @@ class Word2VecText(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write counts, then lines; raises InvalidInputError for keys that are no words."""
+        """Write counts, then lines; raises InvalidInputError for keys that are not words."""
         _reject_unfit_words(content)
         with path.open("xb") as file:
             file.write(b"%d %d\n" % (content.rows, content.dim))
@@ -366,12 +366,12 @@ class Word2VecText(Format):
 
 
 class Text(Word2VecText):
-    """The same under the suffix that GloVe uses, or keys alone, one a line."""
+    """The same format under the suffix of GloVe, or only keys, one per line."""
 
     suffixes = (".txt",)
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read keys in UTF-8, one a line; if all are whole numbers they are int64."""
+        """Read keys in UTF-8, one per line; if all are integers they become int64."""
         if name is not None:
             raise InvalidInputError(f"{path}:{name}: a .txt file of keys has no columns")
         with open_input(path, memory) as file:
@@ -388,7 +388,7 @@ def _key_lines(file: InputFile) -> Iterator[str]:
             return
         text = line.rstrip(b"\r\n")
         if not text or len(line) == MAX_KEY_LINE_BYTES:
-            raise FormatError(f"{file.path}: line {number} is empty or far too long for a key")
+            raise FormatError(f"{file.path}: line {number} is empty or too long for a key")
         try:
             yield text.decode()
         except UnicodeDecodeError as error:
@@ -419,18 +419,18 @@ class _BinSource(RecordSource):
                 data, at = data[at:] + stream.read(_READ_BYTES + nbytes), 0
             space = data.find(b" ", at, at + MAX_WORD_BYTES)
             stop = space + 1 + nbytes
-            # The original tool ends each row with a newline, others do not.
+            # The original tool ends each row with a newline, other tools do not.
             word = data[at:space].removeprefix(b"\n")
             if space < 0 or not word or stop > len(data):
                 raise FormatError(f"{self.path}: row {row} of {self.rows} is truncated or no word")
             yield word, data[space + 1 : stop]
             at = stop
         if (data[at:] + stream.read(2))[:2] not in (b"", b"\n"):
-            raise FormatError(f"{self.path}: something follows the {self.rows} rows")
+            raise FormatError(f"{self.path}: extra bytes follow the {self.rows} rows")
 
 
 class Word2VecBinary(Format):
-    """Words and float32s."""
+    """Words and float32 values in binary."""
 
     suffixes = (".bin",)
     keys = "always"
@@ -440,7 +440,7 @@ class Word2VecBinary(Format):
         return element.stored == _ELEMENT
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose counts must fit its size."""
+        """Open a file and check its counts against its size."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             first = file.stream().readline(64)
             if first.startswith(_FASTTEXT_MAGIC):
@@ -459,7 +459,7 @@ class Word2VecBinary(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write counts, then each word and its row; raises InvalidInputError for other keys."""
+        """Write counts, then each word and its row; raises InvalidInputError for invalid words."""
         _reject_unfit_words(content)
         with path.open("xb") as file:
             file.write(b"%d %d\n" % (content.rows, content.dim))
@@ -474,10 +474,10 @@ class Word2VecBinary(Format):
 
 
 def _reject_unfit_words(content: Content) -> None:
-    """Raise InvalidInputError if a key is empty, very long or holds white space."""
+    """Raise InvalidInputError if a key is empty, very long or contains white space."""
     if content.keys is not None:
         content.keys.reject(
             lambda key: key.split() != [key] or len(key) > MAX_WORD_CHARACTERS,
-            f"is empty, holds white space or has over {MAX_WORD_CHARACTERS} characters; "
+            f"is empty, contains white space or has over {MAX_WORD_CHARACTERS} characters; "
             "word2vec files cannot hold it: write .parquet or .safetensors instead",
         )

@@ -1,4 +1,4 @@
-"""Copying a version of a store to a store of its own."""
+"""Copies a version of a store to a new store."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def write_copy(
 
 @contextlib.contextmanager
 def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
-    """Make what the body fills appear complete or not at all.
+    """Yield a place for the body to fill, which appears complete or not at all.
 
-    Objects appear one by one, and the last of them, a manifest, makes a store of them. Raises
+    Objects appear one by one; only the last one, a manifest, turns them into a store. Raises
     ExistsError.
     """
     if not isinstance(where, _io.Objects):
@@ -144,7 +144,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
         return
     directory = where.open(write=True)
     if directory.names():
-        raise ExistsError(f"{where} holds something; choose another name", filename=str(where))
+        raise ExistsError(f"{where} is not empty; choose another name", filename=str(where))
     try:
         yield directory
     except BaseException:
