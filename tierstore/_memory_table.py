@@ -1,4 +1,4 @@
-"""A table without a store: the same tiers in memory alone, gone when it is closed.
+"""A table without a store: the same tiers, only in memory, discarded when closed.
 
     with MemoryTable(TableSpec(rows=1_000_000, dim=64), device="auto") as memory:
         memory.table.write([3, 5], rows)

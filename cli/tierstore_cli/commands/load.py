@@ -34,10 +34,9 @@ def load(
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
-    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv or .tsv file; FILE:NAME
-    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. A missing store
-    or table is made, with the shape and element type of the file. Other fields of the table stay
-    as they are.
+    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv or .tsv file. FILE:NAME
+    selects one of several arrays, and a .zarr may be a URL for fsspec. A missing store or table is
+    created with the shape and element type of the file. Other fields of the table do not change.
 
     \b
     Examples:
@@ -74,5 +73,5 @@ def load(
     verb = "made" if done.created else "loaded"
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}{', with keys' if done.keys else ''}"
     out.show(
-        data, f"{verb} {done.table} {done.field}: {shape}; {store} is at version {done.version}"
+        data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
     )
