@@ -145,7 +145,7 @@ def test_keys_that_are_given(store, tmp_path):
         assert list(read_keys_of(tmp_path / f"{name}.tsv")) == expected
     with pytest.raises(InvalidInputError, match=r"9 keys .* 700 rows or of the 10 rows"):
         export_table(store["item"], tmp_path / "out.tsv", rows=(10, 20), keys=words[:9])
-    with pytest.raises(InvalidInputError, match="no keys"):
+    with pytest.raises(InvalidInputError, match="cannot hold keys"):
         export_table(store["item"], tmp_path / "out.npy", keys=words)
 
 

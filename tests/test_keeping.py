@@ -262,7 +262,7 @@ def test_a_version_that_is_not_whole_leaves_the_store_as_it_was(store):
     (delta, *_) = sorted(store.path.glob("t/g*/delta-*.bin"))
     data = delta.read_bytes()
     delta.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(CorruptStoreError, match="version 2 is not whole, nothing was changed"):
+    with pytest.raises(CorruptStoreError, match="version 2 is damaged, nothing was changed"):
         store.restore("best")
     delta.write_bytes(data)
     assert np.array_equal(store["t"].read(EVERY), newest)

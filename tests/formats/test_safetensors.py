@@ -116,7 +116,7 @@ def test_chooses_among_several(tmp_path):
         (file_of({"a": entry(stop=12)}, b"x" * 12), "span of"),
         (file_of({"a": entry(start=16, stop=0)}, b"x" * 16), "span of"),
         (file_of({"a": entry()}, b"x" * 15), "truncated"),
-        (file_of({"a": entry()}, b"x" * 17), "follows"),
+        (file_of({"a": entry()}, b"x" * 17), "extra bytes follow"),
         (file_of({"a": entry(start=4, stop=20)}, b"x" * 20), "starts at"),
         (file_of({"a": entry(), "b": entry()}, b"x" * 32), "starts at"),
         (file_of({"a": entry(), "b": entry(start=8, stop=24)}, b"x" * 24), "starts at"),

@@ -183,7 +183,7 @@ def test_what_is_no_policy_is_refused():
         policy.choose("no-such-thing")
     with pytest.raises(InvalidTypeError):
         policy.choose(7)
-    with pytest.raises(InvalidInputError, match="half-life"):
+    with pytest.raises(InvalidInputError, match="half_life"):
         policy.lfu(half_life=0)
     with pytest.raises(InvalidInputError, match="not 'lookahead'"):
         policy.lookahead("lookahead")
