@@ -56,5 +56,6 @@ def test_files_of_other_formats_are_on_a_disk(run, tmp_path, command):
     path, there = tmp_path / "emb.tier", f"memory://{uuid.uuid4().hex}/items.npy"
     run("init", path, "--table", "item", "--rows", 5, "--dim", 4)
     assert (
-        "only .zarr can be read from and written to a URL" in run(command, path, there, code=1).stderr
+        "only .zarr can be read from and written to a URL"
+        in run(command, path, there, code=1).stderr
     )
