@@ -38,7 +38,7 @@ class Lookahead(Generic[Batch]):
         depth: int,
     ) -> None:
         """Wrap a loader; each iteration starts it anew."""
-        self.epoch = 0
+        self.epoch: int = 0
         self._loader: Any = loader
         self._tables = [(table, _chooser(ids)) for table, ids in tables.items()]
         self._depth = depth

@@ -46,13 +46,31 @@ def _codec(name: str | None) -> _Codec:
     return codec
 
 
-def _check_length(packed: bytes) -> None:
-    """Raise ValueError unless Blosc data has the length in its header: a decoder would overrun.
+def _blosc_bytes(packed: bytes) -> int:
+    """Return the decoded size of a Blosc chunk; raises ValueError if the chunk is truncated.
 
-    Format: Blosc chunk; the last four of its 16 header bytes are the total length.
+    A decoder would read beyond the end of a truncated chunk. Format: Blosc chunk; the last four of
+    its 16 header bytes are the total length.
     """
     if len(packed) < 16 or int.from_bytes(packed[12:16], "little") != len(packed):
         raise ValueError(f"{len(packed)} bytes differ from the length in the header")
+    return int.from_bytes(packed[4:8], "little")
+
+
+def _zstd_bytes(packed: bytes) -> int:
+    """Return the decoded size that a zstd frame declares; raises ValueError if it does not.
+
+    A decoder silently leaves the rest of a larger output unfilled. Format: RFC 8878, 3.1.1.1.
+    """
+    if len(packed) < 6:
+        raise ValueError("its header is truncated")
+    descriptor = packed[4]
+    single_segment = descriptor >> 5 & 1
+    size = (single_segment, 2, 4, 8)[descriptor >> 6]
+    first = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if not size or len(packed) < first + size:
+        raise ValueError("it does not declare its size")
+    return int.from_bytes(packed[first : first + size], "little") + 256 * (size == 2)
 
 
 class CompressedRecords:
@@ -157,17 +175,16 @@ class CompressedRecords:
             return np.zeros(shape, np.uint8)
         chunk = np.empty(nbytes, np.uint8)
         try:
-            if self._is_blosc:
-                _check_length(packed)
-            decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
+            held = _blosc_bytes(packed) if self._is_blosc else _zstd_bytes(packed)
+            if held == nbytes:
+                self._codec.decode(packed, out=chunk)
         except (RuntimeError, ValueError) as error:
             raise CorruptStoreError(
                 f"{self._path(name)} cannot be decoded ({error}); " + FILE_CURE
             ) from None
-        if decoded.size != nbytes:
+        if held != nbytes:
             raise CorruptStoreError(
-                f"{self._path(name)} holds {decoded.size} bytes of records, "
-                f"not {nbytes}; {FILE_CURE}"
+                f"{self._path(name)} holds {held} bytes of records, not {nbytes}; {FILE_CURE}"
             )
         return chunk.reshape(shape)
 
