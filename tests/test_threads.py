@@ -234,7 +234,7 @@ def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
             for step in range(3):
                 store["t"].write([step], np.full((1, DIM), step, np.float32))
                 assert in_time(store.commit) == step + 2
-        with pytest.warns(UpkeepWarning, match="thread that was to fold ended"):
+        with pytest.warns(UpkeepWarning, match="the fold thread died"):
             store.commit()  # tells of the last of the threads that died
         in_time(store.fold)
         assert store.info().folded
