@@ -250,7 +250,7 @@ def test_parts_come_without_a_thread_that_runs_ahead(
 
 
 def test_first_requests_of_many_threads_start_one(store: tierstore.Store) -> None:
-    """Two threads beside one queue were one too many: `close` waited for the other for ever."""
+    """Two threads at one queue: `close` would wait for the other one forever."""
     before, started = sys.getswitchinterval(), []
     sys.setswitchinterval(1e-6)
     try:

@@ -73,7 +73,7 @@ def one(rng: np.random.Generator, position: int) -> Piece:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), room=st.sampled_from([0, 1, 2, 5, 60, 1000]))
 def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
-    """Whatever is put is read at once and never lost, also where writes fail now and then."""
+    """Queued records are readable immediately and never lost, even if some writes fail."""
     if not threads:
         monkeypatch.setattr(threading.Thread, "start", none_to_be_had)
     rng, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)

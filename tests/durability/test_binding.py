@@ -41,7 +41,7 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 64 rows be a block."""
+    """Set the block size to 64 rows."""
     monkeypatch.setattr(bases, "DIGEST_ROWS", BLOCK)
     monkeypatch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
 

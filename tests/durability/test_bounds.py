@@ -272,7 +272,7 @@ def test_a_text_is_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory", "loop", "missing"])
 def test_only_regular_files_are_copied(tmp_path: Path, kind: str) -> None:
-    """None of them blocks, or goes on for ever."""
+    """None of them blocks or runs forever."""
     path = tmp_path / "file"
     if kind == "fifo":
         os.mkfifo(path)

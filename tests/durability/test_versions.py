@@ -253,7 +253,7 @@ def test_many_versions_that_wait_to_be_confirmed_warn_once(path: Path) -> None:
 
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let two writers in."""
+    """Disable the lock, so that two writers can open a store."""
     free = lambda *_, **__: True  # noqa: E731
     monkeypatch.setattr(_io.File, "lock", free)
     monkeypatch.setattr(_io.File, "lock_range", free)

@@ -1,4 +1,4 @@
-""".npy: what NumPy itself writes and reads, and headers that lie."""
+""".npy: files written and read by NumPy itself, and headers with false claims."""
 
 import struct
 

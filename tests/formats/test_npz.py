@@ -1,4 +1,4 @@
-""".npz: what NumPy itself writes and reads, and archives that lie."""
+""".npz: files written and read by NumPy itself, and archives with false claims."""
 
 import io
 import zipfile

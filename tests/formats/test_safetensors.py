@@ -1,4 +1,4 @@
-""".safetensors: what the safetensors package writes and reads, and headers that lie."""
+""".safetensors: files written and read by the safetensors package, and false headers."""
 
 import json
 import struct

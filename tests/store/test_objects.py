@@ -115,7 +115,7 @@ def test_what_is_saved_is_read_there_and_brought_back(store, place, tmp_path, ro
 
 
 def test_objects_are_the_files_of_a_store(store, tmp_path):
-    """Whatever copies files makes one of the other."""
+    """Any tool that copies files converts between stores on disk and in objects."""
     store.save(zarr.storage.LocalStore(tmp_path / "objects"))
     with tierstore.open(tmp_path / "objects", "r+") as on_disk:
         same(store, on_disk)
