@@ -303,8 +303,10 @@ class TieredOptimizer(torch.optim.Optimizer):
             for listed in every
         ]
         for rows, gradient in touched.items():
+            if gradient is None:
+                continue
             field = self._fields[rows]
-            for share in [] if gradient is None else field.shares(gradient):
+            for share in field.shares(gradient):
                 if field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
