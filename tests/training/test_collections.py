@@ -658,6 +658,26 @@ def test_graphs_break_around_a_collection(place: Place) -> None:
     torch.testing.assert_close(compiled(ids), model(ids))
 
 
+def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
+    if place.device != "cpu":
+        pytest.skip("a GPU tier counts for all tables of a space")
+    twins = Twins(place, [30, 12, 25], host_rows=67)
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    for _ in range(3):
+        twins.step(optimizers, twins.ids())
+    with torch.no_grad():
+        ids = twins.ids(leave_out="t1")
+        twins.collection(ids)
+        for name, own in ids.items():
+            twins.layers[name](own)
+    for name in twins.rows:
+        one, two = (vars(store[name].stats()["host"]) for store in twins.stores)
+        sampled = {"unique", "unique_of", "unique_hits"}  # of reads, one batch in so many
+        assert {k: v for k, v in one.items() if k not in sampled} == {
+            k: v for k, v in two.items() if k not in sampled
+        }, name
+
+
 # -- what it costs
 
 
