@@ -594,6 +594,69 @@ def test_states_are_pointers(place: Place) -> None:
         other.load_state_dict(then)
 
 
+def test_tables_go_on_from_what_layers_left(place: Place) -> None:
+    """State and counts of steps that were trained a table at a time are those of a collection."""
+    twins = Twins(place, [30, 12, 25])
+    before = [{name: TieredEmbedding(store[name]) for name in twins.rows} for store in twins.stores]
+    with in_order():
+        for layers in before:
+            optimizer = TieredOptimizer(torch.optim.Adam, list(layers.values()), lr=0.05)
+            torch.manual_seed(3)
+            for names in (["t0", "t1", "t2"], ["t0"], ["t0", "t2"]):
+                for name in names:
+                    layers[name](place.ids(5, rows=twins.rows[name])).pow(3).sum().backward()
+                optimizer.step()
+        for store in twins.stores:
+            store.commit()
+        twins.collection = TieredEmbeddingCollection(twins.stores[0], {n: n for n in twins.rows})
+        optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    assert [twins.stores[0][name].scalars["step"] for name in twins.rows] == [5, 3, 4]
+    twins.check()
+
+
+def test_scaled_gradients_and_autocast(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    ids, kind = twins.ids(), torch.device(place.torch).type
+    for find, optimizer in zip(
+        (twins.collection, lambda ids: {n: twins.layers[n](own) for n, own in ids.items()}),
+        optimizers,
+        strict=True,
+    ):
+        scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+        with in_order(), torch.autocast(kind, torch.bfloat16):
+            loss = sum(
+                (rows @ torch.ones(6, 3, device=place.torch)).sum() for rows in find(ids).values()
+            )
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    twins.check()
+
+
+def test_layers_beside_a_collection_have_gradients_of_their_own(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    layer = TieredEmbedding(twins.stores[0]["t1"])
+    optimizers = [
+        TieredOptimizer(torch.optim.SGD, [each], lr=0.5) for each in (twins.collection, layer)
+    ]
+    before = twins.stores[0]["t1"].read(torch.tensor([3]))
+    sum(rows.sum() for rows in twins.collection({"t1": torch.tensor([3])}).values()).backward()
+    layer(torch.tensor([3])).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.allclose(twins.stores[0]["t1"].read(torch.tensor([3])), before - 1)
+
+
+def test_collections_over_the_same_tables_share_a_parameter(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    other = TieredEmbeddingCollection(twins.stores[0], {"a": "t0", "b": "t1"})
+    assert set(other.parameters()) == set(twins.collection.parameters())
+
+
 def test_a_copy_shares_the_tables(place: Place) -> None:
     twins = Twins(place, [30, 12])
     other = copy.deepcopy(twins.collection)
