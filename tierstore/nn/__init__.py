@@ -12,7 +12,8 @@ from __future__ import annotations
 from tierstore.errors import needs
 
 with needs("torch", "torch", "this needs PyTorch"):
-    from tierstore.nn.embedding import TieredEmbedding, TieredEmbeddingBag
+    from tierstore.nn.bag import TieredEmbeddingBag
+    from tierstore.nn.embedding import TieredEmbedding
     from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]

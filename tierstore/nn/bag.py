@@ -1,0 +1,138 @@
+"""A layer that pools bags of rows of a table."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
+from tierstore.nn.autograd import Batch, Gradient
+from tierstore.nn.embedding import TieredEmbedding
+from tierstore.nn.pooling import Bags, Columns, Pool, Pooled, Pooling
+
+__all__ = ["TieredEmbeddingBag"]
+
+
+class TieredEmbeddingBag(TieredEmbedding):
+    """Sums, means or maxima over bags of rows, as `torch.nn.EmbeddingBag`; see `TieredEmbedding`.
+
+    Rows of `padding_idx` are left out of their bags. Rows are pooled where they are, and the
+    gradient of a bag is added to those of its rows: neither takes room for a row an id, but in
+    graphs that are compiled and under `torch.func`.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        field: str | None = None,
+        padding_idx: int | None = None,
+        *,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        include_last_offset: bool = False,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> None:
+        """Put a layer over a table.
+
+        Args:
+            table: a table of an open store.
+            field: the field to look up and train; the first if None.
+            padding_idx: a row that is left out.
+            mode: "sum", "mean" or "max".
+            include_last_offset: whether offsets end with the number of ids.
+            max_norm: refused, as scale_grad_by_freq is, with InvalidInputError.
+            norm_type: ignored.
+            scale_grad_by_freq: refused.
+            sparse: ignored.
+        """
+        super().__init__(
+            table,
+            field,
+            padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+        )
+        if mode not in ("sum", "mean", "max"):
+            raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        columns = Columns((mode,), (0,), self.embedding_dim, self.embedding_dim)
+        self._pooling = Pooling(table, self.field, columns)
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return one row a bag, `(bags, embedding_dim)`.
+
+        Args:
+            input: ids, 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
+            offsets: where each bag starts in a 1-D input.
+            per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
+        """
+        bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
+        if bags.weights is not None and self.mode != "sum":
+            raise NotImplementedError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
+        if self.padding_idx is not None:
+            bags = bags.padded(self.padding_idx)
+        if (
+            torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or self._average is not None
+        ):
+            return self._expanded(bags)
+        parameter = self._parameters["rows"]
+        if parameter is not self._own:
+            self._check_untrained(parameter)
+        elif torch.is_grad_enabled() and (
+            self._trained or (bags.weights is not None and bags.weights.requires_grad)
+        ):
+            return Pool.apply(parameter, bags.weights, bags, self)
+        self._abandoned.release()
+        self._own.settle()
+        with self.table.lease(bags.ids) as lease:
+            return self._pool(lease, bags)[0]
+
+    def _expanded(self, bags: Bags) -> Tensor:
+        """Return one row a bag from a row for each id, which graphs and transforms know."""
+        rows = self._look_up(bags.ids)
+        places, padding = bags.places(bags.ids.to(rows.device))
+        return torch.nn.functional.embedding_bag(
+            places,
+            rows,
+            bags.offsets.to(rows.device, torch.int64),
+            mode=self.mode,
+            per_sample_weights=bags.weights,
+            include_last_offset=True,
+            padding_idx=padding,
+        )
+
+    # -- what the operator calls
+
+    def _lease_bags(self, bags: Bags) -> Batch:
+        """Lease the rows of bags whose gradient may come."""
+        return self._lease_rows(bags.ids)
+
+    def _pool(
+        self, lease: Lease, bags: Bags, *, trained: bool = False, weighed: bool = False
+    ) -> tuple[Tensor, Pooled]:
+        """Pool bags of leased rows."""
+        out, pooled = self._pooling.run(lease, bags, self._anchor, trained=trained, weighed=weighed)
+        return out.to(self._anchor.device), pooled
+
+    def _take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of rows for the optimizer."""
+        self._check_optimizer()
+        if gradient.batch.size:
+            self._own.add(gradient)

@@ -1,0 +1,493 @@
+"""Bags of rows, pooled where the rows are: none is written out for an id, in either direction."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+
+from tierstore._door import interrupts_deferred
+from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn.autograd import Batch, Gradient, accumulates, cleared
+from tierstore.spec import Field
+
+__all__ = ["Bags", "Columns", "Pool", "Pooled", "Pooling", "jagged"]
+
+_SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
+_Pool: Any = _SOURCE.structure("Pool")
+_MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
+_KERNEL_TYPES = {
+    element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
+}
+_LARGE = 1 << 28
+"""Bytes of a gradient above which the number of its rows is waited for, to take no more."""
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Ids in bags, one behind the other.
+
+    Attributes:
+        ids: `(n,)`.
+        offsets: int64 `(bags + 1,)`: where each bag begins, and where the last one ends.
+        weights: a factor for each id in a bag; None for 1.
+        ends_in_padding: whether the last id is in no bag, and its row counts in none.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None = None
+    ends_in_padding: bool = False
+
+    def __len__(self) -> int:
+        """Return the number of bags."""
+        return int(self.offsets.shape[0]) - 1
+
+    @classmethod
+    def of(
+        cls, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, *, ends: bool = False
+    ) -> Bags:
+        """Take bags as `torch.nn.EmbeddingBag` does, or nested ones.
+
+        Args:
+            ids: 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
+            offsets: where each bag begins in 1-D ids.
+            weights: in the shape of the ids.
+            ends: whether offsets end with the number of ids.
+        """
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
+        if ids.is_nested:
+            bags = jagged(ids)
+            factors = None if weights is None else jagged(weights).values()
+            return cls(bags.values(), bags.offsets(), factors)
+        if weights is not None:
+            if weights.shape != ids.shape:
+                raise InvalidInputError(
+                    f"per_sample_weights are of the shape of the ids, {tuple(ids.shape)}, not "
+                    f"{tuple(weights.shape)}"
+                )
+            weights = weights.reshape(-1)
+        if ids.ndim == 2 and offsets is None:
+            bags, each = ids.shape
+            starts = torch.arange(bags + 1, device=ids.device) * each
+            return cls(ids.reshape(-1), starts, weights)
+        if ids.ndim != 1 or offsets is None or offsets.ndim != 1:
+            with_offsets = "no" if offsets is None else f"{offsets.ndim}-D"
+            raise InvalidInputError(
+                "bags are 2-D ids, or 1-D ids with 1-D offsets; these are "
+                f"{ids.ndim}-D ids with {with_offsets} offsets"
+            )
+        starts = offsets if ends else pad(offsets, (0, 1), value=ids.shape[0])
+        return cls(ids, starts, weights)
+
+    def padded(self, padding_idx: int) -> Bags:
+        """Return the bags with the id of padding behind them, in which its row does not count."""
+        ids = torch.cat([self.ids, self.ids.new_full((1,), padding_idx)])
+        return replace(self, ids=ids, ends_in_padding=True)
+
+    def split(self, of_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what stands for the ids in the bags, of what does for all, and for padding."""
+        return (of_ids[:-1], of_ids[-1:]) if self.ends_in_padding else (of_ids, None)
+
+    def places(self, of_ids: Tensor) -> tuple[Tensor, int | None]:
+        """Return the index of the row of each id in a bag, where each id has one, and of padding.
+
+        That is their order, but for what equals the padding; `of_ids` stands for all ids.
+        """
+        inside, padding = self.split(of_ids)
+        places = torch.arange(inside.shape[0], device=of_ids.device)
+        if padding is None:
+            return places, None
+        return torch.where(inside == padding, inside.shape[0], places), inside.shape[0]
+
+
+def jagged(ids: Tensor) -> Any:
+    """Return nested ids without gaps; raises InvalidTypeError for another layout than jagged."""
+    if ids.layout != torch.jagged:
+        raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
+    return ids.contiguous()
+
+
+class Columns:
+    """The columns that the bags of some features of one dim become, and how they are pooled.
+
+    The bags of a feature follow one another, equally many of each.
+
+    Attributes:
+        modes: "sum", "mean" or "max" of each feature.
+        first: the first column of each.
+        dim: how many each has.
+        width: of the output, columns of other features included.
+        aligned: what every first column is a multiple of.
+    """
+
+    def __init__(
+        self, modes: tuple[str, ...], first: tuple[int, ...], dim: int, width: int
+    ) -> None:
+        """Describe the columns."""
+        self.modes = modes
+        self.first = first
+        self.dim = dim
+        self.width = width
+        self.aligned: int = math.gcd(width, *first)
+        self._described: dict[torch.device, Tensor] = {}
+
+    def batch(self, bags: Bags) -> int:
+        """Return the number of bags of each feature."""
+        return len(bags) // len(self.modes)
+
+    def described(self, device: torch.device) -> Tensor:
+        """Return them for the kernels, int32 `(features, 2)`."""
+        if device not in self._described:
+            modes = [_MODES[mode] for mode in self.modes]
+            both = torch.tensor([self.first, modes], dtype=torch.int32)
+            self._described[device] = both.T.contiguous().to(device)
+        return self._described[device]
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """The first feature and the end of each run of one mode and neighbouring columns."""
+        found, first = [], 0
+        for k in range(1, len(self.modes) + 1):
+            if (
+                k == len(self.modes)
+                or self.modes[k] != self.modes[first]
+                or self.first[k] != self.first[k - 1] + self.dim
+            ):
+                found.append((first, k))
+                first = k
+        return found
+
+    def part(self, of: Tensor, run: tuple[int, int]) -> Tensor:
+        """Return a run's columns of `(batch, width)`, `(features, batch, dim)`, as a view."""
+        first, end = run
+        start = self.first[first]
+        columns = of[:, start : start + (end - first) * self.dim]
+        return columns.unflatten(1, (end - first, self.dim)).transpose(0, 1)
+
+
+class Pooled(Protocol):
+    """What a backward pass needs of bags that were pooled."""
+
+    def backward(
+        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
+    ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
+
+        `batch` is of the ids of the bags, `gradient` of what they came to, `(batch, width)`.
+        """
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Pools bags of a field of leased rows.
+
+    A kernel pools them on a GPU, in float32 and in the order of the ids; the gradients of a row are
+    then added in no particular order. On the host torch pools the distinct rows, with the results
+    of `torch.nn.EmbeddingBag` to the bit. So it does, over a row for each id, on a GPU with
+    `torch.use_deterministic_algorithms(True)` and for types that the kernel cannot compute with.
+
+    Attributes:
+        table: whose rows.
+        field: of them.
+        columns: where the bags go.
+    """
+
+    table: Table
+    field: str
+    columns: Columns
+
+    def run(
+        self,
+        lease: Lease,
+        bags: Bags,
+        like: Tensor,
+        out: Tensor | None = None,
+        *,
+        trained: bool = False,
+        weighed: bool = False,
+    ) -> tuple[Tensor, Pooled]:
+        """Return what bags come to, `(batch, width)`, and what a backward pass needs.
+
+        Args:
+            lease: on the rows of their ids.
+            bags: all of them, by feature.
+            like: a tensor of the type of the result.
+            out: where to write the columns; a new tensor if None.
+            trained: whether the rows need a gradient.
+            weighed: whether the weights need one.
+        """
+        types = self.item.element.kernel, _KERNEL_TYPES.get(like.dtype)
+        ordered = torch.are_deterministic_algorithms_enabled()
+        composed = lease.device is None or ordered or None in types
+        kind = _Composed if composed else _Launched
+        pooled = kind(self, lease, bags, like.dtype, trained=trained, weighed=weighed)
+        return pooled.forward(lease, bags, out), pooled
+
+    @property
+    def item(self) -> Field:
+        """The field."""
+        return self.table.spec.layout.field(self.field)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the table's rows, and of their gradient."""
+        found: torch.dtype = self.item.element.torch_dtype()
+        return found
+
+
+class _Composed:
+    """Bags pooled by torch: of the distinct rows on the host, of expanded rows on a GPU."""
+
+    def __init__(
+        self,
+        pooling: Pooling,
+        lease: Lease,
+        bags: Bags,
+        dtype: torch.dtype,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> None:
+        self._pooling, self._columns = pooling, pooling.columns
+        self._expanded = lease.device is not None
+        positions = _positions(lease)
+        self._padding: int | None
+        if self._expanded:
+            rows = lease.expand(pooling.field)
+            self._ids, self._padding = bags.places(positions)
+        else:
+            rows = lease.read(pooling.field)
+            self._ids, padding = bags.split(positions)
+            self._padding = None if padding is None else int(padding)
+        self._rows = rows.to(dtype).requires_grad_(trained)
+        self._weights: Tensor | None = None
+        if bags.weights is not None:
+            self._weights = bags.weights.detach().to(rows.device, dtype).requires_grad_(weighed)
+        self._found: list[Tensor] = []
+
+    def forward(self, lease: Lease, bags: Bags, out: Tensor | None) -> Tensor:
+        columns, batch = self._columns, self._columns.batch(bags)
+        offsets = bags.offsets.to(self._rows.device, torch.int64)
+        with torch.enable_grad():
+            self._found = [self._of_run(run, offsets, batch) for run in columns.runs]
+        if out is None and columns.width == columns.dim:
+            return self._found[0].detach()
+        if out is None:
+            out = self._rows.new_empty(batch, columns.width)
+        for run, found in zip(columns.runs, self._found, strict=True):
+            part = columns.part(out, run)
+            part.copy_(found.detach().view(part.shape))
+        return out
+
+    def _of_run(self, run: tuple[int, int], offsets: Tensor, batch: int) -> Tensor:
+        """Return what the bags of a run come to, `(bags, dim)`."""
+        columns, ids, weights = self._columns, self._ids, self._weights
+        if len(columns.runs) > 1:
+            offsets = offsets[run[0] * batch : run[1] * batch + 1]
+            begin, end = int(offsets[0]), int(offsets[-1])
+            offsets, ids = offsets - begin, ids[begin:end]
+            weights = None if weights is None else weights[begin:end]
+        mode = columns.modes[run[0]]
+        return embedding_bag(
+            ids,
+            self._rows,
+            offsets,
+            mode=mode,
+            per_sample_weights=weights if mode == "sum" else None,
+            include_last_offset=True,
+            padding_idx=self._padding,
+        )
+
+    def backward(
+        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
+    ) -> tuple[Gradient | None, Tensor | None]:
+        gradients = [
+            self._columns.part(gradient.to(found), run).reshape(found.shape)
+            for run, found in zip(self._columns.runs, self._found, strict=True)
+        ]
+        wanted = [(self._rows, trained), (self._weights, weighed)]
+        of = [each for each, needed in wanted if needed and each is not None]
+        found = torch.autograd.grad(
+            self._found, of, gradients, retain_graph=True, materialize_grads=True
+        )
+        of_weights = found[-1] if weighed else None
+        if not trained:
+            return None, of_weights
+        of_rows = found[0].to(self._pooling.dtype)
+        whole = batch.gradient(of_rows) if self._expanded else batch.gathered(of_rows)
+        return whole, of_weights
+
+
+class _Launched:
+    """Bags pooled by a kernel on the records."""
+
+    def __init__(
+        self,
+        pooling: Pooling,
+        lease: Lease,
+        bags: Bags,
+        dtype: torch.dtype,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> None:
+        columns, self._pooling, self._dtype = pooling.columns, pooling, dtype
+        on: Any = lease.device
+        self._device = device = torch.device(on.torch_name)
+        start = pooling.table.spec.layout.span(pooling.field)[0]
+        self._kernels = _kernels_for(pooling.item, start, columns, dtype)
+        self._offsets = bags.offsets.to(device, torch.int64).contiguous()
+        self._features = columns.described(device)
+        self._weights: Any = None
+        self._bags = bags
+        self._positions = self._counted(lease)
+        self._rows: Tensor | None = None
+        work = self._work = _Pool(offsets=self._offsets.data_ptr())
+        work.features = self._features.data_ptr()
+        work.all, work.batch = len(bags), columns.batch(bags)
+        work.dim, work.width, work.start = columns.dim, columns.width, start
+        if bags.weights is not None:
+            self._weights = bags.weights.detach().to(device, torch.float32).contiguous()
+            work.weights = self._weights.data_ptr()
+        if trained or weighed:
+            self._share = torch.empty(len(bags), device=device)
+            work.share = self._share.data_ptr()
+        if trained and "max" in columns.modes:
+            self._chosen = torch.empty(len(bags), columns.dim, dtype=torch.int32, device=device)
+            work.chosen = self._chosen.data_ptr()
+        if weighed:  # of the rows as they are: a step may write them before the backward pass
+            self._rows = lease.read(pooling.field)
+            work.rows = self._rows.data_ptr()
+            if self._positions is None:
+                self._positions = _positions(lease)
+
+    def forward(self, lease: Lease, bags: Bags, out: Tensor | None) -> Tensor:
+        work, kernels = self._work, self._kernels
+        if out is None:
+            out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
+        work.bags = out.data_ptr()
+        self._launch(kernels.pool, lease, work.all * kernels.lanes, self._positions)
+        return out
+
+    def backward(
+        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
+    ) -> tuple[Gradient | None, Tensor | None]:
+        batch, work, kernels = batch.renewed(), self._work, self._kernels
+        gradient = gradient.to(self._device, self._dtype).contiguous()
+        if gradient.data_ptr() % 16:
+            gradient = gradient.clone()
+        work.bags = gradient.data_ptr()
+        whole = of_weights = None
+        if weighed:
+            of_weights = torch.empty(len(self._weights), device=self._device)
+            work.of_weights = of_weights.data_ptr()
+            self._launch(kernels.weigh, batch.lease, len(of_weights), self._positions)
+        if trained:
+            batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
+            total = cleared(batch.lease, work.dim)
+            work.total = total.data_ptr()
+            self._launch(kernels.scatter, batch.lease, batch.size, self._counted(batch.lease))
+            whole = batch.gathered(total.to(self._pooling.dtype))
+        return whole, of_weights
+
+    def _launch(self, kernel: Kernel, lease: Lease, items: int, positions: Tensor | None) -> None:
+        """Launch a kernel for these positions, or those of the lease."""
+        given = None if positions is None else (positions.data_ptr(), len(positions))
+        lease.launch(kernel, self._work, items, positions=given)
+
+    def _counted(self, lease: Lease) -> Tensor | None:
+        """Return the positions of the rows that count; None where those of all ids do."""
+        if not self._bags.ends_in_padding:
+            return None
+        inside, padding = self._bags.split(_positions(lease))
+        return torch.where(inside == padding, -1, inside)
+
+
+def _positions(lease: Lease) -> Tensor:
+    """Return the position of the row of each id, `(n,)`."""
+    return torch.as_tensor(lease.positions).reshape(-1)
+
+
+class _Kernels:
+    """The kernels for rows and results of some types and widths.
+
+    Attributes:
+        lanes: threads that a bag gets.
+    """
+
+    def __init__(self, macros: dict[str, object], packs: int) -> None:
+        self.pool = Kernel(_SOURCE, "pool", as_large_as_the_work, macros)
+        self.scatter = Kernel(_SOURCE, "scatter", macros=macros)
+        self.weigh = Kernel(_SOURCE, "weigh", macros=macros)
+        self.lanes = min(32, 1 << (packs - 1).bit_length())
+
+
+_kernels: dict[tuple[Any, ...], _Kernels] = {}
+
+
+def _kernels_for(item: Field, start: int, columns: Columns, dtype: torch.dtype) -> _Kernels:
+    """Return the kernels for a field that begins at a byte of a record."""
+    size = item.storage.itemsize
+    vector = math.gcd(16 // size, item.dim, start // size)
+    aligned = math.gcd(vector, columns.aligned)
+    key = item.element.kernel, dtype, item.dim, vector, aligned
+    if key not in _kernels:
+        macros = {"ROW": item.element.kernel, "OUT": _KERNEL_TYPES[dtype]}
+        widths = {"VECTOR": vector, "COLUMNS": aligned}
+        _kernels[key] = _Kernels({**macros, **widths}, item.dim // vector)
+    return _kernels[key]
+
+
+class Module(Protocol):
+    """What the operator asks of a module."""
+
+    def _lease_bags(self, bags: Bags) -> Batch:
+        """Lease the rows of bags whose gradient may come."""
+
+    def _pool(
+        self, lease: Lease, bags: Bags, *, trained: bool, weighed: bool
+    ) -> tuple[Tensor, Pooled]:
+        """Pool bags of leased rows."""
+
+    def _take_whole(self, gradient: Gradient) -> None:
+        """Take the gradient of rows."""
+
+
+class Pool(torch.autograd.Function):
+    """Look up and pool bags of rows outside graphs; see `autograd.Lookup`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: Tensor, weights: Tensor | None, bags: Bags, module: Module
+    ) -> Tensor:
+        """Return what the bags come to; `weights` are those of the bags."""
+        trained, weighed = ctx.needs_input_grad[:2]
+        with interrupts_deferred():  # once for all that follows
+            ctx.batch, ctx.module = module._lease_bags(bags), module
+            out, ctx.pooled = module._pool(ctx.batch.lease, bags, trained=trained, weighed=weighed)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, None, None]:
+        """Give the module the gradient of the rows, and return that of the weights."""
+        trained, weighed = ctx.needs_input_grad[:2]
+        trained = trained and accumulates(ctx.next_functions[0][0])
+        whole, of_weights = ctx.pooled.backward(
+            ctx.batch, gradient, trained=trained, weighed=weighed
+        )
+        if whole is not None:
+            ctx.module._take_whole(whole)
+        return None, of_weights, None, None
