@@ -10,9 +10,9 @@ from torch import Tensor
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
-from tierstore.nn.autograd import Batch, Gradient
+from tierstore.nn.autograd import Batch
 from tierstore.nn.embedding import TieredEmbedding
-from tierstore.nn.pooling import Bags, Columns, Pool, Pooled, Pooling
+from tierstore.nn.pooling import Bags, Columns, Part, pool, read_pooled
 
 __all__ = ["TieredEmbeddingBag"]
 
@@ -65,7 +65,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         self.mode = mode
         self.include_last_offset = include_last_offset
         columns = Columns((mode,), (0,), self.embedding_dim, self.embedding_dim)
-        self._pooling = Pooling(table, self.field, columns)
+        self._columns = columns
 
     def forward(
         self,
@@ -92,17 +92,11 @@ class TieredEmbeddingBag(TieredEmbedding):
             or self._average is not None
         ):
             return self._expanded(bags)
-        parameter = self._parameters["rows"]
-        if parameter is not self._own:
-            self._check_untrained(parameter)
-        elif torch.is_grad_enabled() and (
-            self._trained or (bags.weights is not None and bags.weights.requires_grad)
-        ):
-            return Pool.apply(parameter, bags.weights, bags, self)
-        self._abandoned.release()
-        self._own.settle()
-        with self.table.lease(bags.ids) as lease:
-            return self._pool(lease, bags)[0]
+        parts = [Part(self, self._columns, bags)]
+        weighed = bags.weights is not None and bags.weights.requires_grad
+        if self._trains() or (weighed and torch.is_grad_enabled()):
+            return pool(parts)[0]
+        return read_pooled(parts)
 
     def _expanded(self, bags: Bags) -> Tensor:
         """Return one row a bag from a row for each id, which graphs and transforms know."""
@@ -118,21 +112,14 @@ class TieredEmbeddingBag(TieredEmbedding):
             padding_idx=padding,
         )
 
-    # -- what the operator calls
+    # -- what pooling calls
 
-    def _lease_bags(self, bags: Bags) -> Batch:
-        """Lease the rows of bags whose gradient may come."""
-        return self._lease_rows(bags.ids)
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+        """Lease the rows of ids whose gradient may come."""
+        return self._lease_rows(rows)
 
-    def _pool(
-        self, lease: Lease, bags: Bags, *, trained: bool = False, weighed: bool = False
-    ) -> tuple[Tensor, Pooled]:
-        """Pool bags of leased rows."""
-        out, pooled = self._pooling.run(lease, bags, self._anchor, trained=trained, weighed=weighed)
-        return out.to(self._anchor.device), pooled
-
-    def _take_whole(self, gradient: Gradient) -> None:
-        """Keep the gradient of rows for the optimizer."""
-        self._check_optimizer()
-        if gradient.batch.size:
-            self._own.add(gradient)
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease the rows of ids that take no part in training."""
+        self._settle()
+        lease: Lease = self.table.lease(rows)
+        return lease

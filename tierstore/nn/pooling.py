@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,14 +15,13 @@ from torch.nn.functional import embedding_bag, pad
 from tierstore._door import interrupts_deferred
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._table.host import Lease
-from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn.autograd import Batch, Gradient, accumulates, cleared
 from tierstore.spec import Field
 
-__all__ = ["Bags", "Columns", "Pool", "Pooled", "Pooling", "jagged"]
+__all__ = ["Bags", "Columns", "Part", "jagged", "pool", "read_pooled"]
 
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
@@ -177,21 +177,27 @@ class Columns:
         return columns.unflatten(1, (end - first, self.dim)).transpose(0, 1)
 
 
-class Pooled(Protocol):
-    """What a backward pass needs of bags that were pooled."""
+class Layer(Protocol):
+    """What pooling asks of a layer over rows."""
 
-    def backward(
-        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
-    ) -> tuple[Gradient | None, Tensor | None]:
-        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
+    table: Any
+    field: str
+    _own: Any
+    _anchor: Tensor
 
-        `batch` is of the ids of the bags, `gradient` of what they came to, `(batch, width)`.
-        """
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+        """Lease rows whose gradient may come."""
+
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease rows that take no part in training."""
+
+    def take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of distinct rows for the optimizer."""
 
 
 @dataclass(frozen=True)
-class Pooling:
-    """Pools bags of a field of leased rows.
+class Part:
+    """The bags of a call that one layer pools.
 
     A kernel pools them on a GPU, in float32 and in the order of the ids; the gradients of a row are
     then added in no particular order. On the host torch pools the distinct rows, with the results
@@ -199,76 +205,102 @@ class Pooling:
     `torch.use_deterministic_algorithms(True)` and for types that the kernel cannot compute with.
 
     Attributes:
-        table: whose rows.
-        field: of them.
+        layer: the layer.
         columns: where the bags go.
+        bags: all of them, by feature.
+        touched: the numbers of the layer's tables that have ids in them.
+        places: which of the call's features they are.
+        lengths: how many ids each feature has.
     """
 
-    table: Table
-    field: str
+    layer: Layer
     columns: Columns
+    bags: Bags
+    touched: frozenset[int] = frozenset({0})
+    places: tuple[int, ...] = (0,)
+    lengths: Sequence[int] = ()
 
-    def run(
+    @property
+    def item(self) -> Field:
+        """The field that is pooled."""
+        found: Field = self.layer.table.spec.layout.field(self.layer.field)
+        return found
+
+    def has_any(self, given: Sequence[bool] | None) -> bool:
+        """Tell whether any feature has a gradient; `given` is as in `trained_positions`."""
+        return given is None or any(given[place] for place in self.places)
+
+    def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
+        """Return the position of each id's row, -1 without a gradient; None where all have one.
+
+        `given` is whether each feature of the call has one; None if all have.
+        """
+        own = [True] if given is None else [given[place] for place in self.places]
+        if all(own):
+            return batch.trained_positions
+        found = batch.positions.reshape(-1).clone()
+        for piece, one in zip(found.split(list(self.lengths)), own, strict=True):
+            if not one:
+                piece.fill_(-1)
+        return found
+
+    def pool(
         self,
         lease: Lease,
-        bags: Bags,
-        like: Tensor,
-        out: Tensor | None = None,
+        dtype: torch.dtype,
+        out: Tensor | None,
         *,
         trained: bool = False,
         weighed: bool = False,
-    ) -> tuple[Tensor, Pooled]:
-        """Return what bags come to, `(batch, width)`, and what a backward pass needs.
+    ) -> tuple[Tensor, _Pooled]:
+        """Return what the bags come to, `(batch, width)`, and what a backward pass needs.
 
         Args:
             lease: on the rows of their ids.
-            bags: all of them, by feature.
-            like: a tensor of the type of the result.
+            dtype: of the result.
             out: where to write the columns; a new tensor if None.
             trained: whether the rows need a gradient.
             weighed: whether the weights need one.
         """
-        types = self.item.element.kernel, _KERNEL_TYPES.get(like.dtype)
+        types = self.item.element.kernel, _KERNEL_TYPES.get(dtype)
         ordered = torch.are_deterministic_algorithms_enabled()
         composed = lease.device is None or ordered or None in types
         kind = _Composed if composed else _Launched
-        pooled = kind(self, lease, bags, like.dtype, trained=trained, weighed=weighed)
-        return pooled.forward(lease, bags, out), pooled
+        pooled = kind(self, lease, dtype, trained=trained, weighed=weighed)
+        return pooled.forward(lease, out), pooled
 
-    @property
-    def item(self) -> Field:
-        """The field."""
-        return self.table.spec.layout.field(self.field)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the table's rows, and of their gradient."""
-        found: torch.dtype = self.item.element.torch_dtype()
-        return found
+class _Pooled(Protocol):
+    def backward(
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
+
+        `gradient` is that of what all bags of the call came to, `(batch, width)`; for `given` see
+        `Part.trained_positions`.
+        """
 
 
 class _Composed:
     """Bags pooled by torch: of the distinct rows on the host, of expanded rows on a GPU."""
 
     def __init__(
-        self,
-        pooling: Pooling,
-        lease: Lease,
-        bags: Bags,
-        dtype: torch.dtype,
-        *,
-        trained: bool,
-        weighed: bool,
+        self, part: Part, lease: Lease, dtype: torch.dtype, *, trained: bool, weighed: bool
     ) -> None:
-        self._pooling, self._columns = pooling, pooling.columns
+        self._part, bags, positions = part, part.bags, _positions(lease)
         self._expanded = lease.device is not None
-        positions = _positions(lease)
         self._padding: int | None
         if self._expanded:
-            rows = lease.expand(pooling.field)
+            rows = lease.expand(part.layer.field)
             self._ids, self._padding = bags.places(positions)
         else:
-            rows = lease.read(pooling.field)
+            rows = lease.read(part.layer.field)
             self._ids, padding = bags.split(positions)
             self._padding = None if padding is None else int(padding)
         self._rows = rows.to(dtype).requires_grad_(trained)
@@ -277,9 +309,9 @@ class _Composed:
             self._weights = bags.weights.detach().to(rows.device, dtype).requires_grad_(weighed)
         self._found: list[Tensor] = []
 
-    def forward(self, lease: Lease, bags: Bags, out: Tensor | None) -> Tensor:
-        columns, batch = self._columns, self._columns.batch(bags)
-        offsets = bags.offsets.to(self._rows.device, torch.int64)
+    def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
+        columns, bags = self._part.columns, self._part.bags
+        batch, offsets = columns.batch(bags), bags.offsets.to(self._rows.device, torch.int64)
         with torch.enable_grad():
             self._found = [self._of_run(run, offsets, batch) for run in columns.runs]
         if out is None and columns.width == columns.dim:
@@ -287,13 +319,13 @@ class _Composed:
         if out is None:
             out = self._rows.new_empty(batch, columns.width)
         for run, found in zip(columns.runs, self._found, strict=True):
-            part = columns.part(out, run)
-            part.copy_(found.detach().view(part.shape))
+            target = columns.part(out, run)
+            target.copy_(found.detach().view(target.shape))
         return out
 
     def _of_run(self, run: tuple[int, int], offsets: Tensor, batch: int) -> Tensor:
         """Return what the bags of a run come to, `(bags, dim)`."""
-        columns, ids, weights = self._columns, self._ids, self._weights
+        columns, ids, weights = self._part.columns, self._ids, self._weights
         if len(columns.runs) > 1:
             offsets = offsets[run[0] * batch : run[1] * batch + 1]
             begin, end = int(offsets[0]), int(offsets[-1])
@@ -311,11 +343,18 @@ class _Composed:
         )
 
     def backward(
-        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
+        part, columns = self._part, self._part.columns
         gradients = [
-            self._columns.part(gradient.to(found), run).reshape(found.shape)
-            for run, found in zip(self._columns.runs, self._found, strict=True)
+            columns.part(gradient.to(found), run).reshape(found.shape)
+            for run, found in zip(columns.runs, self._found, strict=True)
         ]
         wanted = [(self._rows, trained), (self._weights, weighed)]
         of = [each for each, needed in wanted if needed and each is not None]
@@ -325,55 +364,49 @@ class _Composed:
         of_weights = found[-1] if weighed else None
         if not trained:
             return None, of_weights
-        of_rows = found[0].to(self._pooling.dtype)
-        whole = batch.gradient(of_rows) if self._expanded else batch.gathered(of_rows)
-        return whole, of_weights
+        of_rows = found[0].to(part.item.element.torch_dtype())
+        whole = batch.gradient if self._expanded else batch.gathered
+        positions = part.trained_positions(batch, given)
+        return whole(of_rows, positions, part.touched), of_weights
 
 
 class _Launched:
     """Bags pooled by a kernel on the records."""
 
     def __init__(
-        self,
-        pooling: Pooling,
-        lease: Lease,
-        bags: Bags,
-        dtype: torch.dtype,
-        *,
-        trained: bool,
-        weighed: bool,
+        self, part: Part, lease: Lease, dtype: torch.dtype, *, trained: bool, weighed: bool
     ) -> None:
-        columns, self._pooling, self._dtype = pooling.columns, pooling, dtype
+        self._part, columns, bags = part, part.columns, part.bags
         on: Any = lease.device
-        self._device = device = torch.device(on.torch_name)
-        start = pooling.table.spec.layout.span(pooling.field)[0]
-        self._kernels = _kernels_for(pooling.item, start, columns, dtype)
-        self._offsets = bags.offsets.to(device, torch.int64).contiguous()
-        self._features = columns.described(device)
-        self._weights: Any = None
-        self._bags = bags
-        self._positions = self._counted(lease)
-        self._rows: Tensor | None = None
-        work = self._work = _Pool(offsets=self._offsets.data_ptr())
-        work.features = self._features.data_ptr()
-        work.all, work.batch = len(bags), columns.batch(bags)
+        self._dtype, self._device = dtype, torch.device(on.torch_name)
+        start = part.layer.table.spec.layout.span(part.layer.field)[0]
+        self._kernels = _kernels_for(part.item, start, columns, dtype)
+        work = self._work = _Pool(all=len(bags), batch=columns.batch(bags))
         work.dim, work.width, work.start = columns.dim, columns.width, start
+        self._offsets = bags.offsets.to(self._device, torch.int64).contiguous()
+        self._features = columns.described(self._device)
+        work.offsets, work.features = self._offsets.data_ptr(), self._features.data_ptr()
         if bags.weights is not None:
-            self._weights = bags.weights.detach().to(device, torch.float32).contiguous()
+            self._weights = bags.weights.detach().to(self._device, torch.float32).contiguous()
             work.weights = self._weights.data_ptr()
         if trained or weighed:
-            self._share = torch.empty(len(bags), device=device)
+            self._share = torch.empty(len(bags), device=self._device)
             work.share = self._share.data_ptr()
         if trained and "max" in columns.modes:
-            self._chosen = torch.empty(len(bags), columns.dim, dtype=torch.int32, device=device)
+            shape = len(bags), columns.dim
+            self._chosen = torch.empty(shape, dtype=torch.int32, device=self._device)
             work.chosen = self._chosen.data_ptr()
+        self._positions: Any = None
+        if bags.ends_in_padding:
+            inside, padding = bags.split(_positions(lease))
+            self._positions = torch.where(inside == padding, -1, inside)
         if weighed:  # of the rows as they are: a step may write them before the backward pass
-            self._rows = lease.read(pooling.field)
+            self._rows = lease.read(part.layer.field)
             work.rows = self._rows.data_ptr()
             if self._positions is None:
                 self._positions = _positions(lease)
 
-    def forward(self, lease: Lease, bags: Bags, out: Tensor | None) -> Tensor:
+    def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
         work, kernels = self._work, self._kernels
         if out is None:
             out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
@@ -382,9 +415,16 @@ class _Launched:
         return out
 
     def backward(
-        self, batch: Batch, gradient: Tensor, *, trained: bool, weighed: bool
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
-        batch, work, kernels = batch.renewed(), self._work, self._kernels
+        part, work, kernels = self._part, self._work, self._kernels
+        batch = batch.renewed(part.touched)
         gradient = gradient.to(self._device, self._dtype).contiguous()
         if gradient.data_ptr() % 16:
             gradient = gradient.clone()
@@ -398,21 +438,16 @@ class _Launched:
             batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
             total = cleared(batch.lease, work.dim)
             work.total = total.data_ptr()
-            self._launch(kernels.scatter, batch.lease, batch.size, self._counted(batch.lease))
-            whole = batch.gathered(total.to(self._pooling.dtype))
+            positions = part.trained_positions(batch, given)
+            self._launch(kernels.scatter, batch.lease, batch.size, positions)
+            of_rows = total.to(part.item.element.torch_dtype())
+            whole = batch.gathered(of_rows, positions, part.touched)
         return whole, of_weights
 
     def _launch(self, kernel: Kernel, lease: Lease, items: int, positions: Tensor | None) -> None:
         """Launch a kernel for these positions, or those of the lease."""
         given = None if positions is None else (positions.data_ptr(), len(positions))
         lease.launch(kernel, self._work, items, positions=given)
-
-    def _counted(self, lease: Lease) -> Tensor | None:
-        """Return the positions of the rows that count; None where those of all ids do."""
-        if not self._bags.ends_in_padding:
-            return None
-        inside, padding = self._bags.split(_positions(lease))
-        return torch.where(inside == padding, -1, inside)
 
 
 def _positions(lease: Lease) -> Tensor:
@@ -450,44 +485,95 @@ def _kernels_for(item: Field, start: int, columns: Columns, dtype: torch.dtype) 
     return _kernels[key]
 
 
-class Module(Protocol):
-    """What the operator asks of a module."""
+def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> tuple[Tensor, ...]:
+    """Return what the bags of a call come to, `(batch, width)`, and the columns of each feature.
 
-    def _lease_bags(self, bags: Bags) -> Batch:
-        """Lease the rows of bags whose gradient may come."""
+    Layers get the gradients of their rows, and bags those of their weights. A feature that gets no
+    gradient is not trained. The columns are no views of the whole, whose memory they share.
 
-    def _pool(
-        self, lease: Lease, bags: Bags, *, trained: bool, weighed: bool
-    ) -> tuple[Tensor, Pooled]:
-        """Pool bags of leased rows."""
+    Args:
+        parts: of the same store, and equally many bags for each feature.
+        split: how many columns each feature has; None leaves them out.
+    """
+    parameters = [part.layer._own for part in parts]
+    weights = [part.bags.weights for part in parts]
+    found: tuple[Tensor, ...] = _Lookup.apply(parts, split, *parameters, *weights)
+    return found
 
-    def _take_whole(self, gradient: Gradient) -> None:
-        """Take the gradient of rows."""
+
+def read_pooled(parts: Sequence[Part]) -> Tensor:
+    """Return what the bags of a call come to, `(batch, width)`, with no part in training."""
+    out: Any = None
+    dtype = _dtype(parts)
+    for part in parts:
+        with part.layer.read_lease(part.bags.ids, part.touched) as lease:
+            out, _ = part.pool(lease, dtype, out)
+    found: Tensor = out.to(parts[0].layer._anchor.device)
+    return found
 
 
-class Pool(torch.autograd.Function):
+def _dtype(parts: Sequence[Part]) -> torch.dtype:
+    """Return the type that takes the rows of all layers."""
+    return functools.reduce(torch.promote_types, (part.layer._anchor.dtype for part in parts))
+
+
+class _Lookup(torch.autograd.Function):
     """Look up and pool bags of rows outside graphs; see `autograd.Lookup`."""
 
     @staticmethod
     def forward(
-        ctx: Any, parameter: Tensor, weights: Tensor | None, bags: Bags, module: Module
-    ) -> Tensor:
-        """Return what the bags come to; `weights` are those of the bags."""
-        trained, weighed = ctx.needs_input_grad[:2]
+        ctx: Any, parts: Sequence[Part], split: Sequence[int] | None, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return what `pool` does; `tensors` are the parameters of the parts, then weights."""
+        ctx.set_materialize_grads(False)
+        ctx.parts, ctx.split, ctx.pooled = parts, split, []
+        out: Any = None
+        dtype, needed = _dtype(parts), ctx.needs_input_grad[2:]
         with interrupts_deferred():  # once for all that follows
-            ctx.batch, ctx.module = module._lease_bags(bags), module
-            out, ctx.pooled = module._pool(ctx.batch.lease, bags, trained=trained, weighed=weighed)
-        return out
+            for part, trained, weighed in zip(
+                parts, needed[: len(parts)], needed[len(parts) :], strict=True
+            ):
+                batch = part.layer.lease_rows(part.bags.ids, part.touched)
+                out, pooled = part.pool(batch.lease, dtype, out, trained=trained, weighed=weighed)
+                ctx.pooled.append((batch, pooled))
+        out = out.to(parts[0].layer._anchor.device)
+        return (out, *(() if split is None else torch.unsafe_split_with_sizes(out, split, 1)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, None, None]:
-        """Give the module the gradient of the rows, and return that of the weights."""
-        trained, weighed = ctx.needs_input_grad[:2]
-        trained = trained and accumulates(ctx.next_functions[0][0])
-        whole, of_weights = ctx.pooled.backward(
-            ctx.batch, gradient, trained=trained, weighed=weighed
-        )
-        if whole is not None:
-            ctx.module._take_whole(whole)
-        return None, of_weights, None, None
+    def backward(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+        """Give the layers the gradient of their rows, and return those of the weights."""
+        needed, behind = ctx.needs_input_grad[2:], len(ctx.parts)
+        found: list[Tensor | None] = [None] * len(needed)
+        gradient, given = _joined(of_all, of_each, ctx.split)
+        for k, (part, (batch, pooled)) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
+            if gradient is None or not part.has_any(given):
+                continue
+            trained = needed[k] and accumulates(ctx.next_functions[k][0])
+            weighed = needed[behind + k]
+            whole, found[behind + k] = pooled.backward(
+                batch, gradient, given, trained=trained, weighed=weighed
+            )
+            if whole is not None:
+                part.layer.take_whole(whole)
+        return None, None, *found
+
+
+def _joined(
+    of_all: Tensor | None, of_each: Sequence[Tensor | None], split: Sequence[int] | None
+) -> tuple[Tensor | None, list[bool] | None]:
+    """Return the gradient of all columns, and which features have one; None where all have."""
+    given = [each is not None for each in of_each]
+    if split is None or not any(given):
+        return of_all, None
+    like = next(each for each in of_each if each is not None)
+    columns = torch.cat(
+        [
+            like.new_zeros(len(like), width) if each is None else each
+            for each, width in zip(of_each, split, strict=True)
+        ],
+        1,
+    )
+    if of_all is None:
+        return columns, None if all(given) else given
+    return columns + of_all, None
