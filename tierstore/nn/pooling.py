@@ -21,11 +21,11 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn.autograd import Batch, Gradient, accumulates, cleared
 from tierstore.spec import Field
 
-__all__ = ["Bags", "Columns", "Part", "jagged", "pool", "read_pooled"]
+__all__ = ["MODES", "Bags", "Columns", "Part", "jagged", "pool", "read_pooled", "type_of"]
 
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
-_MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
+MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
 _KERNEL_TYPES = {
     element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
 }
@@ -150,7 +150,7 @@ class Columns:
     def described(self, device: torch.device) -> Tensor:
         """Return them for the kernels, int32 `(features, 2)`."""
         if device not in self._described:
-            modes = [_MODES[mode] for mode in self.modes]
+            modes = [MODES[mode] for mode in self.modes]
             both = torch.tensor([self.first, modes], dtype=torch.int32)
             self._described[device] = both.T.contiguous().to(device)
         return self._described[device]
@@ -264,10 +264,27 @@ class Part:
         """
         types = self.item.element.kernel, _KERNEL_TYPES.get(dtype)
         ordered = torch.are_deterministic_algorithms_enabled()
-        composed = lease.device is None or ordered or None in types
-        kind = _Composed if composed else _Launched
-        pooled = kind(self, lease, dtype, trained=trained, weighed=weighed)
-        return pooled.forward(lease, out), pooled
+        pooled: _Launched | _Composed
+        if lease.device is not None and not ordered and None not in types:
+            pooled = _Launched(self, lease, dtype, trained=trained, weighed=weighed)
+            return pooled.forward(lease, out), pooled
+        positions, expanded = _positions(lease), lease.device is not None
+        padding: int | None
+        if expanded:
+            rows = lease.expand(self.layer.field)
+            ids, padding = self.bags.places(positions)
+        else:
+            rows = lease.read(self.layer.field)
+            ids, last = self.bags.split(positions)
+            padding = None if last is None else int(last)
+        rows = rows.to(dtype).requires_grad_(trained)
+        pooled = _Composed(self, rows, ids, padding, expanded=expanded, weighed=weighed)
+        return pooled.forward(out), pooled
+
+    def pool_rows(self, rows: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Return what bags come to, given the row of each id."""
+        ids, padding = self.bags.places(self.bags.ids.to(rows.device))
+        return _Composed(self, rows.to(dtype), ids, padding).forward(out)
 
 
 class _Pooled(Protocol):
@@ -288,32 +305,30 @@ class _Pooled(Protocol):
 
 
 class _Composed:
-    """Bags pooled by torch: of the distinct rows on the host, of expanded rows on a GPU."""
+    """Bags pooled by torch, of the distinct rows, or of `expanded` rows, one for each id."""
 
     def __init__(
-        self, part: Part, lease: Lease, dtype: torch.dtype, *, trained: bool, weighed: bool
+        self,
+        part: Part,
+        rows: Tensor,
+        ids: Tensor,
+        padding: int | None,
+        *,
+        expanded: bool = True,
+        weighed: bool = False,
     ) -> None:
-        self._part, bags, positions = part, part.bags, _positions(lease)
-        self._expanded = lease.device is not None
-        self._padding: int | None
-        if self._expanded:
-            rows = lease.expand(part.layer.field)
-            self._ids, self._padding = bags.places(positions)
-        else:
-            rows = lease.read(part.layer.field)
-            self._ids, padding = bags.split(positions)
-            self._padding = None if padding is None else int(padding)
-        self._rows = rows.to(dtype).requires_grad_(trained)
+        self._part, self._rows, self._ids, self._padding = part, rows, ids, padding
+        self._expanded, weights = expanded, part.bags.weights
         self._weights: Tensor | None = None
-        if bags.weights is not None:
-            self._weights = bags.weights.detach().to(rows.device, dtype).requires_grad_(weighed)
+        if weights is not None:
+            self._weights = weights.detach().to(rows).requires_grad_(weighed)
+        self._offsets = part.bags.offsets.to(rows.device, torch.int64)
         self._found: list[Tensor] = []
 
-    def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
-        columns, bags = self._part.columns, self._part.bags
-        batch, offsets = columns.batch(bags), bags.offsets.to(self._rows.device, torch.int64)
+    def forward(self, out: Tensor | None) -> Tensor:
+        columns, batch = self._part.columns, self._part.columns.batch(self._part.bags)
         with torch.enable_grad():
-            self._found = [self._of_run(run, offsets, batch) for run in columns.runs]
+            self._found = [self._of_run(run, batch) for run in columns.runs]
         if out is None and columns.width == columns.dim:
             return self._found[0].detach()
         if out is None:
@@ -323,9 +338,9 @@ class _Composed:
             target.copy_(found.detach().view(target.shape))
         return out
 
-    def _of_run(self, run: tuple[int, int], offsets: Tensor, batch: int) -> Tensor:
+    def _of_run(self, run: tuple[int, int], batch: int) -> Tensor:
         """Return what the bags of a run come to, `(bags, dim)`."""
-        columns, ids, weights = self._part.columns, self._ids, self._weights
+        columns, ids, weights, offsets = self._part.columns, self._ids, self._weights, self._offsets
         if len(columns.runs) > 1:
             offsets = offsets[run[0] * batch : run[1] * batch + 1]
             begin, end = int(offsets[0]), int(offsets[-1])
@@ -334,7 +349,7 @@ class _Composed:
         mode = columns.modes[run[0]]
         return embedding_bag(
             ids,
-            self._rows,
+            self._rows if self._by_torch(mode) else self._rows.detach(),
             offsets,
             mode=mode,
             per_sample_weights=weights if mode == "sum" else None,
@@ -356,18 +371,67 @@ class _Composed:
             columns.part(gradient.to(found), run).reshape(found.shape)
             for run, found in zip(columns.runs, self._found, strict=True)
         ]
-        wanted = [(self._rows, trained), (self._weights, weighed)]
+        by_torch = any(map(self._by_torch, columns.modes))
+        wanted = [(self._rows, trained and by_torch), (self._weights, weighed)]
         of = [each for each, needed in wanted if needed and each is not None]
-        found = torch.autograd.grad(
-            self._found, of, gradients, retain_graph=True, materialize_grads=True
-        )
-        of_weights = found[-1] if weighed else None
+        pairs = zip(self._found, gradients, strict=True)
+        graphs = [(found, each) for found, each in pairs if found.requires_grad]
+        results: tuple[Tensor, ...] = ()
+        if of:
+            outputs, seeds = zip(*graphs, strict=True)
+            results = torch.autograd.grad(
+                outputs, of, seeds, retain_graph=True, materialize_grads=True
+            )
+        of_weights = results[-1] if weighed else None
         if not trained:
             return None, of_weights
-        of_rows = found[0].to(part.item.element.torch_dtype())
-        whole = batch.gradient if self._expanded else batch.gathered
-        positions = part.trained_positions(batch, given)
-        return whole(of_rows, positions, part.touched), of_weights
+        positions, dtype = part.trained_positions(batch, given), part.item.element.torch_dtype()
+        if self._expanded:
+            return batch.gradient(results[0].to(dtype), positions, part.touched), of_weights
+        total = self._in_order(torch.cat(gradients))
+        if by_torch:
+            total += results[0]
+        return batch.gathered(total.to(dtype), positions, part.touched), of_weights
+
+    def _by_torch(self, mode: str) -> bool:
+        """Tell whether torch's operator makes the gradient of rows of bags of a mode.
+
+        Those of sums and means of distinct rows it adds up in an order that hangs on all ids.
+        """
+        return self._expanded or mode == "max"
+
+    def _in_order(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the distinct rows, of their sums and means, summed by bag.
+
+        In the order of the ids: the bags of a row are the ids of a bag, of the transposed matrix.
+        """
+        modes, bags = self._part.columns.modes, len(self._part.bags)
+        lengths, weights = self._offsets.diff(), self._weights
+        of = torch.arange(bags).repeat_interleave(lengths)
+        ids = self._ids[: len(of)]
+        kinds = torch.tensor([MODES[mode] for mode in modes]).repeat_interleave(bags // len(modes))
+        counts = None
+        if self._padding is not None:
+            counts = ids != self._padding
+        if "max" in modes:
+            sums = kinds[of] != MODES["max"]
+            counts = sums if counts is None else counts & sums
+        if counts is not None:
+            of, ids = of[counts], ids[counts]
+            weights = None if weights is None else weights[: len(counts)][counts]
+        if "mean" in modes:
+            size = torch.where(kinds == MODES["mean"], of.bincount(minlength=bags), 1).clamp(min=1)
+            gradient = gradient * size.double().reciprocal().to(gradient.dtype)[:, None]
+        order = ids.argsort(stable=True)
+        starts = pad(ids.bincount(minlength=len(self._rows)).cumsum(0), (1, 0))
+        return embedding_bag(
+            of[order],
+            gradient.contiguous(),
+            starts,
+            mode="sum",
+            per_sample_weights=None if weights is None else weights.detach()[order],
+            include_last_offset=True,
+        )
 
 
 class _Launched:
@@ -504,7 +568,7 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> tuple[Ten
 def read_pooled(parts: Sequence[Part]) -> Tensor:
     """Return what the bags of a call come to, `(batch, width)`, with no part in training."""
     out: Any = None
-    dtype = _dtype(parts)
+    dtype = type_of(parts)
     for part in parts:
         with part.layer.read_lease(part.bags.ids, part.touched) as lease:
             out, _ = part.pool(lease, dtype, out)
@@ -512,7 +576,7 @@ def read_pooled(parts: Sequence[Part]) -> Tensor:
     return found
 
 
-def _dtype(parts: Sequence[Part]) -> torch.dtype:
+def type_of(parts: Sequence[Part]) -> torch.dtype:
     """Return the type that takes the rows of all layers."""
     return functools.reduce(torch.promote_types, (part.layer._anchor.dtype for part in parts))
 
@@ -528,7 +592,7 @@ class _Lookup(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.parts, ctx.split, ctx.pooled = parts, split, []
         out: Any = None
-        dtype, needed = _dtype(parts), ctx.needs_input_grad[2:]
+        dtype, needed = type_of(parts), ctx.needs_input_grad[2:]
         with interrupts_deferred():  # once for all that follows
             for part, trained, weighed in zip(
                 parts, needed[: len(parts)], needed[len(parts) :], strict=True
