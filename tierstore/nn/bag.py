@@ -123,3 +123,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         self._settle()
         lease: Lease = self.table.lease(rows)
         return lease
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the rows of ids that take no part in training."""
+        return self._read_rows(rows)

@@ -19,7 +19,7 @@ from tierstore.nn.collection import (
     is_keyed,
     lengths_of,
 )
-from tierstore.nn.pooling import MODES, Bags, Columns, Part, jagged, pool, read_pooled, type_of
+from tierstore.nn.pooling import MODES, Bags, Columns, Part, jagged, pool, read_pooled
 
 __all__ = ["FeatureBags", "TieredEmbeddingBagCollection"]
 
@@ -151,8 +151,6 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         names, parts = self._pooled_parts(features)
         plan = self._arrange(names)
         layers = [self._layer(group) for group in range(len(self.groups))]
-        if any(layer._averages for layer in layers):
-            return self._averages_of(plan, parts)
         trained = any(layer._trains() for layer in layers)
         weighed = any(
             part.bags.weights is not None and part.bags.weights.requires_grad for part in parts
@@ -348,16 +346,6 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         begins = torch.tensor([*itertools.accumulate(lengths[:-1], initial=0)])
         starts = torch.stack(every) + begins.to(every[0].device)[:, None]
         return pad(starts.reshape(-1), (0, 1), value=total)
-
-    def _averages_of(self, plan: _Plan, parts: Sequence[Part]) -> FeatureBags:
-        """Return bags of averages, which are computed for a row an id."""
-        out: Any = None
-        dtype = type_of(parts)
-        for part in parts:
-            layer: Any = part.layer
-            rows = layer.read_rows(part.bags.ids, part.touched)
-            out = part.pool_rows(rows, dtype, out)
-        return FeatureBags(plan.order, out.split(plan.split, 1), out)
 
     # -- as a module
 

@@ -71,6 +71,10 @@ class JointLayer(RowsLayer):
         self._settle()
         return Batch(self.table, rows, None, self._abandoned, touched)
 
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
+        return bool(self._averages) or super().expands(nbytes)
+
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
         """Lease rows that take no part in training, of the tables `touched`."""
         self._settle()

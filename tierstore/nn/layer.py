@@ -16,6 +16,8 @@ from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer"]
 
+_MUCH = 64 << 20
+
 
 class RowsLayer(torch.nn.Module):
     """A layer over a field of a table, or of tables that are looked up as one.
@@ -94,6 +96,13 @@ class RowsLayer(torch.nn.Module):
         """Return the row of each id of a batch."""
         return batch.rows(self.field).to(self._anchor)
 
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training.
+
+        On the host that is faster than to find the distinct rows, as long as it takes little room.
+        """
+        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+
     def take_whole(self, gradient: Gradient) -> None:
         """Keep the gradient of distinct rows for the optimizer."""
         self._check_optimizer()
@@ -135,6 +144,10 @@ class RowsLayer(torch.nn.Module):
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
+
+
+def _first_of(table: Table | JointTable) -> Table:
+    return table if isinstance(table, Table) else table.tables[0]
 
 
 _over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[Any, RowsParameter]]

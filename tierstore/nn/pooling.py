@@ -191,6 +191,12 @@ class Layer(Protocol):
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
         """Lease rows that take no part in training."""
 
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training."""
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return rows that take no part in training, `(n, dim)`."""
+
     def take_whole(self, gradient: Gradient) -> None:
         """Keep the gradient of distinct rows for the optimizer."""
 
@@ -570,8 +576,12 @@ def read_pooled(parts: Sequence[Part]) -> Tensor:
     out: Any = None
     dtype = type_of(parts)
     for part in parts:
-        with part.layer.read_lease(part.bags.ids, part.touched) as lease:
-            out, _ = part.pool(lease, dtype, out)
+        layer, ids = part.layer, part.bags.ids
+        if layer.expands(part.item.nbytes * len(ids)):
+            out = part.pool_rows(layer.read_rows(ids, part.touched), dtype, out)
+        else:
+            with layer.read_lease(ids, part.touched) as lease:
+                out, _ = part.pool(lease, dtype, out)
     found: Tensor = out.to(parts[0].layer._anchor.device)
     return found
 
