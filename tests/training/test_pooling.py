@@ -12,8 +12,22 @@ from torch import Tensor
 
 import tierstore
 from tests.training.conftest import Place, randomly, rows_of, same
-from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
-from tierstore.nn import TieredEmbedding, TieredEmbeddingBagCollection
+from tests.training.test_collections import Calls
+from tierstore._table.gpu import DeviceLease
+from tierstore.errors import (
+    ClosedError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    UnknownNameError,
+)
+from tierstore.nn import (
+    TieredEmbedding,
+    TieredEmbeddingBag,
+    TieredEmbeddingBagCollection,
+    layer,
+    pooling,
+)
 from tierstore.optim import TieredOptimizer
 
 BATCH = 5
@@ -415,6 +429,138 @@ def test_a_copy_shares_the_tables(place: Place) -> None:
     twins = Twins(place, [9, 30])
     given = {name: twins.ragged(name) for name in twins.rows}
     assert torch.equal(copy.deepcopy(twins.bags)(given).cat(), twins.bags(given).cat())
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels on records, and the expansions of rows, that leases on a GPU are asked for."""
+    calls: list[str] = []
+    launch, expand = DeviceLease.launch, DeviceLease.expand
+
+    def noted(lease: DeviceLease, kernel: Any, *given: Any, **options: Any) -> None:
+        calls.append(kernel.name)
+        launch(lease, kernel, *given, **options)
+
+    def noted_expand(lease: DeviceLease, field: str) -> Any:
+        calls.append("expand")
+        return expand(lease, field)
+
+    monkeypatch.setattr(DeviceLease, "launch", noted)
+    monkeypatch.setattr(DeviceLease, "expand", noted_expand)
+    return calls
+
+
+@pytest.mark.parametrize("tables", [1, 26])
+def test_rows_are_not_expanded_and_launches_do_not_grow(
+    place: Place, launched: list[str], tables: int
+) -> None:
+    if place.device == "cpu":
+        pytest.skip("needs kernels")
+    twins = Twins(place, [12] * tables, host_rows=12 * tables, gpu_rows=12 * tables)
+    given = {name: twins.ragged(name) for name in twins.rows}
+    twins.bags(given).cat().sum().backward()
+    assert launched == ["pool", "clear", "scatter"]
+    launched.clear()
+    with torch.no_grad():
+        twins.bags(given)
+    assert launched == ["pool"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        twins.bags(given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert launched == ["pool", "expand"]
+
+
+def calls_of_a_step(place: Place, tables: int) -> int:
+    slots = {"host_rows": 12 * tables, "gpu_rows": 12 * tables}
+    twins = Twins(place, [12] * tables, **slots)
+    given, _ = keyed(twins, list(twins.rows))
+    for _ in range(3):
+        with Calls() as calls:
+            twins.bags.cat(given).sum().backward()
+            twins.opt.step()
+    return calls.count
+
+
+def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
+    few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
+    assert many - few <= 12 * (100 - 26), (few, many)
+
+
+def test_many_ids_are_read_as_distinct_rows(place: Place, monkeypatch: Any) -> None:
+    twins = Twins(place, [9, 30, 5], [6, 3, 6], ["mean", "max", "sum"])
+    given = {name: twins.ragged(name) for name in twins.rows}
+    expected = twins.of_plain(given)
+    monkeypatch.setattr(layer, "_MUCH", 0)
+    with torch.no_grad():
+        found = twins.bags(given)
+    for name in twins.rows:
+        assert same(found[name], expected[name], place)
+
+
+def test_a_large_gradient_waits_for_the_number_of_rows(place: Place, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pooling, "_LARGE", 0)
+    twins = Twins(place, [9, 30])
+    twins.check({name: twins.ragged(name) for name in twins.rows})
+
+
+def test_ids_are_announced_and_state_is_a_pointer(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    batches = [{name: twins.ragged(name) for name in twins.rows} for _ in range(3)]
+    announced = {twins.bags: lambda batch: batch}
+    for batch in tierstore.loader.lookahead(batches, announced, depth=2):
+        twins.check(batch)
+    twins.store.commit()
+    state, before = twins.bags.state_dict(), twins.bags(batches[0]).cat()
+    twins.bags.load_state_dict(state)
+    assert torch.equal(twins.bags(batches[0]).cat(), before)
+
+
+def test_autocast_leaves_the_type_of_bags(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    given = {name: twins.ragged(name) for name in twins.rows}
+    with torch.autocast(torch.device(place.torch).type, torch.bfloat16):
+        found, expected = twins.bags(given), twins.of_plain(given)
+        for name in found:
+            assert found[name].dtype == expected[name].dtype
+        (found.cat() @ torch.ones(12, 2, device=place.torch)).sum().backward()
+    twins.opt.step()
+
+
+def test_a_rollback_ends_what_was_pooled(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    loss = twins.bags({name: twins.ragged(name) for name in twins.rows}).cat().sum()
+    twins.store.rollback()
+    with pytest.raises(ClosedError, match="rolled back"):
+        loss.backward()
+
+
+def test_offsets_that_end_with_the_number_of_ids(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    given = {name: twins.ragged(name) for name in twins.rows}
+    tables = {name: name for name in twins.rows}
+    bags = TieredEmbeddingBagCollection(twins.store, tables, include_last_offset=True)
+    ends = {
+        name: (ids, torch.cat([offsets, offsets.new_tensor([len(ids)])]))
+        for name, (ids, offsets) in given.items()
+    }
+    assert torch.equal(bags(ends).cat(), twins.bags(given).cat())
+
+
+def test_offsets_that_are_wrong_reach_no_row_of_another_batch(place: Place) -> None:
+    if place.device == "cpu":
+        pytest.skip("torch refuses them on the host")
+    table = place.table(torch.randn(20, 6))
+    emb, ids = TieredEmbeddingBag(table, mode="sum"), place.ids(6, rows=20)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.5)
+    rows = rows_of(table)[ids.cpu()].to(place.torch)
+    found = emb(ids, torch.tensor([-3, 2, 99]).to(place.torch))
+    torch.testing.assert_close(found[0], rows[:2].sum(0))
+    torch.testing.assert_close(found[1], rows[2:].sum(0))
+    assert not found[2].any()
+    found.sum().backward()
+    opt.step()
 
 
 def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:

@@ -148,24 +148,30 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         Raises InvalidInputError for other numbers of bags, naming the feature, and what
         `TieredEmbeddingCollection` raises.
         """
-        names, parts = self._pooled_parts(features)
+        names, parts = self._parts(features)
         plan = self._arrange(names)
-        layers = [self._layer(group) for group in range(len(self.groups))]
-        trained = any(layer._trains() for layer in layers)
-        weighed = any(
-            part.bags.weights is not None and part.bags.weights.requires_grad for part in parts
-        )
-        if trained or (weighed and torch.is_grad_enabled()):
+        if self._trains(parts):
             whole, *each = pool(parts, plan.split)
         else:
             whole = read_pooled(parts)
             each = list(whole.split(plan.split, 1))
         return FeatureBags(plan.order, each, whole)
 
+    @torch.compiler.disable
     def cat(self, features: Any) -> Tensor:
-        """Return `(batch, Σ dim)` of the features of a batch; takes what `forward` takes."""
-        found: FeatureBags = self(features)
-        return found.cat()
+        """Return `(batch, Σ dim)` of the features of a batch; takes what `forward` takes.
+
+        It is `self(features).cat()`, with no work for single features: all of them are trained.
+        """
+        parts = self._parts(features)[1]
+        return pool(parts)[0] if self._trains(parts) else read_pooled(parts)
+
+    def _trains(self, parts: Sequence[Part]) -> bool:
+        """Tell whether rows or weights of a call may get a gradient."""
+        given = [part.bags.weights for part in parts]
+        weighed = any(weights is not None and weights.requires_grad for weights in given)
+        layers = [self._layer(group) for group in range(len(self.groups))]
+        return any(layer._trains() for layer in layers) or (weighed and torch.is_grad_enabled())
 
     def prefetch(self, features: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; takes what `forward` takes."""
@@ -175,7 +181,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     # -- from features to bags by layer
 
-    def _pooled_parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
+    def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
         """Return the features of a call, and their bags by layer."""
         if is_keyed(features):
             names = tuple(features.keys())
