@@ -26,7 +26,7 @@ from tierstore.nn import (
     TieredEmbeddingBag,
     TieredEmbeddingBagCollection,
     layer,
-    pooling,
+    pooled,
 )
 from tierstore.optim import TieredOptimizer
 
@@ -500,7 +500,7 @@ def test_many_ids_are_read_as_distinct_rows(place: Place, monkeypatch: Any) -> N
 
 
 def test_a_large_gradient_waits_for_the_number_of_rows(place: Place, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pooling, "_LARGE", 0)
+    monkeypatch.setattr(pooled, "_LARGE", 0)
     twins = Twins(place, [9, 30])
     twins.check({name: twins.ragged(name) for name in twins.rows})
 

@@ -12,7 +12,8 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch
 from tierstore.nn.embedding import TieredEmbedding
-from tierstore.nn.pooling import Bags, Columns, Part, pool, read_pooled
+from tierstore.nn.jagged import Bags
+from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
 __all__ = ["TieredEmbeddingBag"]
 
@@ -92,7 +93,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             or self._average is not None
         ):
             return self._expanded(bags)
-        parts = [Part(self, self._columns, bags)]
+        parts = [Part(self, self._columns, bags, (0,), (len(bags.ids),), (0,))]
         weighed = bags.weights is not None and bags.weights.requires_grad
         if self._trains() or (weighed and torch.is_grad_enabled()):
             return pool(parts)[0]

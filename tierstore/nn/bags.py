@@ -19,7 +19,9 @@ from tierstore.nn.collection import (
     is_keyed,
     lengths_of,
 )
-from tierstore.nn.pooling import MODES, Bags, Columns, Part, jagged, pool, read_pooled
+from tierstore.nn.jagged import Bags, jagged
+from tierstore.nn.pooled import MODES
+from tierstore.nn.pooling import Columns, Part, pool, read_pooled
 
 __all__ = ["FeatureBags", "TieredEmbeddingBagCollection"]
 
@@ -250,9 +252,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             part.layer,
             plan.columns[number],
             Bags(part.layer.in_space(ids, part.features, lengths), offsets, weights),
-            part.features.touched(lengths),
-            plan.places[number],
+            part.features.tables,
             lengths,
+            plan.places[number],
         )
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:

@@ -16,8 +16,8 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import pointers
 from tierstore.nn.embedding import warn_of_zeros
+from tierstore.nn.jagged import jagged
 from tierstore.nn.joint import JointLayer
-from tierstore.nn.pooling import jagged
 from tierstore.nn.rows import RowsParameter, TableRows
 
 __all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]

@@ -19,8 +19,8 @@ from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
+from tierstore.nn.jagged import jagged
 from tierstore.nn.layer import RowsLayer
-from tierstore.nn.pooling import jagged
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 

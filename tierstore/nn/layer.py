@@ -106,8 +106,7 @@ class RowsLayer(torch.nn.Module):
     def take_whole(self, gradient: Gradient) -> None:
         """Keep the gradient of distinct rows for the optimizer."""
         self._check_optimizer()
-        if gradient.batch.size:
-            self._own.add(gradient)
+        self._own.add(gradient)
 
     def _check_optimizer(self) -> None:
         """Raise InvalidInputError for a gradient that no optimizer would take."""
