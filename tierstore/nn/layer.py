@@ -11,10 +11,12 @@ from torch import Tensor
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.autograd import Abandoned, Batch, Gradient
 from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer"]
+
+_MUCH = 64 << 20
 
 
 class RowsLayer(torch.nn.Module):
@@ -94,6 +96,18 @@ class RowsLayer(torch.nn.Module):
         """Return the row of each id of a batch."""
         return batch.rows(self.field).to(self._anchor)
 
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training.
+
+        On the host that is faster than to find the distinct rows, as long as it takes little room.
+        """
+        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+
+    def take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of distinct rows for the optimizer."""
+        self._check_optimizer()
+        self._own.add(gradient)
+
     def _check_optimizer(self) -> None:
         """Raise InvalidInputError for a gradient that no optimizer would take."""
         if not self._own.optimizers:
@@ -129,6 +143,10 @@ class RowsLayer(torch.nn.Module):
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
+
+
+def _first_of(table: Table | JointTable) -> Table:
+    return table if isinstance(table, Table) else table.tables[0]
 
 
 _over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[Any, RowsParameter]]
