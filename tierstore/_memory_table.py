@@ -23,7 +23,7 @@ from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import Bytes, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
@@ -127,7 +127,7 @@ class MemoryTable:
 
     Attributes:
         table: the table, which has all that a table of a store has but the store.
-        door, prefetcher, sync_checks, store: for the table.
+        door, prefetcher, sync_checks, touched, store: for the table.
     """
 
     sync_checks = False
@@ -155,6 +155,7 @@ class MemoryTable:
         """
         self.door: Door = Door(f"table {name!r}", writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
+        self.touched: Touched = Touched()
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))

@@ -126,12 +126,14 @@ class Generation:
         *,
         store: str,
         next_seq: Callable[[], int] | None,
+        on_write: Callable[[], object] = lambda: None,
     ) -> None:
         """Open a generation from its table's directory.
 
         `store` is the uuid that deltas bear. `next_seq` returns the number of the next manifest,
         which files that it will name get in theirs; None opens read-only, and holds every file that
-        a writer may remove meanwhile. Raises CorruptStoreError.
+        a writer may remove meanwhile. `on_write` is called when a row is written for the first
+        time since a commit. Raises CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -144,6 +146,7 @@ class Generation:
         self.info: TableInfo = info
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
+        self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
@@ -181,6 +184,7 @@ class Generation:
             return Delta.open(directory, info, store=self._store, record_bytes=width)
 
     def _new_live(self) -> LiveDelta:
+        self._on_write()
         tier, name = self.tier, self._new_name("delta-", ".bin")
         return LiveDelta(self.directory, name, tier.record_bytes, room=tier.queue_bytes)
 

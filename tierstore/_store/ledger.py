@@ -273,6 +273,8 @@ class Ledger:
 
     def publish(self, manifest: Manifest, make_durable: Callable[[], object]) -> None:
         """Publish a manifest; see `publish`."""
+        if self._newest is not None:
+            manifest.share(self._newest)
         publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 

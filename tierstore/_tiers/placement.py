@@ -99,8 +99,14 @@ class Placement:
         self._device = device
 
     def _shapes(self, specs: Mapping[str, TableSpec]) -> dict[str, Shape]:
+        by_table = isinstance(self._policy, Mapping)
+        policy = choose(None if by_table else self._policy)
         return {
-            name: Shape(spec.rows, spec.layout.record_bytes, choose(self._policy, name))
+            name: Shape(
+                spec.rows,
+                spec.layout.record_bytes,
+                choose(self._policy, name) if by_table else policy,
+            )
             for name, spec in specs.items()
         }
 
@@ -111,8 +117,9 @@ class Placement:
         names none of them.
         """
         found: dict[object, list[str]] = {}
+        named = self._budget._tables
         for name, shape in self._shapes(specs).items():
-            alone = name if shape.policy.by_table or name in self._budget._tables else ""
+            alone = name if shape.policy.by_table or name in named else ""
             found.setdefault((alone, shape.record_bytes, shape.policy), []).append(name)
         return [tuple(names) for names in found.values()]
 
