@@ -159,7 +159,8 @@ class MemoryTable:
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))
-        self._space = placement.place({name: origin}, {name: spec})
+        (part,) = placement.plan({name: spec})
+        self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
         self.table: Table = Table(
             self, name, cast(Generation, _Ground(spec, origin)), self._space, extent

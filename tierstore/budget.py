@@ -76,11 +76,15 @@ class Budget:
 
     `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
     and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
-    a dict from table name to value. Tables whose records are equally long share tiers, in which the
-    rows of each get the slots that they use, unless a dict names them or their policy needs tiers
-    of its own. Such groups divide bytes in proportion to their own. None takes the default: the
-    host tier the tables or a quarter of the available RAM, the GPU tier the tables or half of the
-    free device memory, whichever is less. 0 leaves the tier out.
+    a dict from table name to value. None takes the default: the host tier the tables or a quarter
+    of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
+    less. 0 leaves the tier out.
+
+    Tables whose records are equally long share tiers, in which the rows of each get the slots that
+    they use, unless a dict names them or their policy needs tiers of its own. Where there are
+    several such groups, one that fits whole in an equal part of the bytes gets that; the others
+    divide the rest in proportion to their own bytes, each at least what its maps and one record
+    take.
 
     >>> Budget(host="1GiB", gpu_rows=1000)
     Budget(host='1GiB', gpu_rows=1000)
@@ -135,15 +139,17 @@ class Budget:
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
-    def _nbytes(self, tier: str, table: str, share: float) -> int | None:
-        """Return the bytes for `table` in `tier`, or None for the default.
-
-        `share` is the table's part (0..1) of a value that is given for all tables together.
-        """
+    def _nbytes(self, tier: str, table: str) -> int | None:
+        """Return the bytes for `table` alone in `tier`, or None where there are none."""
         value = getattr(self, tier)
-        if isinstance(value, Mapping):
-            return None if table not in value else parse_bytes(value[table])
-        return None if value is None else int(parse_bytes(value) * share)
+        if not isinstance(value, Mapping) or table not in value:
+            return None
+        return parse_bytes(value[table])
+
+    def _total(self, tier: str) -> int | None:
+        """Return the bytes of `tier` for all tables together, or None where none are given."""
+        value = getattr(self, tier)
+        return None if value is None or isinstance(value, Mapping) else parse_bytes(value)
 
 
 DEFAULT_MEMORY = 512 << 20

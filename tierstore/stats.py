@@ -271,6 +271,12 @@ class TableInformation:
     index_bytes: int
     tiers: tuple[TierInformation, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        left_out = ("base", "index_bytes", "tiers")
+        data = {key: value for key, value in vars(self).items() if key not in left_out}
+        return data | {"fields": [dict(field) for field in self.fields]}
+
     def cells(self) -> tuple[str, str, str, str, str, str, str]:
         """Return the cells of its line in the text of `StoreInfo`."""
         return (
@@ -315,13 +321,7 @@ class StoreInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
-        data = asdict(self)
-        for table in data["tables"]:
-            for key in ("base", "index_bytes", "tiers"):
-                del table[key]
-            table["fields"] = list(table["fields"])
-        data["tables"] = list(data["tables"])
-        return data
+        return vars(self) | {"tables": [table.to_dict() for table in self.tables]}
 
 
 @dataclass(frozen=True)

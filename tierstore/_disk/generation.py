@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -48,6 +48,7 @@ __all__ = [
     "Generation",
     "create",
     "initial_records",
+    "may_have_partial_files",
     "remove_generation",
     "remove_partial_files",
 ]
@@ -380,6 +381,11 @@ def _entries() -> tuple[set[str], dict[str, re.Pattern[str]]]:
     backends = BACKENDS.values()
     files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
     return files, {each.entry: each.inner for each in backends if each.inner is not None}
+
+
+def may_have_partial_files(names: Collection[str]) -> bool:
+    """Whether a generation of these entries may have files that a fold did not finish."""
+    return any(each.partial is not None and each.entry in names for each in BACKENDS.values())
 
 
 def remove_partial_files(table: _io.Directory, name: str) -> None:

@@ -30,9 +30,9 @@ D = TypeVar("D", bound=File | Directory)
 
 _MOST = 512
 _FEWEST = 8
-_SHARE = 4
-"""Of the descriptors that a process may have, so many are left to others for each one held."""
-_SPARE = 8
+_SHARE = 5
+"""Of the descriptors that a process may have, one in so many is held."""
+_SPARE = 4
 """One in so many is closed beside what must be, where that takes no sync."""
 
 
@@ -182,7 +182,7 @@ class _Pool:
 
 
 def _budget() -> int:
-    """Return how many descriptors may be held: a quarter of what the process may have."""
+    """Return how many descriptors may be held: a fifth of what the process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if limit < 0 else max(_FEWEST, min(_MOST, limit // _SHARE))
 

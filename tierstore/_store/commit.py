@@ -147,9 +147,7 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
         info = state.manifest.tables[name]
         scalars = draft.scalars.get(name, info.scalars)
         if (delta := table._generation.seal(version)) is not None:
-            changed[name] = dataclasses.replace(
-                info, deltas=(*info.deltas, delta), scalars=scalars
-            )
+            changed[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
         elif not _same(scalars, info.scalars):
             changed[name] = dataclasses.replace(info, scalars=scalars)
         elif table._disk.live is None:

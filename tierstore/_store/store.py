@@ -161,7 +161,10 @@ class Store(SchemaChanges):
     def info(self) -> StoreInfo:
         """Return what the store is made of, and the memory its tiers were given."""
         with self._door.use():
-            tables = tuple(table._information() for table in self._state.tables.values())
+            tiers = {space: space.information() for space in self._state.spaces.open}
+            tables = tuple(
+                table._information(tiers[table._space]) for table in self._state.tables.values()
+            )
         return StoreInfo(
             store=str(self.path),
             format=self._state.manifest.format,

@@ -175,7 +175,7 @@ class Spaces:
 
         Raises CapacityError, and what a policy raises that does not suit one of them.
         """
-        self._placement.check_fit(specs)
+        self._placement.plan(specs)
 
     def place(
         self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]
@@ -191,12 +191,13 @@ class Spaces:
                 return
             self.vacate(coming)
             known = {name: table._generation for name, table in self._tables.items()} | coming
-            for group in self._placement.groups({name: specs[name] for name in known}):
-                if self._stands(group):
+            # All are planned before the first takes memory.
+            for part in self._placement.plan({name: specs[name] for name in known}):
+                if self._stands(part.tables):
                     continue
-                self.vacate(group)
-                tiers = {name: known[name].tier for name in group}
-                space = self._placement.place(tiers, specs)
+                self.vacate(part.tables)
+                tiers = {name: known[name].tier for name in part.tables}
+                space = self._placement.place(part, tiers)
                 self.open[space] = None
                 for extent in space.extents:
                     self._of[extent.table] = space

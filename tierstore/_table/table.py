@@ -25,7 +25,7 @@ from tierstore._table.values import check_out, from_bytes, read_dtype, writable_
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
-from tierstore.stats import Occupancy, TableInformation, TierStats
+from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -650,8 +650,8 @@ class Table:
             self._extent.epoch.check_open()
             return self._space.occupancy()
 
-    def _information(self) -> TableInformation:
-        """Return the table's part of `store.info()`."""
+    def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
+        """Return the table's part of `store.info()`; `tiers` are those of its space."""
         deltas = self._disk.deltas
         return TableInformation(
             name=self.name,
@@ -670,7 +670,7 @@ class Table:
             delta_bytes=sum(delta.info.size for delta in deltas),
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
-            tiers=self._space.information(),
+            tiers=tiers,
         )
 
     def _can_follow(self, info: TableInfo) -> bool:
