@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,82 @@ def store(path: Path) -> Iterator[tierstore.Store]:
         yield opened
 
 
-def write(store: tierstore.Store, name: str, seed: int) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal((3, DIM)).astype(np.float32)
-    store[name].write([4, 2, 9], values)
+def write(
+    store: tierstore.Store, name: str, seed: int, ids: Sequence[int] = (4, 2, 9)
+) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal((len(ids), DIM)).astype(np.float32)
+    store[name].write(ids, values)
     return values
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions, of Python and of C, a call of `work` calls in this thread."""
+    count = 0
+
+    def note(frame: object, event: str, what: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def many(count: int) -> tierstore.Store:
+    """Return a store of so many tables, each of which has a row that was committed."""
+    made = tierstore.create(None, {f"t{n}": tierstore.TableSpec(7, DIM) for n in range(count)})
+    for name in made:
+        write(made, name, 0, [0])
+    made.commit()
+    return made
+
+
+def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> None:
+    counts = []
+    for count in (3, 30, 300):
+        with many(count) as store:
+            found = []
+            for version in range(6):
+                write(store, "t2", version, [version % 7])
+                if version == 3:
+                    store["t1"].scalars["step"] = 1
+                found.append(calls_of(lambda store=store, version=version: store.commit(version)))
+            counts.append(found[1:])  # the first one drops what all tables were written to
+    assert np.ptp(np.array(counts), axis=0).max() <= 25, counts  # of some thousands
+
+
+@pytest.mark.parametrize(
+    "what", ["open", "write", "info", "refresh", "commit", "rollback", "close"]
+)
+def test_what_is_done_to_every_table_costs_each_the_same(what: str) -> None:
+    """Nothing looks at all tables for each table."""
+    counts = {}
+    for count in (30, 300):
+        with many(count) as store, tierstore.open(store.path) as reader:
+            path = store.path
+            if what == "close":
+                opened = tierstore.open(path)
+                opened["t0"].read([0])
+                counts[count] = calls_of(opened.close)
+                continue
+            for name in store:
+                write(store, name, 1, [3])
+            if what == "refresh":
+                store.commit()
+            acts: dict[str, Callable[[], object]] = {
+                "open": lambda path=path: tierstore.open(path).close(),
+                "write": lambda store=store: [write(store, name, 2, [5]) for name in store],
+                "info": lambda store=store: [str(store.info()), store.info().to_dict()],
+                "refresh": reader.refresh,
+                "commit": store.commit,
+                "rollback": store.rollback,
+            }
+            counts[count] = calls_of(acts[what])
+            store.rollback()
+    assert counts[300] <= 20 * counts[30], counts  # 100 where each looks at all
 
 
 def test_a_commit_encodes_the_tables_that_changed(store: tierstore.Store) -> None:

@@ -212,8 +212,12 @@ class Manifest:
         """
         compared = self._compared
         if not compared or compared[0]() is not before:
-            known = before.tables.get
-            names = [name for name, info in self.tables.items() if known(name) is not info]
+            known = before.tables
+            names = [
+                name
+                for name, info in self.tables.items()
+                if name not in known or known[name] is not info
+            ]
             compared[:] = [weakref.ref(before), names]
         found: list[str] = compared[1]
         return found

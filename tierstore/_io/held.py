@@ -32,8 +32,8 @@ _MOST = 512
 _FEWEST = 8
 _SHARE = 5
 """Of the descriptors that a process may have, one in so many is held."""
-_SPARE = 4
-"""One in so many is closed beside what must be, where that takes no sync."""
+_AT_ONCE = 16
+"""How many that need a sync are chosen at once, to be closed one by one."""
 
 
 class Held(Generic[D]):
@@ -105,7 +105,7 @@ class Held(Generic[D]):
     @property
     def idle(self) -> bool:
         """Whether it is open and not in use."""
-        return not (self._users or self._resting)
+        return not (self._users or self._resting or self._closed)
 
     @property
     def unsynced(self) -> bool:
@@ -115,7 +115,7 @@ class Held(Generic[D]):
     def rest(self) -> None:
         """Close it until it is used next, unless it is in use."""
         with _lock:
-            if self.idle and not self._closed:
+            if self.idle:
                 self._close_for_now()
 
     def _close_for_now(self) -> None:
@@ -149,6 +149,7 @@ class _Pool:
     def __init__(self) -> None:
         # Single operations on a dict are atomic; a lock could be met again in a finalizer.
         self._open: dict[int, weakref.ref[Held[Any]]] = {}
+        self._chosen: list[tuple[int, weakref.ref[Held[Any]]]] = []
 
     def admit(self, held: Held[Any]) -> None:
         """Take note of what was opened, and close what was not used lately if it is too much.
@@ -159,18 +160,33 @@ class _Pool:
             return  # an object has no descriptor
         key = id(held)
         self._open[key] = weakref.ref(held, lambda _: self._open.pop(key, None))
-        budget = _budget()
-        surplus = len(self._open) - budget
-        if surplus <= 0:
-            return
-        every = [one for known in self._open.copy().values() if (one := known()) is not None]
-        idle = [one for one in every if one.idle and one is not held]
-        idle.sort(key=lambda one: (one.unsynced, one.used))
-        # Some more than must be, so that each that comes next need not go through all again.
-        for one in [*idle[:surplus], *(o for o in idle[surplus:] if not o.unsynced)][
-            : surplus + budget // _SPARE
-        ]:
+        for _ in range(len(self._open) - _budget()):
+            if (one := self._next(held)) is None:
+                return
             one.rest()
+
+    def _next(self, but: Held[Any]) -> Held[Any] | None:
+        """Return what is to be closed next, but for one; None if nothing can be."""
+        for _ in range(2):
+            with contextlib.suppress(IndexError):  # of a list that is empty
+                while True:
+                    used, known = self._chosen.pop()
+                    one = known()
+                    if one is not None and one is not but and one.used == used and one.idle:
+                        return one
+            self._chosen = self._choose()
+        return None
+
+    def _choose(self) -> list[tuple[int, weakref.ref[Held[Any]]]]:
+        """Return some that may be closed and when each was used, what is to go first last.
+
+        Choosing goes through all that is open, so it is done once for many that are admitted.
+        """
+        every = [(one, known) for known in self._open.copy().values() if (one := known())]
+        idle = [(one.unsynced, one.used, known) for one, known in every if one.idle]
+        idle.sort(key=lambda each: each[:2], reverse=True)
+        free = [(used, known) for unsynced, used, known in idle if not unsynced]
+        return free or [(used, known) for _, used, known in idle[-_AT_ONCE:]]
 
     def forget(self, held: Held[Any]) -> None:
         """Take note that it was closed."""
@@ -179,6 +195,7 @@ class _Pool:
     def forget_all(self) -> None:
         """Take note that all that is open is another process's."""
         self._open.clear()
+        self._chosen.clear()
 
 
 def _budget() -> int:

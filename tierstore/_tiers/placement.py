@@ -269,22 +269,28 @@ def divided(total: int, parts: Sequence[Part], sizes: Sizes) -> dict[Part, int]:
     none gets less than its maps and one record take where that can be had at all.
     """
     shares: dict[Part, int] = {}
-    wholes = {part: sizes.bytes_for(part, part.rows) for part in parts}
-    left, rest = total, sorted(parts, key=lambda part: wholes[part])
-    while rest and wholes[rest[0]] <= left // len(rest):
-        part = rest.pop(0)
-        shares[part] = wholes[part]
-        left -= wholes[part]
-    least = {part: min(sizes.bytes_for(part, 1), wholes[part]) for part in rest}
+    whole = {part: sizes.bytes_for(part, part.rows) for part in parts}
+    least = {part: min(sizes.bytes_for(part, 1), whole[part]) for part in parts}
+    left, needed = total, sum(least.values())
+    rest = sorted(parts, key=lambda part: whole[part])
+    while rest:
+        part = rest[0]
+        spare = left - needed + least[part]
+        if whole[part] > min(spare, left // len(rest)):
+            break
+        shares[rest.pop(0)] = whole[part]
+        left -= whole[part]
+        needed -= least[part]
     while rest:
         weight = sum(part.nbytes for part in rest)
         short = [part for part in rest if left * part.nbytes // weight < least[part]]
-        if not short or sum(least[part] for part in rest) > left:
+        if not short or needed > left:
             return shares | {part: left * part.nbytes // weight for part in rest}
         for part in short:
             rest.remove(part)
             shares[part] = least[part]
             left -= least[part]
+            needed -= least[part]
     return shares
 
 
