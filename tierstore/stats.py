@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +26,7 @@ __all__ = [
     "Hits",
     "Occupancy",
     "Sample",
+    "SpaceInformation",
     "StoreInfo",
     "TableInformation",
     "TierInformation",
@@ -34,6 +35,9 @@ __all__ = [
     "prometheus",
     "write_prometheus",
 ]
+
+LISTED = 20
+"""Tables that are shown one by one; of more, those that share tiers are shown together."""
 
 _COUNTERS_HELP = {
     "requested": "Row ids asked of the tier, duplicates included.",
@@ -291,8 +295,68 @@ class TableInformation:
 
 
 @dataclass(frozen=True)
+class SpaceInformation:
+    """Tables that share tiers: their names, rows in all, bytes a record, bytes on the disk, tiers.
+
+    `disk_bytes`, `delta_rows` and `delta_bytes` are added up over the tables.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    record_bytes: int
+    disk_bytes: int
+    delta_rows: int
+    delta_bytes: int
+    tiers: tuple[TierInformation, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[TableInformation]) -> Self:
+        """Return what tables of one space are together."""
+        return cls(
+            tuple(table.name for table in tables),
+            sum(table.rows for table in tables),
+            tables[0].record_bytes,
+            sum(table.disk_bytes for table in tables),
+            sum(table.delta_rows for table in tables),
+            sum(table.delta_bytes for table in tables),
+            tables[0].tiers,
+        )
+
+    @property
+    def label(self) -> str:
+        """The name of the only table, or the first and the last, for a line of text."""
+        if len(self.tables) == 1:
+            return self.tables[0]
+        return " … ".join(_short(self.tables[which]) for which in (0, -1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        data = {key: value for key, value in vars(self).items() if key != "tiers"}
+        return data | {"tables": list(self.tables)}
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of its line in the text of a `StoreInfo` of many tables."""
+        return (
+            self.label,
+            f"{len(self.tables):,}",
+            f"{self.rows:,}",
+            f"{self.record_bytes} B",
+            format_bytes(self.disk_bytes),
+            format_bytes(self.delta_bytes),
+            ", ".join(map(str, self.tiers)),
+        )
+
+
+def _short(name: str, most: int = 12) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+@dataclass(frozen=True)
 class StoreInfo:
-    """A store as it is open: `store.info()`."""
+    """A store as it is open: `store.info()`.
+
+    `tables` are those that are whole, `spaces` which of them share tiers.
+    """
 
     store: str
     format: int
@@ -301,14 +365,23 @@ class StoreInfo:
     step: int | None
     folded: bool
     tables: tuple[TableInformation, ...]
+    spaces: tuple[SpaceInformation, ...]
 
     def __str__(self) -> str:
-        """Return a table for people: a line for the store, one for each table."""
+        """Return a table for people: a line for the store, one for each table.
+
+        Where there are more than 20 tables, those that share tiers have one line together.
+        """
         step = "" if self.step is None else f", step {self.step}"
         state = "folded" if self.folded else "not folded"
         lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
-        cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
-        cells += [table.cells() for table in self.tables]
+        cells: list[tuple[str, ...]]
+        if len(self.tables) <= LISTED:
+            cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+            cells += [table.cells() for table in self.tables]
+        else:
+            cells = [("tables", "count", "rows", "record", "disk", "deltas", "tiers")]
+            cells += [space.cells() for space in self.spaces]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -321,7 +394,8 @@ class StoreInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
-        return vars(self) | {"tables": [table.to_dict() for table in self.tables]}
+        tables = [table.to_dict() for table in self.tables]
+        return vars(self) | {"tables": tables, "spaces": [one.to_dict() for one in self.spaces]}
 
 
 @dataclass(frozen=True)
