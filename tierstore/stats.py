@@ -322,13 +322,6 @@ class SpaceInformation:
             tables[0].tiers,
         )
 
-    @property
-    def label(self) -> str:
-        """The name of the only table, or the first and the last, for a line of text."""
-        if len(self.tables) == 1:
-            return self.tables[0]
-        return " … ".join(_short(self.tables[which]) for which in (0, -1))
-
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the object that `tierstore inspect --json` prints."""
         data = {key: value for key, value in vars(self).items() if key != "tiers"}
@@ -337,7 +330,7 @@ class SpaceInformation:
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its line in the text of a `StoreInfo` of many tables."""
         return (
-            self.label,
+            label(self.tables),
             f"{len(self.tables):,}",
             f"{self.rows:,}",
             f"{self.record_bytes} B",
@@ -345,6 +338,13 @@ class SpaceInformation:
             format_bytes(self.delta_bytes),
             ", ".join(map(str, self.tiers)),
         )
+
+
+def label(tables: Sequence[str]) -> str:
+    """Return the name of the only table, or the first and the last, for a line of text."""
+    if len(tables) == 1:
+        return tables[0]
+    return " … ".join(_short(tables[which]) for which in (0, -1))
 
 
 def _short(name: str, most: int = 12) -> str:

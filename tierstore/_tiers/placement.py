@@ -105,6 +105,11 @@ class Part(NamedTuple):
             return 0
         return bytes_for(self.rows, self.record_bytes, self.host_slots, self.policy)
 
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes of the GPU tier, maps included."""
+        return _gpu_bytes(self, self.gpu_slots) if self.gpu_slots else 0
+
     def __str__(self) -> str:
         """Name the tables, as messages do."""
         if len(self.tables) == 1:
@@ -178,15 +183,16 @@ class Placement:
             for (_, record_bytes, chosen), names in found.items()
         ]
 
-    def plan(self, specs: Mapping[str, TableSpec]) -> list[Part]:
+    def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
         """Return the spaces of tables of these specs, with the slots that each gets.
 
         A GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there
-        each has one slot at least. Raises CapacityError for a budget that is too small, naming the
-        tables, and what a wrong policy raises. Memory that is not there shows only in `place`.
+        each has one slot at least. With `any_gpu` the budget's bytes count as those of a GPU that
+        need not be here. Raises CapacityError for a budget that is too small, naming the tables,
+        and what a wrong policy raises. Memory that is not there shows only in `place`.
         """
         parts = self.parts(specs)
-        least = 0 if self._device is None else 1
+        least = 0 if self._device is None and not any_gpu else 1
         on_host = self._slots("host", parts, specs, _ON_HOST)
         parts = [
             part._replace(host_slots=max(min(slots, part.rows), least))
@@ -195,16 +201,19 @@ class Placement:
         for part in parts:
             if 0 < part.host_slots < part.rows:
                 part.policy.check(part.rows)
-        if self._device is None:
+        if not least:
             return parts
-        device = self._device
-        with device.current():
-            sizes = Sizes(_gpu_bytes, _gpu_slots, lambda: device.free_bytes() / 2)
-            on_gpu = self._slots("gpu", parts, specs, sizes)
+        with contextlib.nullcontext() if self._device is None else self._device.current():
+            on_gpu = self._slots("gpu", parts, specs, self._on_gpu)
         return [
             part._replace(gpu_slots=max(slots, least))
             for part, slots in zip(parts, on_gpu, strict=True)
         ]
+
+    @property
+    def _on_gpu(self) -> Sizes:
+        device = self._device
+        return Sizes(_gpu_bytes, _gpu_slots, lambda: device.free_bytes() / 2 if device else 0)
 
     def place(self, part: Part, tiers: Mapping[str, LowestTier]) -> Space:
         """Return the space of the tables of a part, over their lowest tiers; raises CapacityError.

@@ -12,7 +12,7 @@ import click
 from tierstore import Table
 from tierstore.budget import format_bytes
 from tierstore.spec import BACKENDS
-from tierstore.stats import LISTED, SpaceInformation
+from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Grid, Output
@@ -144,7 +144,7 @@ def _spaces(spaces: list[SpaceInformation]) -> Grid:
     headers = ("TABLES", "COUNT", "ROWS", "ROW", "DISK", "DELTA")
     rows = [
         (
-            each.label,
+            label(each.tables),
             f"{len(each.tables):,}",
             f"{each.rows:,}",
             f"{each.record_bytes} B",
