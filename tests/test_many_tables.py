@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import pytest
 
 import tierstore
 from tierstore._disk.manifest import Manifest
-from tierstore.errors import ClosedError, CorruptStoreError
+from tierstore.errors import ClosedError, CorruptRowError, CorruptStoreError
 
 ROWS, DIM = 50, 4
 NAMES = [f"t{number}" for number in range(12)]
@@ -47,11 +48,14 @@ def calls_of(work: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # which calls what is to be called when something is gone
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
@@ -185,3 +189,63 @@ def test_a_refresh_follows_what_changed_and_ends_leases_of_all(store: tierstore.
         with pytest.raises(ClosedError):
             lease.read("weight")
         lease.release()
+
+
+# One table is damaged, and the others share tiers
+
+
+@pytest.fixture
+def damaged(path: Path) -> Path:
+    """Return a store whose table t6 does not open, and whose t7 has one damaged row."""
+    for name, at in (("t6", 20), ("t7", 4096 + 16 * 9)):
+        (file,) = (path / name).rglob("rows.npy")
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("budget", [None, tierstore.Budget(host_rows=4), tierstore.Budget(host=0)])
+def test_tables_beside_a_damaged_one_go_on(damaged: Path, budget: tierstore.Budget | None) -> None:
+    with tierstore.open(damaged, "r+", budget=budget) as store:
+        assert list(store.damaged) == ["t6"]
+        with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
+            store["t6"]
+        with pytest.raises(CorruptRowError, match="'t7'"):
+            store["t7"].read([8, 9])
+        written = {}
+        for seed, name in enumerate(name for name in NAMES if name != "t6"):
+            written[name] = write(store, name, seed, [4, 2, 11])
+        with store["t5"].lease([2, 7]) as lease:
+            lease.write("weight", np.full((2, DIM), 3, np.float32))
+        written["t5"][1] = 3
+        store.commit(1)
+        assert store["t7"].read([8, 4]).shape == (2, DIM)
+        with tierstore.open(damaged, budget=budget) as reader:
+            write(store, "t0", 99, [30])
+            store.commit(2)
+            assert reader.refresh()
+            for name, values in written.items():
+                assert np.array_equal(reader[name].read([4, 2, 11]), values)
+            assert list(reader.damaged) == ["t6"]
+        report = store.verify()
+        assert not report.ok
+
+
+def test_layers_beside_a_damaged_table_train(damaged: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    with tierstore.open(damaged, "r+", budget=tierstore.Budget(host_rows=5)) as store:
+        layers = [TieredEmbedding(store[name]) for name in ("t5", "t8")]
+        before = [layer.table.read([1, 2]) for layer in layers]
+        optimizer = TieredOptimizer(torch.optim.SparseAdam, layers, lr=0.1)
+        for layer in layers:
+            layer(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        store.commit()
+        for layer, rows in zip(layers, before, strict=True):
+            assert (layer.table.read([1, 2]) < rows).all()
+        with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
+            TieredEmbedding(store["t6"])

@@ -145,6 +145,7 @@ class Generation:
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
         self.info: TableInfo = info
+        self._table = os.path.basename(table.path)
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
         self._on_write = on_write
@@ -174,7 +175,8 @@ class Generation:
         base = Base.open(self.directory, spec)
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
-            return DiskTier(base, deltas, new_live=self._new_live if write else None)
+            new_live = self._new_live if write else None
+            return DiskTier(base, deltas, new_live=new_live, table=self._table)
         except BaseException:
             base.close()
             raise
