@@ -129,10 +129,7 @@ def test_a_little_host_tier_is_right_and_reads_no_more_than_none(budget: str) ->
             truth[name][ids] = update
             for store in stores.values():
                 assert np.array_equal(store[name].read(ids), before)
-                with (
-                    started,
-                    store[name].lease(ids) as lease,
-                ):  # for a few records behind the caller
+                with store[name].lease(ids) as lease:
                     held = np.asarray(lease.rows)
                     lease.write("weight", truth[name][held])
         for store in stores.values():
