@@ -18,6 +18,7 @@ TINY = {
     "bench_commit": ["--rows", "5000"],
     "bench_commit_protocols": ["--rows", "5000"],
     "bench_export": ["--rows", "300", "--formats", ".npy", ".vec"],
+    "bench_shared_space": ["--rows", "3000", "--batch", "64", "--batches", "6"],
     "bench_hit_rates": ["--rows", "2000", "--batch", "128"],
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],

@@ -23,7 +23,7 @@ from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import Bytes, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
@@ -125,8 +125,8 @@ class MemoryTable:
     """A table in memory, and its owner.
 
     Attributes:
-        table: the table, which supports everything that a table of a store does, except the store.
-        door, prefetcher, sync_checks, store: used by the table.
+        table: the table, which has all that a table of a store has but the store.
+        door, prefetcher, sync_checks, touched, store: for the table.
     """
 
     sync_checks = False
@@ -154,10 +154,12 @@ class MemoryTable:
         """
         self.door: Door = Door(f"table {name!r}", writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
+        self.touched: Touched = Touched()
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))
-        self._space = placement.place({name: origin}, {name: spec})
+        (part,) = placement.plan({name: spec})
+        self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
         self.table: Table = Table(
             self, name, cast(Generation, _Ground(spec, origin)), self._space, extent

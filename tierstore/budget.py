@@ -74,14 +74,17 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 class Budget:
     """Hard caps on the memory of the host and GPU tiers.
 
-    `host` and `gpu` are bytes that cover slots, per-row maps, policy arrays and staging.
-    `host_rows` and `gpu_rows` are numbers of slots per table instead, with the maps on top. Each is
-    one value, or a dict from table name to value. Tables with records of equal length share tiers,
-    in which each table gets the slots that its rows use, unless a dict names the table or its
-    policy needs separate tiers. Such groups divide the bytes in proportion to their sizes. None
-    uses the default: for the host tier, the size of the tables or a quarter of the available RAM,
-    whichever is less; for the GPU tier, the size of the tables or half of the free device memory. 0
-    disables the tier.
+    `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
+    and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
+    a dict from table name to value. None takes the default: the host tier the tables or a quarter
+    of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
+    less. 0 leaves the tier out.
+
+    Tables whose records are equally long share tiers, in which the rows of each get the slots that
+    they use, unless a dict names them or their policy needs tiers of its own. Where there are
+    several such groups, one that fits whole in an equal part of the bytes gets that; the others
+    divide the rest in proportion to their own bytes, each at least what its maps and one record
+    take.
 
     >>> Budget(host="1GiB", gpu_rows=1000)
     Budget(host='1GiB', gpu_rows=1000)
@@ -136,15 +139,17 @@ class Budget:
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
-    def _nbytes(self, tier: str, table: str, share: float) -> int | None:
-        """Return the bytes for `table` in `tier`, or None for the default.
-
-        `share` is the table's fraction (0..1) of a value given for all tables together.
-        """
+    def _nbytes(self, tier: str, table: str) -> int | None:
+        """Return the bytes for `table` alone in `tier`, or None where there are none."""
         value = getattr(self, tier)
-        if isinstance(value, Mapping):
-            return None if table not in value else parse_bytes(value[table])
-        return None if value is None else int(parse_bytes(value) * share)
+        if not isinstance(value, Mapping) or table not in value:
+            return None
+        return parse_bytes(value[table])
+
+    def _total(self, tier: str) -> int | None:
+        """Return the bytes of `tier` for all tables together, or None where none are given."""
+        value = getattr(self, tier)
+        return None if value is None or isinstance(value, Mapping) else parse_bytes(value)
 
 
 DEFAULT_MEMORY = 512 << 20

@@ -135,8 +135,9 @@ class CorruptRowError(CorruptStoreError):
     """Rows that do not match their checksums; damaged rows are never returned.
 
     Attributes:
-        rows: ids of the damaged rows found, in ascending order.
-        file: the file that contains them, relative to the store.
+        rows: the ids of the damaged rows that were found, ascending.
+        file: the file that holds them, relative to the store.
+        table: the name of the table; empty where it has none.
     """
 
     def __init__(
@@ -145,11 +146,13 @@ class CorruptRowError(CorruptStoreError):
         *,
         rows: Sequence[int] = (),
         file: str = "",
+        table: str = "",
         filename: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(message, filename=filename)
         self.rows: list[int] = list(rows)
         self.file = file
+        self.table = table
 
 
 class LockedError(_SystemError, BlockingIOError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +26,7 @@ __all__ = [
     "Hits",
     "Occupancy",
     "Sample",
+    "SpaceInformation",
     "StoreInfo",
     "TableInformation",
     "TierInformation",
@@ -34,6 +35,9 @@ __all__ = [
     "prometheus",
     "write_prometheus",
 ]
+
+LISTED = 20
+"""Tables that are shown one by one; of more, those that share tiers are shown together."""
 
 _COUNTERS_HELP = {
     "requested": "Row ids requested from the tier, including duplicates.",
@@ -272,6 +276,12 @@ class TableInformation:
     index_bytes: int
     tiers: tuple[TierInformation, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        left_out = ("base", "index_bytes", "tiers")
+        data = {key: value for key, value in vars(self).items() if key not in left_out}
+        return data | {"fields": [dict(field) for field in self.fields]}
+
     def cells(self) -> tuple[str, str, str, str, str, str, str]:
         """Return the cells of its line in `str(StoreInfo)`."""
         return (
@@ -286,8 +296,68 @@ class TableInformation:
 
 
 @dataclass(frozen=True)
+class SpaceInformation:
+    """Tables that share tiers: their names, rows in all, bytes a record, bytes on the disk, tiers.
+
+    `disk_bytes`, `delta_rows` and `delta_bytes` are added up over the tables.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    record_bytes: int
+    disk_bytes: int
+    delta_rows: int
+    delta_bytes: int
+    tiers: tuple[TierInformation, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[TableInformation]) -> Self:
+        """Return what tables of one space are together."""
+        return cls(
+            tuple(table.name for table in tables),
+            sum(table.rows for table in tables),
+            tables[0].record_bytes,
+            sum(table.disk_bytes for table in tables),
+            sum(table.delta_rows for table in tables),
+            sum(table.delta_bytes for table in tables),
+            tables[0].tiers,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        data = {key: value for key, value in vars(self).items() if key != "tiers"}
+        return data | {"tables": list(self.tables)}
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of its line in the text of a `StoreInfo` of many tables."""
+        return (
+            label(self.tables),
+            f"{len(self.tables):,}",
+            f"{self.rows:,}",
+            f"{self.record_bytes} B",
+            format_bytes(self.disk_bytes),
+            format_bytes(self.delta_bytes),
+            ", ".join(map(str, self.tiers)),
+        )
+
+
+def label(tables: Sequence[str]) -> str:
+    """Return the name of the only table, or the first and the last, for a line of text."""
+    if len(tables) == 1:
+        return tables[0]
+    return " … ".join(_short(tables[which]) for which in (0, -1))
+
+
+def _short(name: str, most: int = 12) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+@dataclass(frozen=True)
 class StoreInfo:
-    """Information about an open store, returned by `store.info()`."""
+    """A store as it is open: `store.info()`.
+
+    `tables` are those that are whole, `spaces` which of them share tiers.
+    """
 
     store: str
     format: int
@@ -296,14 +366,23 @@ class StoreInfo:
     step: int | None
     folded: bool
     tables: tuple[TableInformation, ...]
+    spaces: tuple[SpaceInformation, ...]
 
     def __str__(self) -> str:
-        """Return text for people: a line for the store and one for each table."""
+        """Return a table for people: a line for the store, one for each table.
+
+        Where there are more than 20 tables, those that share tiers have one line together.
+        """
         step = "" if self.step is None else f", step {self.step}"
         state = "folded" if self.folded else "not folded"
         lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
-        cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
-        cells += [table.cells() for table in self.tables]
+        cells: list[tuple[str, ...]]
+        if len(self.tables) <= LISTED:
+            cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+            cells += [table.cells() for table in self.tables]
+        else:
+            cells = [("tables", "count", "rows", "record", "disk", "deltas", "tiers")]
+            cells += [space.cells() for space in self.spaces]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -316,13 +395,8 @@ class StoreInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
-        data = asdict(self)
-        for table in data["tables"]:
-            for key in ("base", "index_bytes", "tiers"):
-                del table[key]
-            table["fields"] = list(table["fields"])
-        data["tables"] = list(data["tables"])
-        return data
+        tables = [table.to_dict() for table in self.tables]
+        return vars(self) | {"tables": tables, "spaces": [one.to_dict() for one in self.spaces]}
 
 
 @dataclass(frozen=True)

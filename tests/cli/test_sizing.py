@@ -88,6 +88,29 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert "ms" in run("plan", *options).stdout
 
 
+def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path):
+    """As opening the store does."""
+    path, budget = tmp_path / "s", tierstore.Budget(host="20KiB")
+    specs = {f"t{n}": tierstore.TableSpec(100 + n, 16) for n in range(12)}
+    specs["wide"] = tierstore.TableSpec(5, 64)
+    tierstore.create(path, specs).close()
+    data = run_json("plan", "--store", path, "--host", "20KiB")
+    with tierstore.open(path, budget=budget) as store:
+        spaces = store.info().spaces
+    assert [space["tables"] for space in data["spaces"]] == [list(each.tables) for each in spaces]
+    for space, opened in zip(data["spaces"], spaces, strict=True):
+        assert [(each["tier"], each["slots"], each["nbytes"]) for each in space["tiers"]] == [
+            (each.tier, each.slots, each.nbytes) for each in opened.tiers
+        ]
+    assert sum(each.nbytes for space in spaces for each in space.tiers) <= 20 << 10
+    text = run("plan", "--store", path, "--host", "20KiB", "--gpu", "1MiB").stdout
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "t0 … t11" in text and " gpu " in text and "100.0 %" in text
+    assert "'t0', 't1' and 10 more" in run("plan", "--store", path, "--host", "900", code=1).output
+    for wrong in (["--store", path, "--rows", 3], ["--rows", 3], []):
+        assert "--store" in run("plan", *wrong, code=2).output
+
+
 def test_plan_refuses_what_cannot_be(run):
     output = run("plan", "--rows", 10**6, "--dim", 4, "--host", "1KB", code=1).output
     assert "cannot hold the map" in output

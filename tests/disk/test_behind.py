@@ -218,6 +218,18 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
     assert small.threads[1:] == ["tierstore-write"] and small.behind._thread is None
 
 
+def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
+    """A batch cut into blocks of a few records waited for a thread at each of them."""
+    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 3 * WIDTH)
+    rng = np.random.default_rng(7)
+    little, enough = File(8 * WIDTH), File(12 * WIDTH)
+    for file in (little, enough):
+        file.behind.put(some(rng, 40))
+        file.behind.drain()
+    assert little.threads == [threading.current_thread().name]
+    assert set(enough.threads) == {"tierstore-write"}
+
+
 def test_what_is_put_now_is_written_by_the_caller_behind_what_waits():
     rng, file = np.random.default_rng(6), File(99 * WIDTH)
     first, last = some(rng, 20), some(rng, 20)

@@ -625,7 +625,8 @@ def test_inspect_has_stable_keys(store):
     store.commit(step=3)
     data = store.info().to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert list(data) == ["store", "format", "uuid", "version", "step", "folded", "tables"]
+    keys = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
+    assert list(data) == keys
     item, user = data["tables"]
     assert item == {
         "name": "item",

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -48,6 +48,7 @@ __all__ = [
     "Generation",
     "create",
     "initial_records",
+    "may_have_partial_files",
     "remove_generation",
     "remove_partial_files",
 ]
@@ -126,12 +127,14 @@ class Generation:
         *,
         store: str,
         next_seq: Callable[[], int] | None,
+        on_write: Callable[[], object] = lambda: None,
     ) -> None:
         """Open a generation from its table's directory.
 
-        `store` is the uuid in the footers of deltas. `next_seq` returns the number of the next
-        manifest, which becomes part of the names of new files. None opens read-only and keeps every
-        file open that a writer may remove meanwhile. Raises CorruptStoreError.
+        `store` is the uuid that deltas bear. `next_seq` returns the number of the next manifest,
+        which files that it will name get in theirs; None opens read-only, and holds every file that
+        a writer may remove meanwhile. `on_write` is called when a row is written for the first
+        time since a commit. Raises CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -142,8 +145,10 @@ class Generation:
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
         self.info: TableInfo = info
+        self._table = os.path.basename(table.path)
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
+        self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
@@ -170,7 +175,8 @@ class Generation:
         base = Base.open(self.directory, spec)
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
-            return DiskTier(base, deltas, new_live=self._new_live if write else None)
+            new_live = self._new_live if write else None
+            return DiskTier(base, deltas, new_live=new_live, table=self._table)
         except BaseException:
             base.close()
             raise
@@ -181,6 +187,7 @@ class Generation:
             return Delta.open(directory, info, store=self._store, record_bytes=width)
 
     def _new_live(self) -> LiveDelta:
+        self._on_write()
         tier, name = self.tier, self._new_name("delta-", ".bin")
         return LiveDelta(self.directory, name, tier.record_bytes, room=tier.queue_bytes)
 
@@ -376,6 +383,11 @@ def _entries() -> tuple[set[str], dict[str, re.Pattern[str]]]:
     backends = BACKENDS.values()
     files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
     return files, {each.entry: each.inner for each in backends if each.inner is not None}
+
+
+def may_have_partial_files(names: Collection[str]) -> bool:
+    """Whether a generation of these entries may have files that a fold did not finish."""
+    return any(each.partial is not None and each.entry in names for each in BACKENDS.values())
 
 
 def remove_partial_files(table: _io.Directory, name: str) -> None:

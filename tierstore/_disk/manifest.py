@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -205,17 +206,59 @@ class Manifest:
         """Bytes of the records of all tables."""
         return sum(info.spec.nbytes for info in self.tables.values())
 
+    def changed_tables(self, before: Manifest) -> list[str]:
+        """Return the names of the tables that another one before lacks, or has otherwise.
+
+        A table that is the same and not shared counts as another.
+        """
+        compared = self._compared
+        if not compared or compared[0]() is not before:
+            known = before.tables
+            names = [
+                name
+                for name, info in self.tables.items()
+                if name not in known or known[name] is not info
+            ]
+            compared[:] = [weakref.ref(before), names]
+        found: list[str] = compared[1]
+        return found
+
+    @cached_property
+    def _compared(self) -> list[Any]:
+        """The manifest that was compared last, and the tables that are others there."""
+        return []
+
+    def gone_tables(self, before: Manifest) -> set[str]:
+        """Return the names of the tables that another one before has, and this one lacks."""
+        new = sum(name not in before.tables for name in self.changed_tables(before))
+        if len(before.tables) + new == len(self.tables):
+            return set()
+        return before.tables.keys() - self.tables.keys()
+
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
         """Return the paths that are only in this manifest, and those only in an earlier one."""
         new = {info.name for info in self.payload.values()}
         gone = {info.name for info in before.payload.values()}
-        for name, info in self.tables.items():
-            if (was := before.tables.get(name)) is not info:
-                new |= info.paths(name)
-                gone |= set() if was is None else was.paths(name)
-        for name in before.tables.keys() - self.tables.keys():
+        for name in self.changed_tables(before):
+            new |= self.tables[name].paths(name)
+            if (was := before.tables.get(name)) is not None:
+                gone |= was.paths(name)
+        for name in self.gone_tables(before):
             gone |= before.tables[name].paths(name)
         return new - gone, gone - new
+
+    @cached_property
+    def _entries(self) -> dict[str, bytes]:
+        """What the file says of each table, by name."""
+        return {name: _entry(name, info) for name, info in self.tables.items()}
+
+    def share(self, before: Manifest) -> None:
+        """Take from another one before what its file says of the tables that are the same."""
+        if list(self.tables) == list(before.tables):
+            entries = before._entries.copy()
+            for name in self.changed_tables(before):
+                entries[name] = _entry(name, self.tables[name])
+            self.__dict__["_entries"] = entries
 
     def encode(self) -> bytes:
         """Serialize the manifest to the bytes of its file."""
@@ -235,9 +278,7 @@ class Manifest:
                 "payload": {name: vars(info) for name, info in self.payload.items()},
             }
         )
-        tables = b",".join(
-            [b'"%s":%s' % (name.encode(), info.encoded) for name, info in self.tables.items()]
-        )
+        tables = b",".join(self._entries.values())
         more = {
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
@@ -335,6 +376,10 @@ class Identity:
 def new_mark() -> str:
     """Return a new random mark."""
     return uuid.uuid4().hex[:16]
+
+
+def _entry(name: str, info: TableInfo) -> bytes:
+    return b'"%s":%s' % (name.encode(), info.encoded)
 
 
 def _version(section: Section, key: str) -> int:

@@ -57,12 +57,14 @@ class DiskTier:
         deltas: Sequence[Delta] = (),
         *,
         new_live: Callable[[], LiveDelta] | None = None,
+        table: str = "",
     ) -> None:
         """Combine `base` with committed `deltas`, oldest first.
 
-        `new_live` creates the live delta when the first record is written; None makes the tier
-        read-only.
+        `new_live` creates the live delta when the first record is written; None is read-only.
+        `table` is what errors call the table.
         """
+        self._table = table
         self.rows: int = base.rows
         self.record_bytes: int = base.record_bytes
         self.stats: TierStats = TierStats()
@@ -173,8 +175,16 @@ class DiskTier:
         try:
             self._copy(rows, out)
         except CorruptRowError:
-            with self._lock:
-                self._copy(rows, out)
+            try:
+                with self._lock:
+                    self._copy(rows, out)
+            except CorruptRowError as error:
+                raise CorruptRowError(
+                    f"table {self._table!r}: {error}",
+                    rows=error.rows,
+                    file=error.file,
+                    table=self._table,
+                ) from None
 
     def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         with self._lock:

@@ -75,7 +75,8 @@ class Behind:
         self._write = write
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
         self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
-        self._most = room // (self._rows * record_bytes)
+        block = self._rows * record_bytes
+        self._most = room // block if block >= _WORTH_A_THREAD else 0
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
         self._thread: threading.Thread | None = None
@@ -84,9 +85,9 @@ class Behind:
     def put(self, piece: Piece, *, now: bool = False) -> None:
         """Queue a copy of a piece; wait until there is room.
 
-        A small piece is written at once if the queue is empty; every piece is if there is no room
-        at all, or with `now`, because a handover takes a few tenths of a millisecond. Raises the
-        errors of writing this piece or earlier ones; part of this piece may have been queued.
+        A small one is written at once if none waits, and so are all with `now`, or where the room
+        is for small blocks: to hand one over and back takes a few tenths of a millisecond. Raises
+        what writing raises, for this piece or those before it; of this one, parts may be taken.
         """
         if now:
             self.drain()

@@ -295,7 +295,7 @@ class Directory(Descriptor):
         Taken from a directory through which this one was reached if both are on the same device.
         """
         root = self if self._origin is None else self._origin[0]
-        if root is not self and root.fd >= 0 and root.identity[0] == self.identity[0]:
+        if root is not self and root.fd >= 0 and root.device == self.device:
             return root.filesystem
         return filesystem_of(self.fd)
 

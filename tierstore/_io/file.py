@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -62,10 +63,17 @@ class Descriptor:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and inode number, which identify the file while it is open."""
-        with explained("examine", self.path):
+        """The numbers of device and inode, which tell it from others while it is open."""
+        try:
             status = system.calls.fstat(self.fd)
+        except OSError as error:
+            raise_explained(error, "examine", self.path)
         return int(status.st_dev), int(status.st_ino)
+
+    @cached_property
+    def device(self) -> int:
+        """Number of the device it is on."""
+        return self.identity[0]
 
     def close(self) -> None:
         """Close the descriptor; may be called again.

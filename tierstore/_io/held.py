@@ -30,10 +30,10 @@ D = TypeVar("D", bound=File | Directory)
 
 _MOST = 512
 _FEWEST = 8
-_SHARE = 4
-"""Descriptors of the process left to others, per held descriptor."""
-_SPARE = 8
-"""Fraction (1 in N) of the limit closed in addition to the surplus, if that needs no sync."""
+_SHARE = 5
+"""Of the descriptors that a process may have, one in so many is held."""
+_AT_ONCE = 16
+"""How many that need a sync are chosen at once, to be closed one by one."""
 
 
 class Held(Generic[D]):
@@ -104,8 +104,8 @@ class Held(Generic[D]):
 
     @property
     def idle(self) -> bool:
-        """Whether it is open but not in use."""
-        return not (self._users or self._resting)
+        """Whether it is open and not in use."""
+        return not (self._users or self._resting or self._closed)
 
     @property
     def unsynced(self) -> bool:
@@ -115,7 +115,7 @@ class Held(Generic[D]):
     def rest(self) -> None:
         """Close it until its next use, unless it is in use."""
         with _lock:
-            if self.idle and not self._closed:
+            if self.idle:
                 self._close_for_now()
 
     def _close_for_now(self) -> None:
@@ -149,6 +149,7 @@ class _Pool:
     def __init__(self) -> None:
         # Single dict operations are atomic; a lock could deadlock in a finalizer.
         self._open: dict[int, weakref.ref[Held[Any]]] = {}
+        self._chosen: list[tuple[int, weakref.ref[Held[Any]]]] = []
 
     def admit(self, held: Held[Any]) -> None:
         """Register an opened entry; above the limit, close the least recently used ones.
@@ -159,18 +160,33 @@ class _Pool:
             return  # an object has no descriptor
         key = id(held)
         self._open[key] = weakref.ref(held, lambda _: self._open.pop(key, None))
-        budget = _budget()
-        surplus = len(self._open) - budget
-        if surplus <= 0:
-            return
-        every = [one for known in self._open.copy().values() if (one := known()) is not None]
-        idle = [one for one in every if one.idle and one is not held]
-        idle.sort(key=lambda one: (one.unsynced, one.used))
-        # Close a few more than necessary, so that the next openings need not scan all again.
-        for one in [*idle[:surplus], *(o for o in idle[surplus:] if not o.unsynced)][
-            : surplus + budget // _SPARE
-        ]:
+        for _ in range(len(self._open) - _budget()):
+            if (one := self._next(held)) is None:
+                return
             one.rest()
+
+    def _next(self, but: Held[Any]) -> Held[Any] | None:
+        """Return what is to be closed next, but for one; None if nothing can be."""
+        for _ in range(2):
+            with contextlib.suppress(IndexError):  # of a list that is empty
+                while True:
+                    used, known = self._chosen.pop()
+                    one = known()
+                    if one is not None and one is not but and one.used == used and one.idle:
+                        return one
+            self._chosen = self._choose()
+        return None
+
+    def _choose(self) -> list[tuple[int, weakref.ref[Held[Any]]]]:
+        """Return some that may be closed and when each was used, what is to go first last.
+
+        Choosing goes through all that is open, so it is done once for many that are admitted.
+        """
+        every = [(one, known) for known in self._open.copy().values() if (one := known())]
+        idle = [(one.unsynced, one.used, known) for one, known in every if one.idle]
+        idle.sort(key=lambda each: each[:2], reverse=True)
+        free = [(used, known) for unsynced, used, known in idle if not unsynced]
+        return free or [(used, known) for _, used, known in idle[-_AT_ONCE:]]
 
     def forget(self, held: Held[Any]) -> None:
         """Unregister a closed entry."""
@@ -179,10 +195,11 @@ class _Pool:
     def forget_all(self) -> None:
         """Forget all entries, which belong to the parent process."""
         self._open.clear()
+        self._chosen.clear()
 
 
 def _budget() -> int:
-    """Return how many descriptors may be held: a quarter of the limit of the process."""
+    """Return how many descriptors may be held: a fifth of what the process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if limit < 0 else max(_FEWEST, min(_MOST, limit // _SHARE))
 

@@ -41,7 +41,7 @@ class CommitDraft:
     """A version that is being assembled.
 
     Attributes:
-        scalars: the scalars of each table at the time when its rows were flushed.
+        scalars: those of tables that gave them to a caller, as they were when rows were flushed.
         payload: the files of the payload: new ones, or those of the version before.
     """
 
@@ -129,10 +129,10 @@ def commit(
 
 
 def flush(draft: CommitDraft) -> None:
-    """Write every changed record to the delta of its table."""
-    for name, table in draft.state.tables.items():
-        if table.scalars:
-            draft.scalars[name] = json_values(table.scalars)
+    """Hand every changed record down to the delta of its table."""
+    for name in list(draft.state.touched.scalars):
+        if (table := draft.state.tables.get(name)) is not None:
+            draft.scalars[name] = json_values(table._scalars)
     for space in draft.state.spaces.open:
         space.flush()
 
@@ -142,17 +142,17 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
     state = draft.state
     version = state.ledger.last_version + 1
     changed: dict[str, TableInfo] = {}
-    for name, table in state.tables.items():
-        info, scalars = state.manifest.tables[name], draft.scalars.get(name, {})
-        if table._disk.live is None and not (scalars or info.scalars):
-            continue  # as most of many tables
-        if table._disk.live is not None and (delta := table._generation.seal(version)) is not None:
-            info = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
-        elif not _same(scalars, info.scalars):
-            info = dataclasses.replace(info, scalars=scalars)
-        else:
+    for name in state.touched.names():
+        if (table := state.tables.get(name)) is None:
             continue
-        changed[name] = info
+        info = state.manifest.tables[name]
+        scalars = draft.scalars.get(name, info.scalars)
+        if (delta := table._generation.seal(version)) is not None:
+            changed[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
+        elif not _same(scalars, info.scalars):
+            changed[name] = dataclasses.replace(info, scalars=scalars)
+        elif table._disk.live is None:
+            state.touched.rows.pop(name, None)
     return changed
 
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Protocol
 
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import DigestInfo, TableInfo
+from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
@@ -75,8 +75,12 @@ class _Fold:
         self._state = state
         self._upto = upto
         self.name = f"fold of {state.directory.path} up to version {upto}"
-        # This keeps the store and its lock alive: no second writer may run beside the thread.
-        self._merges = {name: table._disk.merge(upto) for name, table in state.tables.items()}
+        # This keeps the store and its lock alive: no second writer may come beside the thread.
+        self._merges = {
+            name: table._disk.merge(upto)
+            for name, table in state.tables.items()
+            if _between(table._disk, 0, upto) or not table._generation.is_bound(upto)
+        }
         self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
@@ -88,9 +92,9 @@ class _Fold:
 
     def publish(self) -> None:
         state = self._state
-        infos = {}
-        for name, table in state.tables.items():
-            info = table._generation.info
+        infos = dict(state.manifest.tables)
+        for name in self._merges:
+            info = infos[name]
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
             digest = self._digests.get(name, info.digest)
             infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
@@ -152,6 +156,45 @@ def _compacted(generation: Generation, compactions: list[Compaction]) -> TableIn
     return dataclasses.replace(generation.info, deltas=tuple(deltas))
 
 
+class Gathered:
+    """The deltas of all tables, counted anew only where a manifest says something else of them.
+
+    Attributes:
+        total: how many there are.
+        full: the tables that have more than a few, or many bytes of them.
+    """
+
+    def __init__(self) -> None:
+        """Know of no table."""
+        self.total = 0
+        self.full: dict[str, None] = {}
+        self._counts: dict[str, int] = {}
+        self._seen: Manifest | None = None
+
+    def look(self, manifest: Manifest) -> None:
+        """Take what another manifest says."""
+        seen, self._seen = self._seen, manifest
+        if seen is not None:
+            for name in manifest.gone_tables(seen):
+                self._count(name, ())
+        for name in manifest.tables if seen is None else manifest.changed_tables(seen):
+            self._count(name, manifest.tables[name].deltas)
+
+    def _count(self, name: str, deltas: Sequence[DeltaInfo]) -> None:
+        self.total += len(deltas) - self._counts.pop(name, 0)
+        self.full.pop(name, None)
+        if deltas:
+            self._counts[name] = len(deltas)
+        few = min(_FEWEST_DELTAS, _MOST_DELTAS)
+        if len(deltas) > few or sum(delta.size for delta in deltas) > _MOST_BYTES:
+            self.full[name] = None
+
+    @property
+    def most(self) -> int:
+        """How many deltas a table may have before something is done about them."""
+        return _MOST_DELTAS if self.total <= _MOST_MAPPINGS else min(_FEWEST_DELTAS, _MOST_DELTAS)
+
+
 class Folder:
     """Folds and compacts a store; its methods must be called within `Door.use`."""
 
@@ -161,6 +204,7 @@ class Folder:
         self.warned = False
         """Whether this session has already warned about unconfirmed versions."""
         self._since = 0
+        self._gathered = Gathered()
         self._work: Work | None = None
         self._behind: BackgroundWork | None = None
 
@@ -282,26 +326,19 @@ class Folder:
             return past
         return max(state.ledger.floor, _before_compacted(state, past))
 
-    @property
-    def _most(self) -> int:
-        """Return the number of deltas of a table above which work starts."""
-        share = _MOST_MAPPINGS // max(1, len(self._state.tables))
-        return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
-
     def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
         """Whether the deltas of a range of versions exceed the threshold.
 
-        The threshold is, in any table, 64 deltas (fewer with hundreds of tables), or both 1 GiB and
-        a quarter of the base.
+        In any table more than 64 deltas, or fewer where there are thousands of them in all tables,
+        or both 1 GiB and a quarter of its base.
         """
-        most = times * self._most
-        for table in self._state.tables.values():
-            tier = table._disk
-            if len(tier.deltas) <= most and tier.delta_bytes <= _MOST_BYTES:
-                continue
-            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
-            found = _between(tier, after, upto)
-            if len(found) > most or sum(delta.info.size for delta in found) > most_bytes:
+        manifest = self._state.manifest
+        self._gathered.look(manifest)
+        for name in self._gathered.full:
+            info = manifest.tables[name]
+            found = [delta.size for delta in info.deltas if after < delta.version <= upto]
+            most_bytes = times * max(_MOST_BYTES, info.spec.nbytes // 4)
+            if len(found) > times * self._gathered.most or sum(found) > most_bytes:
                 return True
         return False
 
@@ -316,8 +353,8 @@ class Folder:
             rows = sum(delta.info.rows for delta in found)
             if rows > _TIMES_ROWS * table.rows:
                 parts = [found]
-            elif len(found) > self._most:
-                parts = spans(found, upto, self._most * 3 // 4)
+            elif len(found) > self._gathered.most:
+                parts = spans(found, upto, self._gathered.most * 3 // 4)
             else:
                 continue
             parts = [part for part in parts if len(part) > 1]

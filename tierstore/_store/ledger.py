@@ -273,6 +273,8 @@ class Ledger:
 
     def publish(self, manifest: Manifest, make_durable: Callable[[], object]) -> None:
         """Publish a manifest; see `publish`."""
+        if self._newest is not None:
+            manifest.share(self._newest)
         publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 
@@ -391,7 +393,8 @@ def _remove_leftovers(
     contains files of a later manifest. Generations remain while `is_read` reports readers of
     versions that are not kept.
     """
-    found = set(_files(directory))
+    halves: set[str] = set()
+    found = set(_files(directory, halves))
     lacking = sorted({manifest_name(newest.seq), *needed} - found)
     left = {path for path in found - set(needed) if MANIFEST_NAME.fullmatch(path) is None}
     latest = {path: newest.seq + (path in left) for path in found}
@@ -413,7 +416,7 @@ def _remove_leftovers(
     _remove_paths(
         directory, {path for path in left - unused if path.rpartition("/")[0] not in unused}
     )
-    for path in filter(_is_generation, sorted(needed)):
+    for path in sorted(halves.intersection(needed)):
         table_name, _, name = path.partition("/")
         with directory.directory(table_name) as table:
             generations.remove_partial_files(table, name)
@@ -423,19 +426,22 @@ def _is_generation(path: str) -> bool:
     return GENERATION_NAME.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def _files(directory: _io.Directory) -> Iterator[str]:
-    """Yield the paths of all entries with names of this format, except the files of bases."""
+def _files(directory: _io.Directory, halves: set[str]) -> Iterator[str]:
+    """Yield the paths of all entries whose names this format gives, but the files of bases.
+
+    Generations in which a fold that was cut short may have left files are added to `halves`.
+    """
     for name in directory.names():
         if any(form.fullmatch(name) for form in (PAYLOAD_NAME, MANIFEST_NAME, TEMPORARY_NAME)):
             yield name
         elif TABLE_NAME.fullmatch(name) and directory.is_directory(name):
             with directory.directory(name) as table:
                 for generation in filter(GENERATION_NAME.fullmatch, table.names()):
-                    yield from _generation(table, f"{name}/{generation}", generation)
+                    yield from _generation(table, f"{name}/{generation}", generation, halves)
 
 
-def _generation(table: _io.Directory, path: str, name: str) -> Iterator[str]:
-    """Yield the paths of a generation and its files; for a foreign directory, only warn."""
+def _generation(table: _io.Directory, path: str, name: str, halves: set[str]) -> Iterator[str]:
+    """Yield the path of a generation and of its files; nothing, with a warning, for another."""
     try:
         with table.directory(name) as directory:
             names = directory.names()
@@ -443,6 +449,8 @@ def _generation(table: _io.Directory, path: str, name: str) -> Iterator[str]:
         warnings.warn(f"{error}: it is not removed", UpkeepWarning, stacklevel=2)
         return
     yield path
+    if generations.may_have_partial_files(names):
+        halves.add(path)
     for entry in names:
         if any(form.fullmatch(entry) for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME)):
             yield f"{path}/{entry}"

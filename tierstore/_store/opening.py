@@ -87,7 +87,7 @@ def create(
             device=find_device(device),
         )
         check_names(tables, options.budget, policy)
-        Placement(options.budget, policy, options.device).check_fit(tables)
+        Placement(options.budget, policy, options.device).plan(tables)
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)

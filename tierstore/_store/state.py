@@ -22,7 +22,7 @@ from tierstore._store.payload import Payload
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -60,11 +60,11 @@ class State:
     """The state of an open store; its methods must be called within `Door.use`.
 
     Attributes:
-        coming: the version being committed, while its payload is assembled.
-        store: the public store, which its tables return.
-        door, prefetcher, sync_checks: what the tables share.
-        manifest: the open version.
-        tables: the intact tables, by name.
+        coming: the version that is being committed, while its payload is put together.
+        store: the public store; its tables answer by it.
+        door, prefetcher, sync_checks, touched: what the tables share.
+        manifest: the version that is open.
+        tables: the tables that are whole, by name.
         spaces: the tiers of these tables.
         damaged: the errors of the tables that could not be opened.
         writer, ledger: of a writer only.
@@ -76,6 +76,7 @@ class State:
         self.door: Door = Door(str(options.path), writable=options.writable)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
+        self.touched: Touched = Touched()
         self.tables: dict[str, Table] = {}
         self.spaces: Spaces = Spaces(self.tables, options)
         self.damaged: dict[str, CorruptStoreError] = {}
@@ -92,7 +93,7 @@ class State:
         try:
             self.identity: Identity = read_identity(self.directory)
             self.history: History = History(self.directory, self.identity.uuid)
-            self._opener = Opener(self.directory, self.history, options)
+            self._opener = Opener(self.directory, self.history, options, self.touched)
             if options.writable:
                 self.writer: WriterLock = WriterLock(
                     self.directory, allow_untested=options.allow_untested
@@ -330,14 +331,14 @@ class State:
         Raises CommitFailedError: a second attempt to commit would publish the same deltas twice.
         """
         try:
-            for name in self.tables.keys() - manifest.tables.keys():
-                self.spaces.drop(name)
-            for name in self.damaged.keys() - manifest.tables.keys():
-                del self.damaged[name]
-            before = self.manifest.tables
-            for name, info in manifest.tables.items():
-                if info is before.get(name) or (table := self.tables.get(name)) is None:
-                    continue  # unchanged, or not opened yet
+            for name in manifest.gone_tables(self.manifest):
+                self.damaged.pop(name, None)
+                if name in self.tables:
+                    self.spaces.drop(name)
+            for name in manifest.changed_tables(self.manifest):
+                info, table = manifest.tables[name], self.tables.get(name)
+                if table is None:
+                    continue  # it is to be opened yet
                 if info.generation == table._generation.info.generation:
                     table._generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
@@ -479,10 +480,7 @@ class State:
         """Switch the tables to the files opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
             self.spaces.drop(name)
-        if opening.same:
-            self.spaces.end_leases()
-        for name, deltas in opening.deltas.items():
-            self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
+        self.spaces.follow(self.manifest, opening.deltas)
         self._attach(opening.new)
 
     # -- what is kept, read and uncommitted
@@ -513,7 +511,7 @@ class State:
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        return sum(table._uncommitted().size for table in self.tables.values())
+        return sum(space.uncommitted_rows() for space in self.spaces.open)
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
@@ -527,8 +525,8 @@ class State:
         """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
         self.spaces.discard()
-        for table in self.tables.values():
-            table._reset_scalars()
+        for name in self.touched.scalars.keys() & self.tables.keys():
+            self.tables[name]._reset_scalars()
 
     def release(self) -> None:
         """Release memory, files and locks in any state; no file is removed.

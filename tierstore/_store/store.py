@@ -11,7 +11,7 @@ import dataclasses
 import html
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
@@ -40,7 +40,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.spec import check_name
-from tierstore.stats import StoreInfo, Version
+from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
 
 __all__ = ["Store"]
 
@@ -161,7 +161,11 @@ class Store(SchemaChanges):
     def info(self) -> StoreInfo:
         """Return information about the tables, files and tiers of the store."""
         with self._door.use():
-            tables = tuple(table._information() for table in self._state.tables.values())
+            spaces = {space: space.information() for space in self._state.spaces.open}
+            known = {
+                name: table._information(spaces[table._space])
+                for name, table in self._state.tables.items()
+            }
         return StoreInfo(
             store=str(self.path),
             format=self._state.manifest.format,
@@ -169,8 +173,25 @@ class Store(SchemaChanges):
             version=self.version,
             step=self.step,
             folded=not any(info.deltas for info in self._state.manifest.tables.values()),
-            tables=tables,
+            tables=tuple(known.values()),
+            spaces=tuple(
+                SpaceInformation.of([known[extent.table] for extent in space.extents])
+                for space in spaces
+            ),
         )
+
+    def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:
+        """Return the counters of each tier, the nearest first, added up over tables.
+
+        Of all of them, or of some: those that share tiers are in `info().spaces`. Each table has
+        its own in `table.stats()`. Raises UnknownNameError.
+        """
+        total: dict[str, TierStats] = {}
+        for name in self._state.tables if tables is None else tables:
+            for tier, counters in self[name].stats().items():
+                total.setdefault(tier, TierStats())
+                tally(total[tier], **vars(counters))
+        return total
 
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""

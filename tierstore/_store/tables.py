@@ -6,10 +6,11 @@ Damage to one table leaves the others usable.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk.delta import Delta
@@ -17,7 +18,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.versions import History
-from tierstore._table.table import Owner, Table
+from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
@@ -58,8 +59,11 @@ class Opening:
 class Opener:
     """Opens the files of tables."""
 
-    def __init__(self, directory: _io.Directory, history: History, options: Options) -> None:
-        """Open nothing yet."""
+    def __init__(
+        self, directory: _io.Directory, history: History, options: Options, touched: Touched
+    ) -> None:
+        """Open nothing yet; tables that are written to are noted in `touched`."""
+        self._touched = touched
         self._directory = directory
         self._history = history
         self._options = options
@@ -102,7 +106,13 @@ class Opener:
         info = manifest.tables[name]
         try:
             with self._directory.directory(name) as table:
-                generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
+                generation = Generation(
+                    table,
+                    info,
+                    store=manifest.uuid,
+                    next_seq=next_seq,
+                    on_write=lambda: self._touched.rows.setdefault(name),
+                )
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
@@ -166,7 +176,7 @@ class Spaces:
 
         Raises CapacityError, and the errors of a policy that does not fit a table.
         """
-        self._placement.check_fit(specs)
+        self._placement.plan(specs)
 
     def place(
         self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]
@@ -178,14 +188,17 @@ class Spaces:
         """
         coming = dict(new)
         try:
+            if not coming and self._tables.keys() == self._of.keys():
+                return
             self.vacate(coming)
             known = {name: table._generation for name, table in self._tables.items()} | coming
-            for group in self._placement.groups({name: specs[name] for name in known}):
-                if self._stands(group):
+            # All are planned before the first takes memory.
+            for part in self._placement.plan({name: specs[name] for name in known}):
+                if self._stands(part.tables):
                     continue
-                self.vacate(group)
-                tiers = {name: known[name].tier for name in group}
-                space = self._placement.place(tiers, specs)
+                self.vacate(part.tables)
+                tiers = {name: known[name].tier for name in part.tables}
+                space = self._placement.place(part, tiers)
                 self.open[space] = None
                 for extent in space.extents:
                     self._of[extent.table] = space
@@ -226,10 +239,18 @@ class Spaces:
         self.vacate([name])
         table._close()
 
-    def end_leases(self) -> None:
-        """End every lease of a reader, whose tables are about to show another version."""
-        for space in self.open:
-            space.forget(space.extents[0], _NO_ROWS)
+    def follow(self, manifest: Manifest, deltas: Mapping[str, Sequence[Delta]]) -> None:
+        """Have a reader's tables show what a later manifest says, whose deltas were opened.
+
+        Ends every lease, those of tables that show what they did too.
+        """
+        stale: dict[Space, list[npt.NDArray[np.int64]]] = {space: [] for space in self.open}
+        for name, opened in deltas.items():
+            rows = self._tables[name]._follow(manifest.tables[name], opened, manifest.floor)
+            if name in self._of:  # else a table that shared its tiers was dropped, and they went
+                stale[self._of[name]].append(rows)
+        for space, changed in stale.items():
+            space.forget(np.concatenate([_NO_ROWS, *changed]))
 
     def discard(self) -> None:
         """Drop uncommitted rows, and end every lease."""

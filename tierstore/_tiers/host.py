@@ -141,6 +141,7 @@ class HostTier:
         self.slots: int = min(slots, self.rows)
         self.direct: bool = self.slots == self.rows
         self._starts = tuple(starts)
+        self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
@@ -559,8 +560,9 @@ class HostTier:
         rows = self.map.rows(dirty)
         order = np.argsort(rows)
         self._write_back(dirty[order], rows[order], resident=True)
-        edges = np.searchsorted(rows[order], [*self._starts, self.rows])
-        for stats, count in zip(self._counted, np.diff(edges).tolist(), strict=True):
+        counts = np.diff(np.searchsorted(rows[order], self._edges))
+        for number in np.flatnonzero(counts).tolist():
+            stats, count = self._counted[number], int(counts[number])
             stats.write_backs += count
             stats.bytes_written_back += count * self.record_bytes
         self.below.flush()

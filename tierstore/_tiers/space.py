@@ -30,6 +30,8 @@ from tierstore.stats import Occupancy, TierInformation, TierStats
 
 __all__ = ["Extent", "Nearest", "Router", "Space", "WholeSpace", "laid_out", "lowest_of"]
 
+_NO_ROWS = np.empty(0, np.int64)
+
 Nearest = HostTier | Uncached
 """What serves byte ranges of any rows of a space, in any order."""
 
@@ -161,9 +163,7 @@ class Router:
         return advise if calls else None
 
     def flush(self) -> None:
-        """Flush all the tiers."""
-        for tier in self._tiers:
-            tier.flush()
+        """Do nothing: a lowest tier hands nothing down."""
 
 
 class Space:
@@ -224,8 +224,15 @@ class Space:
         """Return the rows of a table that were written since the last commit, ascending."""
         self.flush_gpu()
         live = extent.tier.live
-        handed_down = np.empty(0, np.int64) if live is None else live.ids
+        handed_down = _NO_ROWS if live is None else live.ids
         return np.union1d(handed_down, extent.own(self.nearest.dirty()))
+
+    def uncommitted_rows(self) -> int:
+        """Return how many rows of all tables were written since the last commit."""
+        self.flush_gpu()
+        lives = ((extent, extent.tier.live) for extent in self.extents)
+        handed_down = [extent.in_space(live.ids) for extent, live in lives if live is not None]
+        return np.union1d(np.concatenate([_NO_ROWS, *handed_down]), self.nearest.dirty()).size
 
     def discard(self) -> None:
         """Drop what was not committed, and end every lease."""
@@ -245,10 +252,10 @@ class Space:
         for extent in self.extents:
             extent.epoch = Epoch()
 
-    def forget(self, extent: Extent, rows: Rows) -> None:
-        """Drop `rows` of a table, for a reader: its lowest tier has others now. Ends all leases."""
+    def forget(self, rows: Rows) -> None:
+        """Drop `rows`, for a reader: the lowest tiers have others now. Ends every lease."""
         self._end_leases(REFRESHED)
-        self.nearest.discard(extent.in_space(rows))
+        self.nearest.discard(rows)
         self._begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:

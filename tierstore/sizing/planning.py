@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
+from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
+from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import ROW_BYTES, Speeds
-from tierstore.policy import PolicySpec, lru
+from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
+from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "TierPlan", "plan"]
+__all__ = ["Plan", "SpacePlan", "TierPlan", "plan", "plan_tables"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,65 @@ class Plan:
         data = asdict(self)
         data["tiers"], data["notes"] = list(data["tiers"]), list(data["notes"])
         return data | {"step_seconds": self.step_seconds}
+
+
+@dataclass(frozen=True)
+class SpacePlan:
+    """What tables that share tiers get of a budget.
+
+    Attributes:
+        tables: their names.
+        rows, record_bytes, disk_bytes: of all of them together.
+        policy: of the host tier.
+        tiers: nearest first.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    record_bytes: int
+    disk_bytes: int
+    policy: str
+    tiers: tuple[TierPlan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of what `tierstore plan --store --json` prints."""
+        data = asdict(self)
+        return data | {"tables": list(data["tables"]), "tiers": list(data["tiers"])}
+
+
+def plan_tables(
+    specs: Mapping[str, TableSpec],
+    budget: Budget | Size | None = None,
+    *,
+    policy: Policies | None = None,
+) -> list[SpacePlan]:
+    """Return which tables of these specs share tiers, and what memory `open` would give those.
+
+    Without bytes for a GPU there is no GPU tier; the GPU need not be here. Raises CapacityError,
+    which names the tables that get too little, and UnknownNameError for a budget or a policy of
+    another table.
+    """
+    given = Budget.of(budget)
+    check_names(specs, given, policy)
+    on_gpu = given.gpu not in (None, 0) or given.gpu_rows is not None
+    found = []
+    for part in Placement(given, policy, None).plan(specs, any_gpu=on_gpu):
+        sizes = {
+            "gpu": (part.gpu_bytes, part.gpu_slots),
+            "host": (part.host_bytes, part.host_slots),
+        }
+        tiers = tuple(
+            TierPlan(tier, nbytes, slots, slots / part.rows)
+            for tier, (nbytes, slots) in sizes.items()
+            if slots
+        )
+        disk_bytes = part.rows * (part.record_bytes + 4)
+        found.append(
+            SpacePlan(
+                part.tables, part.rows, part.record_bytes, disk_bytes, part.policy.name, tiers
+            )
+        )
+    return found
 
 
 def plan(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -10,6 +12,7 @@ import click
 from tierstore import Table
 from tierstore.budget import format_bytes
 from tierstore.spec import BACKENDS
+from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Grid, Output
@@ -17,6 +20,9 @@ from tierstore_cli.params import FIELD, READ_STORE, TABLE, Place, RowRange, Rows
 from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grid
 from tierstore_cli.rowstats import row_stats
+
+_WIDTH = 80
+_MANY = "the tables of a line share tiers; --json lists all tables"
 
 
 @click.command(cls=Command)
@@ -39,9 +45,11 @@ def inspect(
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
 
-    STATE lists the fields after the first. DELTA counts the rows that are committed but not yet
-    folded into the base file. STORE may be written meanwhile. If tables are damaged, they are
-    omitted, listed under "damaged" in --json, and the exit code is 4.
+    STATE lists the fields beside the first. DELTA counts the rows that are committed and not yet
+    folded into the base file. Tables whose records are equally long share tiers, unless a budget or
+    a policy sets one apart; of more than 20 tables, those that share have one line together, and
+    --json lists all. STORE may be written meanwhile. Damaged tables are left out, named under
+    "damaged" in --json, and the exit code is 4.
 
     \b
     Examples:
@@ -59,11 +67,19 @@ def inspect(
         damaged = dict(opened.damaged) if table is None else {}
         intact = [name for name in opened if name not in opened.damaged]
         tables = [opened[name] for name in (intact if table is None else [table])]
-        names = [each.name for each in tables]
+        names = {each.name for each in tables}
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]
+        data["spaces"] = [each for each in data["spaces"] if names & set(each["tables"])]
+        spaces = [each for each in info.spaces if names & set(each.tables)]
         bases = {each.name: each.base for each in info.tables}
-        lines = [_opening_line(each, bases[each.name]) for each in tables]
-        parts += [_tables(data["tables"]), _how_to_open(store, info.folded, lines)]
+        if len(tables) <= LISTED:
+            lines = [_opening_line(each, bases[each.name]) for each in tables]
+            parts += [_tables(data["tables"]), *_sharing(spaces)]
+        else:
+            lines = [_opening_line(each, bases[each.name]) for each in tables[:1]]
+            lines.append(f"# and {len(tables) - 1:,} more; each is shown by --table NAME")
+            parts += [_spaces(spaces), _MANY]
+        parts.append(_how_to_open(store, info.folded, lines))
 
         if damaged:
             data["damaged"] = {name: str(error) for name, error in damaged.items()}
@@ -114,6 +130,30 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
         for each in tables
     ]
     return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+
+
+def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
+    """Yield lines that say which of a few tables share tiers."""
+    for each in spaces:
+        if len(each.tables) > 1:
+            text = f"tiers are shared by {', '.join(each.tables)}"
+            yield textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+
+
+def _spaces(spaces: list[SpaceInformation]) -> Grid:
+    headers = ("TABLES", "COUNT", "ROWS", "ROW", "DISK", "DELTA")
+    rows = [
+        (
+            label(each.tables),
+            f"{len(each.tables):,}",
+            f"{each.rows:,}",
+            f"{each.record_bytes} B",
+            format_bytes(each.disk_bytes),
+            f"{each.delta_rows:,}" if each.delta_rows else "–",
+        )
+        for each in spaces
+    ]
+    return Grid(headers, rows, right=frozenset(range(1, len(headers))))
 
 
 def _how_to_open(store: Place, folded: bool, lines: list[str]) -> str:

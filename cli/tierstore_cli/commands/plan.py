@@ -8,14 +8,16 @@ import click
 
 from tierstore import plot
 from tierstore import policy as policies
-from tierstore.budget import format_bytes
+from tierstore.budget import Budget, format_bytes
 from tierstore.machine import speeds
-from tierstore.sizing import Plan, load_stream
+from tierstore.sizing import Plan, SpacePlan, load_stream, plan_tables
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
+from tierstore.stats import label
 from tierstore_cli.command import Command
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, Place, PlaceType, State, StateField
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
@@ -30,8 +32,14 @@ WAYS = {
 
 
 @click.command(cls=Command)
-@click.option("--rows", type=COUNT, required=True, metavar="N", help="Number of rows of the table.")
-@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
+@click.option("--rows", type=COUNT, metavar="N", help="Rows of the table.")
+@click.option("--dim", type=COUNT, metavar="D", help="Elements of a row.")
+@click.option(
+    "--store",
+    type=PlaceType(),
+    metavar="STORE",
+    help="Divide the memory among all tables of this store, in place of --rows and --dim.",
+)
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
 @click.option(
     "--state",
@@ -76,8 +84,9 @@ WAYS = {
 @PLOT
 def plan(
     out: Output,
-    rows: int,
-    dim: int,
+    rows: int | None,
+    dim: int | None,
+    store: Place | None,
     dtype: str,
     state: tuple[list[StateField], ...],
     host: int | None,
@@ -97,6 +106,8 @@ def plan(
 ) -> None:
     """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
+    With --store: which tables share tiers, and the rows of them that fit.
+
     Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
     .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
 
@@ -104,7 +115,19 @@ def plan(
     Examples:
       tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
       tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
+      tierstore plan --store emb.tier --host 8GiB
     """
+    if store is not None:
+        if (rows, dim, trace) != (None, None, None):
+            raise click.UsageError("--store gives the tables: leave out --rows, --dim and --trace")
+        with open_store(store) as opened:
+            specs = {name: table.spec for name, table in opened.items()}
+        spaces = plan_tables(specs, Budget(host=host, gpu=gpu), policy=policy)
+        data = {"store": str(store), "spaces": [each.to_dict() for each in spaces]}
+        out.show(data, _divided(spaces))
+        return
+    if rows is None or dim is None:
+        raise click.UsageError("give --rows and --dim of a table, or --store")
     weight = Field(dim, dtype)
     fields = {"weight": weight}
     fields |= {each.name: each.beside(weight) for group in state for each in group}
@@ -138,6 +161,25 @@ def plan(
         plot.step_times(found, picture)
     data = found.to_dict() | {"speeds": None if found_speeds is None else found_speeds.to_dict()}
     out.show(data, *_lines(found, trace is not None, found_speeds is not None))
+
+
+def _divided(spaces: list[SpacePlan]) -> Grid:
+    headers = ("TABLES", "COUNT", "ROWS", "ROW", "TIER", "MEMORY", "SLOTS", "PART")
+    rows = []
+    for space in spaces:
+        who = (
+            label(space.tables),
+            f"{len(space.tables):,}",
+            f"{space.rows:,}",
+            f"{space.record_bytes} B",
+        )
+        tiers = [
+            (tier.tier, format_bytes(tier.nbytes), f"{tier.slots:,}", percent(tier.share))
+            for tier in space.tiers
+        ]
+        tiers = tiers or [("disk", format_bytes(space.disk_bytes), f"{space.rows:,}", "–")]
+        rows += [(*(who if number == 0 else [""] * 4), *tier) for number, tier in enumerate(tiers)]
+    return Grid(headers, rows, frozenset({1, 2, 3, 5, 6, 7}))
 
 
 def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
