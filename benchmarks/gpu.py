@@ -54,17 +54,19 @@ def filled(
     return scratch
 
 
-def power_law(rows: int, ids: int, alpha: float, count: int, seed: int = 7) -> list[Any]:
+def power_law(
+    rows: int, ids: int, alpha: float, count: int, seed: int = 7, device: str = "cuda"
+) -> list[Any]:
     """Draw batches of ids: the k-th most used row, any one, has a share of k^-alpha."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(seed)
-    ranks = torch.arange(1, rows + 1, device="cuda", dtype=torch.float64)
+    generator = torch.Generator(device).manual_seed(seed)
+    ranks = torch.arange(1, rows + 1, device=device, dtype=torch.float64)
     shares = torch.cumsum(ranks.pow_(-alpha), 0)
-    order = torch.randperm(rows, device="cuda", generator=generator)
+    order = torch.randperm(rows, device=device, generator=generator)
 
     def draw() -> Any:
-        where = torch.rand(ids, device="cuda", dtype=torch.float64, generator=generator)
+        where = torch.rand(ids, device=device, dtype=torch.float64, generator=generator)
         found = torch.searchsorted(shares, where * shares[-1])
         return order[found.clamp_(max=rows - 1)]
 
