@@ -130,7 +130,8 @@ def main() -> None:
     }
     answer.met = answer.ratios["one collection / tierstore, one layer a table"] <= MOST
     answer.notes = [
-        f"{sum(rows):,} rows, all in the host tier; row-wise Adagrad, torch's keeps a sum an element",
+        f"{sum(rows):,} rows, all in the host tier",
+        "row-wise Adagrad; that of torch keeps a sum for each element",
         f"{options.threads} threads, {BATCHES} batches in turn",
     ]
     answer.give(options)
