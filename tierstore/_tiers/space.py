@@ -28,7 +28,7 @@ from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.stats import Occupancy, TierInformation, TierStats
 
-__all__ = ["Extent", "Nearest", "Router", "Space", "laid_out", "lowest_of"]
+__all__ = ["Extent", "Nearest", "Router", "Space", "WholeSpace", "laid_out", "lowest_of"]
 
 Nearest = HostTier | Uncached
 """What serves byte ranges of any rows of a space, in any order."""
@@ -67,6 +67,35 @@ class Extent:
     def own(self, rows: Rows) -> Rows:
         """Return those of `rows` of the space that are in the extent, as rows of the table."""
         return rows[(rows >= self.start) & (rows < self.start + self.rows)] - self.start
+
+
+class WholeSpace:
+    """All rows of a space as one extent, for calls that are for several of its tables at a time.
+
+    Attributes:
+        table: what to call them where no table is known.
+        start: 0.
+        rows: number of rows.
+        range: the rows in the space.
+    """
+
+    start = 0
+
+    def __init__(self, space: Space, table: str) -> None:
+        """Refer to the rows of every extent."""
+        self.table = table
+        self.rows: int = space.nearest.rows
+        self.range: range = range(self.rows)
+        self._first = space.extents[0]
+
+    @property
+    def epoch(self) -> Epoch:
+        """What leases of the rows live in: the epochs of all extents end together."""
+        return self._first.epoch
+
+    def in_space(self, rows: Rows) -> Rows:
+        """Return the rows themselves."""
+        return rows
 
 
 def laid_out(tiers: Sequence[tuple[str, LowestTier]]) -> tuple[Extent, ...]:

@@ -12,7 +12,13 @@ from __future__ import annotations
 from tierstore.errors import needs
 
 with needs("torch", "torch", "this needs PyTorch"):
+    from tierstore.nn.collection import TieredEmbeddingCollection
     from tierstore.nn.embedding import TieredEmbedding, TieredEmbeddingBag
     from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]
+__all__ = [
+    "RowsParameter",
+    "TieredEmbedding",
+    "TieredEmbeddingBag",
+    "TieredEmbeddingCollection",
+]

@@ -17,15 +17,16 @@ from tierstore._store.store import Store
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
-from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
+from tierstore.nn.layer import RowsLayer
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
-__all__ = ["TieredEmbedding", "TieredEmbeddingBag", "jagged"]
+__all__ = ["TieredEmbedding", "TieredEmbeddingBag", "jagged", "warn_of_zeros"]
 
 
-class TieredEmbedding(torch.nn.Module):
+class TieredEmbedding(RowsLayer):
     """Looks up rows of a table, as `torch.nn.Embedding` does those of its weight.
 
     Rows arrive in the type and on the device of the module, at first the table's own; `.to(...)`
@@ -44,9 +45,6 @@ class TieredEmbedding(torch.nn.Module):
     >>> emb(torch.tensor([[1, 2], [3, 1]])).shape
     torch.Size([2, 2, 16])
     """
-
-    rows: RowsParameter
-    _own: RowsParameter
 
     def __init__(
         self,
@@ -74,7 +72,6 @@ class TieredEmbedding(torch.nn.Module):
             scale_grad_by_freq: refused.
             sparse: ignored; gradients are always of the touched rows alone.
         """
-        super().__init__()
         if not isinstance(table, Table):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
@@ -85,39 +82,15 @@ class TieredEmbedding(torch.nn.Module):
             )
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
-        self.table = table
-        self.field: str = next(iter(table.fields)) if field is None else field
-        item = table.spec.layout.field(self.field)
-        if not item.element.trainable:
-            raise InvalidTypeError(
-                f"field {self.field!r} of table {table.name!r} is {item.dtype}, and torch trains "
-                "floats alone; read it with table.read"
-            )
+        super().__init__(table, next(iter(table.fields)) if field is None else field)
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
-        self.embedding_dim: int = item.dim
         self._average: Average | None = None
-        self._dtype = item.element.torch_dtype()
-        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        self._begin(empty, _parameter_over(table, self.field, empty))
-        _warn_of_zeros(table, self.field)
+        warn_of_zeros(table, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
-        """Take a parameter, and be of the type and on the device of an empty tensor."""
-        self.rows = rows
-        self.__dict__["_own"] = rows  # also where something replaces what is registered
-        rows.layers.add(self)
-        self._trained: bool = rows.requires_grad
-        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
-        self._abandoned = Abandoned()
+        """Take a parameter, and a name for the operators."""
+        super()._begin(empty, rows)
         self._number = autograd.register(self, self.table, self.field)
-        self._follow(empty)
-
-    def _follow(self, empty: Tensor) -> None:
-        """Be of the type and on the device of an empty tensor, `(0, dim)`."""
-        self._anchor = empty.detach().requires_grad_()
-        """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
-        self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
-        self._own.rest(self._anchor)
 
     @classmethod
     def from_pretrained(
@@ -156,11 +129,7 @@ class TieredEmbedding(torch.nn.Module):
         `TieredOptimizer(..., ema=0.999)` keeps them.
         """
         average = Average(self.table, self.field)
-        if not average.kept:
-            raise InvalidInputError(
-                f"no average of field {self.field!r} of table {self.table.name!r} is kept: make "
-                "the TieredOptimizer with ema=0.999, and train"
-            )
+        average.check_kept()
         layer = copy.deepcopy(self)
         layer._average = average
         layer.requires_grad_(False)
@@ -190,32 +159,18 @@ class TieredEmbedding(torch.nn.Module):
                 "torch.jit.trace would bake the rows of this batch into the program; use "
                 "torch.export.export, whose programs look rows up"
             )
-        trained = self._trained and torch.is_grad_enabled()
         if torch.compiler.is_compiling():
-            if trained:
+            if self._trained and torch.is_grad_enabled():
                 return autograd.lookup(ids, self._anchor, self._number)[0]
             return autograd.read(ids, self._anchor.detach(), self._number)
-        parameter = self._parameters["rows"]
-        if parameter is not self._own:
-            self._check_untrained(parameter)
-            trained = False
+        trained = self._trains()
         if not torch._C._are_functorch_transforms_active():
             if trained:
-                return autograd.Lookup.apply(parameter, ids, self)
+                return autograd.Lookup.apply(self._own, ids, self)
             return self._read_rows(ids)
         if trained:
-            return autograd.Transformed.apply(parameter, ids, self)[0]
+            return autograd.Transformed.apply(self._own, ids, self)[0]
         return autograd.read(ids, self._anchor.detach(), self._number)
-
-    def _check_untrained(self, parameter: Any) -> None:
-        """Raise InvalidInputError if what replaced the parameter of the layer wants a gradient."""
-        if (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter):
-            raise InvalidInputError(
-                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
-                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
-                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
-                "the parameters of other layers only"
-            )
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
@@ -227,18 +182,12 @@ class TieredEmbedding(torch.nn.Module):
         """Lease the rows of ids whose gradient may come."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._abandoned.release()
-        self._own.settle()
+        self._settle()
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
-
-    def _rows_of(self, batch: Batch) -> Tensor:
-        """Return the row of each id of a batch."""
-        return batch.rows(self.field).to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
-        self._abandoned.release()
-        self._own.settle()
+        self._settle()
         if self._average is not None:
             return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
@@ -246,12 +195,7 @@ class TieredEmbedding(torch.nn.Module):
 
     def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if not self._own.optimizers:
-            raise InvalidInputError(
-                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
-                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
-                "with requires_grad_(False)"
-            )
+        self._check_optimizer()
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
             self._own.add(batch.gradient(own))
@@ -272,37 +216,12 @@ class TieredEmbedding(torch.nn.Module):
             )
         return super().__getattr__(name)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the layer; the rows stay in the type and on the device of the table."""
-        rows = self._parameters.pop("rows")
-        try:
-            super()._apply(fn, recurse)
-        finally:
-            self._parameters["rows"] = rows
-        with torch.no_grad():
-            empty = fn(self._anchor)
-        self._follow(empty)
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TieredEmbedding:
-        """Return another layer over the same table, not trained yet; rows are not copied."""
-        other = self.__class__.__new__(self.__class__)
-        memo[id(self)] = other
-        other.__dict__.update(self.__dict__)
-        other._parameters = {}
-        rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
-        if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
-            rows.requires_grad = self._own.requires_grad
-        other._begin(self._anchor, rows)
-        return other
-
     def get_extra_state(self) -> Tensor:
         """Return the pointer that `state_dict()` holds: store, version, table and field, as bytes.
 
         Raises InvalidInputError where rows are not committed.
         """
-        return pointers.to_tensor(self.table, self.field)
+        return pointers.to_tensor(self.table.store, table=self.table.name, field=self.field)
 
     def set_extra_state(self, state: Any) -> None:
         """Bring the store to the version that a pointer names; see `Store.restore`.
@@ -310,7 +229,7 @@ class TieredEmbedding(torch.nn.Module):
         Raises InvalidInputError for a pointer to another store, table or field, or to a version
         that is not kept.
         """
-        pointers.restore(self.table, self.field, state)
+        pointers.restore(self.table.store, state, table=self.table.name, field=self.field)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -325,23 +244,10 @@ class TieredEmbedding(torch.nn.Module):
             self._parameters["rows"] = rows
 
 
-_over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[str, RowsParameter]]
-_over = weakref.WeakKeyDictionary()
-
-
-def _parameter_over(table: Table, field: str, empty: Tensor) -> RowsParameter:
-    """Return the parameter of the layers over a field: theirs, or a new one."""
-    fields = _over.setdefault(table, weakref.WeakValueDictionary())
-    if field not in fields:
-        made = fields[field] = RowsParameter(table, field, empty)
-        return made
-    return fields[field]
-
-
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
 
 
-def _warn_of_zeros(table: Table, field: str) -> None:
+def warn_of_zeros(table: Table, field: str) -> None:
     """Warn of a table that was never filled; biases, of one element, start from zeros."""
     if table in _looked_at or table.dim == 1 or field != next(iter(table.fields)):
         return
@@ -365,16 +271,6 @@ def jagged(ids: Tensor) -> Any:
     if ids.layout != torch.jagged:
         raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
     return ids.contiguous()
-
-
-def _is_differentiated(parameter: Any) -> bool:
-    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
-    functorch: Any = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(parameter):
-        if functorch.is_gradtrackingtensor(parameter):
-            return True
-        parameter = functorch.get_unwrapped(parameter)
-    return False
 
 
 def _from_start(padding_idx: int | None, rows: int) -> int | None:

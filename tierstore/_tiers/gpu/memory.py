@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,34 @@ from tierstore.errors import CapacityError, RowIndexError
 from tierstore.policy.base import DeviceScores
 from tierstore.stats import TierStats, tally
 
-__all__ = ["Counts", "GpuMemory", "Scores", "Workspace"]
+__all__ = [
+    "MOST_FEATURES",
+    "Counts",
+    "GpuMemory",
+    "Scores",
+    "Workspace",
+    "encoded_bad_ids",
+]
 
 
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
+_BAD_ID = -(1 << 61)
+"""From here down: ids that are bad for a feature, coded with its number; see `encoded_bad_ids`."""
+_ID_BITS = 44
+MOST_FEATURES = 1 << 14
+"""Features that bad ids can be told by."""
+
+
+def encoded_bad_ids(ids: Any, features: Any) -> Any:
+    """Return what stands for bad ids, int64, of features of these numbers: rows that none has.
+
+    Ids beyond 44 bits become the last one within.
+    """
+    half = 1 << (_ID_BITS - 1)
+    return _BAD_ID - (features << _ID_BITS) - (ids.clamp(-half, half - 1) + half)
+
+
 _TOTALS = (
     "missed_ids",
     "missed_rows",
@@ -93,10 +116,16 @@ class Counts:
         stats.hits += stats.requested
         return stats
 
-    def check(self, stream: int, tables: Sequence[tuple[str, range]]) -> None:
+    def check(
+        self,
+        stream: int,
+        tables: Sequence[tuple[str, range]],
+        features: Iterable[tuple[str, str, int]] = (),
+    ) -> None:
         """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
 
-        `tables` are those of the space, by name, and their rows in it.
+        `tables` are those of the space, by name, and their rows in it; `features` each with its
+        table and the number of its rows, by the number that `encoded_bad_ids` was given.
         """
         if self._bad is None:
             counts = self._memory.counters(stream)
@@ -105,6 +134,15 @@ class Counts:
                 self._bad = found[0], found[1], found[2]
         if self._bad is not None:
             start, row, position = self._bad
+            if _FOREIGN < row <= _BAD_ID:
+                number, code = divmod(_BAD_ID - row, 1 << _ID_BITS)
+                feature, table, count = list(features)[number]
+                raise RowIndexError(
+                    f"id {code - (1 << (_ID_BITS - 1))} of feature {feature!r}, at position "
+                    f"{position} of the ids of all features, is outside table {table!r}, which has "
+                    f"rows 0 to {count - 1}; it read NaN there and wrote nothing. Nothing can be "
+                    "committed until rollback()"
+                )
             if 0 <= _FOREIGN - row < int(self._memory.argument.rows):
                 row = _FOREIGN - row
             table, rows = next(each for each in tables if each[1].start == start)
