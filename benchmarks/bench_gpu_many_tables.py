@@ -36,18 +36,32 @@ class Batch:
     Attributes:
         features: from table to ids `(samples * bag,)`.
         bags: from table to these ids and where each bag begins.
-        values, offsets: the same one table after another, with one more offset at the end.
+        flat, ends: the same one table after another, and where bags begin and the last one ends.
+
+    It has the methods of torchrec's KeyedJaggedTensor, too.
     """
 
     def __init__(self, names: Sequence[str], ids: Any, bag: int = 1) -> None:
         """Take ids `(tables, samples * bag)`."""
         import torch
 
-        self.values = ids.reshape(-1)
-        self.offsets = torch.arange(0, ids.numel() + 1, bag, device=ids.device)
+        self.flat = ids.reshape(-1)
+        self.ends = torch.arange(0, ids.numel() + 1, bag, device=ids.device)
         self.features = dict(zip(names, ids, strict=True))
-        begins = self.offsets[: ids.shape[1] // bag]
+        begins = self.ends[: ids.shape[1] // bag]
         self.bags = {name: (each, begins) for name, each in self.features.items()}
+
+    def keys(self) -> list[str]:
+        return list(self.features)
+
+    def values(self) -> Any:
+        return self.flat
+
+    def offsets(self) -> Any:
+        return self.ends
+
+    def length_per_key(self) -> list[int]:
+        return [len(ids) for ids in self.features.values()]
 
 
 class Tiered:
@@ -72,8 +86,8 @@ class Tiered:
         kind = RowWiseAdagrad if self.optimizer == "RowWiseAdagrad" else torch.optim.Adam
         return TieredOptimizer(kind, [layer], lr=LR)
 
-    def step(self) -> Step:
-        """Return a step on rows of their own for each id."""
+    def steps(self) -> tuple[Step, Step]:
+        """Return steps on a row for each id: given a dict of features, and one tensor of them."""
         import torch
 
         from tierstore.nn import TieredEmbeddingCollection
@@ -81,15 +95,15 @@ class Tiered:
         layer = TieredEmbeddingCollection(self.scratch, {name: name for name in self.rows})
         optimizer, gradients = self._trained(layer), {}
 
-        def run(batch: Batch) -> None:
-            found = list(layer(batch.features).values())
+        def run(features: Any) -> None:
+            found = list(layer(features).values())
             size = len(found[0])
             if size not in gradients:
                 gradients[size] = [torch.rand_like(each) - 0.5 for each in found]
             torch.autograd.backward(found, gradients[size])
             optimizer.step()
 
-        return run
+        return lambda batch: run(batch.features), run
 
     def bag_step(self) -> Step:
         """Return a step on the sums of bags, side by side in one tensor."""
@@ -127,12 +141,12 @@ def fbgemm(
     gradients: dict[int, Any] = {}
 
     def run(batch: Batch) -> None:
-        size = len(batch.offsets)
+        size = len(batch.ends)
         if size not in gradients:
             bags = size - 1
             shape = (bags // len(rows), len(rows) * dim) if pooled else (bags, dim)
             gradients[size] = torch.rand(shape, device="cuda") - 0.5
-        tables.step(batch.values, batch.offsets, gradients[size])
+        tables.step(batch.flat, batch.ends, gradients[size])
 
     return run
 
@@ -180,12 +194,12 @@ class Bench:
     ) -> None:
         """Measure batches of one id a table: all of them there, then fresh ones."""
         options = self.options
-        ours, caches = tiered.step(), {}
+        (ours, keyed), caches = tiered.steps(), {}
         if self.has_peer:
             caches["FBGEMM cached"] = fbgemm(rows, dim, optimizer, SHARE)
         drawn = self.drawn(rows, max(options.samples), WARMING + IN_A_ROW * (options.repeat + 1))
         if "hits" in options.parts:
-            steps = {"tierstore": ours, **caches}
+            steps = {"tierstore": ours, "tierstore, keyed": keyed, **caches}
             if self.has_peer:
                 steps["FBGEMM in HBM"] = fbgemm(rows, dim, optimizer, None)
             for samples in options.samples:
@@ -264,7 +278,7 @@ class Bench:
                 for name, each in criteo.sizes(self.options.rows, count).items()
             }
             tiered = Tiered(rows, dim, optimizer, self.device, share=1)
-            step, (ids,) = tiered.step(), self.drawn(rows, FEW, 1)
+            (step, _), (ids,) = tiered.steps(), self.drawn(rows, FEW, 1)
             call = functools.partial(step, Batch(list(rows), ids))
             times = [issue_seconds(call, 20) for _ in range(self.options.repeat + 1)]
             self.issued[count] = statistics.median(times[1:])
