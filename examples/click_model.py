@@ -186,7 +186,7 @@ def auc(model, emb):
     scores, labels = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     rank = (np.cumsum(count) - (count - 1) / 2)[place]
-    clicks = labels.sum()
+    clicks = int(labels.sum())
     below = rank[labels == 1].sum() - clicks * (clicks + 1) / 2
     return below / (clicks * (len(labels) - clicks))
 
@@ -206,16 +206,17 @@ with begin(path, specs, budget=budget, device=given.device) as store:
     model = Dlrm().to(place)
     start = time.perf_counter()
     emb = train_in_tiers(store, model, train)
-    ours = auc(model, emb)
     seconds = time.perf_counter() - start
-    record = sum(store[name].rows * store[name].spec.layout.record_bytes for name in tables)
-    print(f"{record >> 20} MiB of tables, {given.host_bytes} of memory, {seconds:.1f} s")
-
-if given.compare:
-    with tierstore.create(None, specs) as fresh:
-        weights = {name: torch.from_numpy(fresh[name][:]).to(place) for name in tables}
-    torch.manual_seed(0)
-    model = Dlrm().to(place)
-    theirs = auc(model, train_in_torch(weights, model, train))
-    print(f"AUC of plain torch: {theirs:.6f}, difference {ours - theirs}")
-print(f"AUC on {held_out * given.batch:,} held-out impressions: {ours:.6f}")
+    found = auc(model, emb)
+    nbytes = sum(store[name].rows * store[name].spec.layout.record_bytes for name in tables)
+    print(f"{nbytes >> 20} MiB of tables, {given.host_bytes} of memory, {seconds:.1f} s")
+    if given.compare:
+        with tierstore.create(None, specs) as begun:
+            weights = {name: torch.from_numpy(begun[name][:]).to(place) for name in tables}
+        torch.manual_seed(0)
+        model = Dlrm().to(place)
+        difference = found - auc(model, train_in_torch(weights, model, train))
+        pairs = [(store[name][:], weights[name].numpy(force=True)) for name in tables]
+        other = sum((ours != theirs).any(1).sum() for ours, theirs in pairs)
+        print(f"plain torch: {difference} less AUC, {other} of {sum(sizes):,} rows differ")
+print(f"AUC on {held_out * given.batch:,} held-out impressions: {found:.6f}")
