@@ -145,7 +145,7 @@ def fbgemm(
         if size not in gradients:
             bags = size - 1
             shape = (bags // len(rows), len(rows) * dim) if pooled else (bags, dim)
-            gradients[size] = torch.rand(shape, device="cuda") - 0.5
+            gradients[size] = torch.rand(shape, device=batch.flat.device) - 0.5
         tables.step(batch.flat, batch.ends, gradients[size])
 
     return run
