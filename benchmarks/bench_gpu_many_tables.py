@@ -105,8 +105,8 @@ class Tiered:
 
         return lambda batch: run(batch.features), run
 
-    def bag_step(self) -> Step:
-        """Return a step on the sums of bags, side by side in one tensor."""
+    def bag_steps(self) -> tuple[Step, Step]:
+        """Return steps on the sums of bags, side by side in one tensor; given as in `steps`."""
         import torch
 
         from tierstore.nn import TieredEmbeddingBagCollection
@@ -115,14 +115,14 @@ class Tiered:
         layer = TieredEmbeddingBagCollection(self.scratch, features, mode="sum")
         optimizer, gradients = self._trained(layer), {}
 
-        def run(batch: Batch) -> None:
-            sums = layer.cat(batch.bags)
+        def run(features: Any) -> None:
+            sums = layer.cat(features)
             if len(sums) not in gradients:
                 gradients[len(sums)] = torch.rand_like(sums) - 0.5
             sums.backward(gradients[len(sums)])
             optimizer.step()
 
-        return run
+        return lambda batch: run(batch.bags), run
 
 
 def fields_of(optimizer: str, dim: int) -> dict[str, int]:
@@ -228,7 +228,8 @@ class Bench:
         if not hasattr(tierstore.nn, "TieredEmbeddingBagCollection"):
             self.notes.append("bags: left out, there is no TieredEmbeddingBagCollection")
             return
-        steps = {"tierstore": tiered.bag_step()}
+        ours, keyed = tiered.bag_steps()
+        steps = {"tierstore": ours, "tierstore, keyed": keyed}
         if self.has_peer:
             steps["FBGEMM in HBM"] = fbgemm(rows, dim, optimizer, None, pooled=True)
         for bag in self.options.bags:
