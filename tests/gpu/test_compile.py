@@ -30,6 +30,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
+    "joint": ("_table/joint.cu", {}),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),
     "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),

@@ -356,12 +356,12 @@ def test_the_norm_of_gradients_is_that_of_all_tables(place: Place) -> None:
 def test_what_is_written_into_the_parameter_reaches_the_tables(place: Place) -> None:
     twins = Twins(place, [30, 12, 25])
     emb = twins.collection
-    TieredOptimizer(torch.optim.SGD, [emb], lr=0.05)
+    optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.05)
     ids = {name: torch.unique(own) for name, own in twins.ids().items()}
     sum(rows.sum() for rows in emb(ids).values()).backward()
-    (rows,) = emb.parameters()
+    (rows,) = optimizer.parameters()
     with torch.no_grad():
-        rows.fill_(0.25)
+        rows.data.fill_(0.25)
     found = emb(ids)
     assert all((each == 0.25).all() for each in found.values())
     own, tables = rows.ids.cpu(), rows.table_of.cpu()
@@ -396,11 +396,11 @@ def test_rows_may_be_changed_in_place(place: Place) -> None:
     twins = Twins(place, [30, 12])
     optimizers = twins.optimizers(torch.optim.SGD, lr=0.1)
     ids = twins.ids()
-    for found in (twins.collection(ids), {n: twins.layers[n](own) for n, own in ids.items()}):
-        for rows in found.values():
-            rows.mul_(2)
-        with in_order():
-            sum(rows.sum() for rows in found.values()).backward()
+    one = [rows.mul_(2) for rows in twins.collection(ids).values()]
+    each = [twins.layers[name](own) * 2 for name, own in ids.items()]
+    with in_order():
+        for found in (one, each):
+            sum(rows.sum() for rows in found).backward()
     for optimizer in optimizers:
         optimizer.step()
     twins.check()
@@ -574,11 +574,10 @@ def test_states_are_pointers(place: Place) -> None:
     twins = Twins(place, [30, 12], [6, 4])
     (first, _), store = twins.optimizers(torch.optim.Adam, lr=0.05), twins.stores[0]
     emb = twins.collection
-    with pytest.raises(InvalidInputError, match="no group|optimizer|not committed") as refused:
-        sum(rows.sum() for rows in emb(twins.ids()).values()).backward()
-        first.step()
+    sum(rows.sum() for rows in emb(twins.ids()).values()).backward()
+    first.step()
+    with pytest.raises(InvalidInputError, match="not committed"):
         emb.state_dict()
-    assert "not committed" in str(refused.value)
     store.commit(keep="then")
     then, opt = emb.state_dict(), first.state_dict()
     assert list(then) == ["_extra_state"]
@@ -602,7 +601,8 @@ def test_a_copy_shares_the_tables(place: Place) -> None:
     found, expected = other(ids), twins.collection(ids)
     assert all(same(found[name], expected[name]) for name in ids)
     assert not set(other.parameters()) & set(twins.collection.parameters())
-    TieredOptimizer(torch.optim.SGD, [twins.collection], lr=0.1)
+    trained = TieredOptimizer(torch.optim.SGD, [twins.collection], lr=0.1)
+    assert len(list(trained.parameters())) == 1
     with pytest.raises(InvalidInputError, match="nowhere to go"):
         sum(rows.sum() for rows in found.values()).backward()
 
@@ -646,6 +646,7 @@ def test_recordings_get_the_ids_of_their_table(place: Place) -> None:
     assert sorted(found.tolist()) == sorted(ids["t1"].tolist())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_graphs_break_around_a_collection(place: Place) -> None:
     twins = Twins(place, [30, 12])
 
@@ -678,15 +679,13 @@ class Calls:
 def calls_of_a_step(place: Place, tables: int) -> int:
     twins = Twins(place, [12] * tables, host_rows=12 * tables, gpu_rows=12 * tables)
     (optimizer, _), emb = twins.optimizers(torch.optim.Adam, lr=0.05), twins.collection
-    ids, ones = twins.ids(4), None
+    ids = twins.ids(4)
     for _ in range(3):
         with Calls() as calls:
-            rows = emb(ids)
-        ones = ones or [torch.ones_like(each) for each in rows.values()]
-        with Calls() as more:
-            torch.autograd.backward(list(rows.values()), ones)
+            loss = torch.cat(list(emb(ids).values())).sum()
+            loss.backward()
             optimizer.step()
-    return calls.count + more.count
+    return calls.count
 
 
 def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:

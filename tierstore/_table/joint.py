@@ -25,7 +25,9 @@ from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease
 from tierstore._table.table import Owner, Table
 from tierstore._tiers.base import Rows
-from tierstore._tiers.gpu.memory import MOST_FEATURES, encoded_bad_ids
+from tierstore._tiers.gpu.abi import RECORDS, Arguments
+from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore._tiers.gpu.memory import MOST_FEATURES
 from tierstore._tiers.space import Space, WholeSpace
 from tierstore.errors import InvalidInputError, RowIndexError
 from tierstore.spec import Field, RecordLayout, TableSpec
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
 
 __all__ = ["Features", "JointTable", "Placement", "alike"]
+
+_SOURCE = RECORDS.extended("tierstore._table", "joint.cu")
+_Ids: Any = _SOURCE.structure("Ids")
+_Bounds: Any = _SOURCE.structure("Bounds")
+_IN_SPACE = Kernel(_SOURCE, "in_space", as_large_as_the_work)
 
 _SHOWN = 3
 """Tables that a message names."""
@@ -104,8 +111,8 @@ class Placement:
             self.access = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
         self._order = np.argsort(self.starts)
         self._numbers: dict[Features, Rows] = {}
-        self._bounds_of: dict[Features, Tensor] = {}
-        self._counts: dict[tuple[int, ...], Tensor] = {}
+        self._bounds: dict[Features, Any] = {}
+        self._ends: dict[tuple[int, ...], Any] = {}
 
     # -- from ids of tables to rows of the space
 
@@ -152,35 +159,41 @@ class Placement:
         self, ids: Tensor, features: Features, lengths: tuple[int, ...]
     ) -> Tensor:
         """Do the same without waiting: a bad id becomes a number that tells of feature and id."""
-        import torch
+        gpu, access = self.space.gpu, self.access
+        if gpu is None or not isinstance(access, DeviceAccess):
+            raise RuntimeError("ids are checked on a device where there is a GPU tier")
+        rows: Tensor = ids.new_empty(ids.shape)
+        with access.using():
+            stream = access.stream("torch")
+            ends, bounds = self._ends.get(lengths), self._bounds.get(features)
+            if ends is None:
+                while len(self._ends) >= _REMEMBERED:
+                    del self._ends[next(iter(self._ends))]
+                found = np.cumsum(np.array(lengths, np.int64))
+                ends = self._ends[lengths] = gpu.device.upload(found, stream)
+            if bounds is None:
+                found = self._bounds_of(features)
+                bounds = self._bounds[features] = gpu.device.upload(found, stream)
+            first, step = gpu.device.pointer(bounds), 8 * len(lengths)
+            work = _Ids(
+                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), len(ids), len(lengths)
+            )
+            arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
+            if len(ids):
+                gpu.launcher.launch(_IN_SPACE, arguments, len(ids), stream)
+        return rows
 
-        bounds, counts = self._bounds_of.get(features), self._counts.get(lengths)
-        if bounds is None:
-            bounds = self._bounds_of[features] = self._bounds(features)
-        if counts is None:
-            counts = torch.tensor(lengths, dtype=torch.int64, device=ids.device)
-            while len(self._counts) >= _REMEMBERED:
-                del self._counts[next(iter(self._counts))]
-            self._counts[lengths] = counts
-        starts, rows, codes = bounds.repeat_interleave(counts, 1, output_size=len(ids))
-        good = (ids >= 0) & (ids < rows)
-        return torch.where(good, ids + starts, encoded_bad_ids(ids, codes))
-
-    def _bounds(self, features: Features) -> Tensor:
-        """Return start, rows and number of each feature, int64 `(3, features)`, on the device."""
-        import torch
-
-        gpu = self.space.gpu
-        numbers = np.array(features.tables, np.intp)
-        codes = []
+    def _bounds_of(self, features: Features) -> Rows:
+        """Return start, rows and number of each feature, `(3, features)`."""
+        gpu, told = self.space.gpu, []
         for name, number in zip(*features, strict=True):
             known = (name, self.tables[number].name, int(self.rows[number]))
             if gpu is not None:
                 if known not in gpu.features and len(gpu.features) >= MOST_FEATURES:
-                    raise InvalidInputError(f"a store can tell {MOST_FEATURES} features apart")
-                codes.append(gpu.features.setdefault(known, len(gpu.features)))
-        table = np.stack([self.starts[numbers], self.rows[numbers], np.array(codes, np.int64)])
-        return torch.from_numpy(table).to(self._torch_device)
+                    raise InvalidInputError(f"a GPU tier tells {MOST_FEATURES} features apart")
+                told.append(gpu.features.setdefault(known, len(gpu.features)))
+        tables = np.array(features.tables, np.intp)
+        return np.stack([self.starts[tables], self.rows[tables], np.array(told, np.int64)])
 
     @cached_property
     def _torch_device(self) -> Any:

@@ -135,7 +135,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if not _is_keyed(features):
             return self._look_up_each(features)
         names = tuple(features.keys())
-        values, lengths, found = features.values(), _lengths(features, len(names)), {}
+        values, lengths = features.values(), _lengths(features, len(names))
+        found: dict[str, Tensor] = {}
         for part, ids, own in self._parted(names, values, lengths):
             rows = part.layer.look_up(ids, part.features, own)
             found.update(zip(part.features.names, rows, strict=True))

@@ -46,6 +46,8 @@ class TieredEmbedding(RowsLayer):
     torch.Size([2, 2, 16])
     """
 
+    table: Table
+
     def __init__(
         self,
         table: Table,

@@ -11,7 +11,7 @@ pooled bags add them up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -54,9 +54,10 @@ class JointLayer(RowsLayer):
         """
         rows = self.in_space(ids, features, lengths)
         if self._trains():
-            found: tuple[Tensor, ...] = _Lookup.apply(self._own, self, rows, features, lengths)
-            return found
-        return self.read_rows(rows, features.touched(lengths)).split(lengths)
+            apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
+            return apply(self._own, self, rows, features, lengths)
+        read = self.read_rows(rows, features.touched(lengths))
+        return tuple(torch.unsafe_split_with_sizes(read, lengths))
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
         """Return the rows of the space that ids stand for; see `JointTable.in_space`."""

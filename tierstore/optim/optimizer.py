@@ -150,7 +150,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         named, number = group["params"], len(self._inner.param_groups)
         parts = [each for each in named if type(each) is TableRows]
         whole = [each for each in named if type(each) is RowsParameter]
-        _check_apart([*self._fields, *whole], [*self._parts, *parts])
+        before = [rows for rows, field in self._fields.items() if not field.covers(whole)]
+        _check_apart([*before, *whole], [*self._parts, *parts])
         found = dict.fromkeys([*whole, *(part.whole for part in parts)])
         own = {key: value for key, value in group.items() if key in self.defaults}
         trained = self._prepared(list(found), {**self._options, **own})
@@ -302,8 +303,10 @@ class TieredOptimizer(torch.optim.Optimizer):
             for listed in every
         ]
         for rows, gradient in touched.items():
+            if gradient is None:
+                continue
             field = self._fields[rows]
-            for share in [] if gradient is None else field.shares(gradient):
+            for share in field.shares(gradient):
                 if field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)

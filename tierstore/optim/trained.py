@@ -69,6 +69,10 @@ class TrainedField:
         self._ema = ema
         self._averages = [Average(table, rows.field) for table in rows.tables]
 
+    def covers(self, whole: Sequence[RowsParameter]) -> bool:
+        """Whether a group that names some fields whole is for the rest of its tables."""
+        return self.group is None and any(each is self.rows for each in whole)
+
     def shares(self, gradient: Gradient) -> list[Share]:
         """Return the steps that are to be taken, usually one."""
         found: dict[tuple[Any, ...], list[int]] = {}

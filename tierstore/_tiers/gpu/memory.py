@@ -29,26 +29,16 @@ __all__ = [
     "GpuMemory",
     "Scores",
     "Workspace",
-    "encoded_bad_ids",
 ]
 
 
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
 _BAD_ID = -(1 << 61)
-"""From here down: ids that are bad for a feature, coded with its number; see `encoded_bad_ids`."""
+"""From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
 _ID_BITS = 44
 MOST_FEATURES = 1 << 14
 """Features that bad ids can be told by."""
-
-
-def encoded_bad_ids(ids: Any, features: Any) -> Any:
-    """Return what stands for bad ids, int64, of features of these numbers: rows that none has.
-
-    Ids beyond 44 bits become the last one within.
-    """
-    half = 1 << (_ID_BITS - 1)
-    return _BAD_ID - (features << _ID_BITS) - (ids.clamp(-half, half - 1) + half)
 
 
 _TOTALS = (
@@ -125,7 +115,7 @@ class Counts:
         """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
 
         `tables` are those of the space, by name, and their rows in it; `features` each with its
-        table and the number of its rows, by the number that `encoded_bad_ids` was given.
+        table and the number of its rows, by its number.
         """
         if self._bad is None:
             counts = self._memory.counters(stream)
