@@ -29,6 +29,7 @@ __all__ = [
     "Lookup",
     "Transformed",
     "accumulates",
+    "cleared",
     "deposit",
     "lookup",
     "merged",
@@ -76,12 +77,23 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
         return sum_by_row(values, positions.reshape(-1), lease.bound)
     values = values.contiguous()
     dim = values.shape[1]
-    total = values.new_empty(lease.bound, dim)
+    total = cleared(lease, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    clear, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
-    lease.launch(clear, work, lease.bound)
+    _, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.launch(add, work, len(values), positions=given)
+    return total
+
+
+def cleared(lease: Lease, dim: int) -> Tensor:
+    """Return zeros for the distinct rows of a lease on a GPU, float32 `(lease.bound, dim)`.
+
+    What is behind the distinct rows is undefined.
+    """
+    device: Any = lease.device
+    total = torch.empty(lease.bound, dim, device=device.torch_name)
+    clear, _ = _KERNELS[1 if dim % 4 else 4]
+    lease.launch(clear, _Sum(0, total.data_ptr(), dim), lease.bound)
     return total
 
 
@@ -137,6 +149,7 @@ class Batch:
         table are rows of its space, of the tables `touched`.
         """
         ids = ids if ids.ndim == 1 else ids.reshape(-1)
+        self._table = table
         self._abandoned = abandoned
         self.size: int = len(ids)
         self._joint = table if isinstance(table, JointTable) else None
@@ -204,25 +217,58 @@ class Batch:
 
         Raises ClosedError where the rows that were looked up are no more, after a rollback.
         """
-        trained, usable = None, self.usable
-        if usable:
+        positions = self.trained_positions if positions is None else positions
+        if self._goes_on():
             self.lease.trim(wait=False)
-        elif self.dropped:
-            raise ClosedError(
-                "the store was rolled back since this forward pass; run it again for a gradient"
-            )
-        if self.counted is not None:
-            positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
+            total = summed(of_each, self.lease, positions)
+        else:  # a graph that is run backward again after the step, for example
+            where = self.positions if positions is None else positions
+            total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
+        return self.gathered(total, positions, touched)
+
+    def gathered(
+        self,
+        values: Tensor,
+        positions: Tensor | None = None,
+        touched: frozenset[int] = _FIRST,
+    ) -> Gradient:
+        """Return the gradients of the distinct rows, `(lease.bound, dim)`, as that of the batch.
+
+        The other arguments are those of `gradient`, which sums them first.
+        """
+        positions, trained = self.trained_positions if positions is None else positions, None
+        self._goes_on()
         if positions is not None:
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
             trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
             trained = trained[:-1, None]
-        if usable:
-            return Gradient(self, summed(of_each, self.lease, positions), trained, touched)
-        # A graph that is run backward again after the step, for example.
-        where = self.positions if positions is None else positions
-        total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
-        return Gradient(self, total, trained, touched)
+        return Gradient(self, values, trained, touched)
+
+    def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
+        """Return the batch, or another one of the same ids where its lease has ended.
+
+        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        """
+        if self._goes_on():
+            return self
+        other = Batch(self._table, self.ids, None, self._abandoned, touched)
+        other.counted = self.counted
+        return other
+
+    @cached_property
+    def trained_positions(self) -> Tensor | None:
+        """The positions, -1 for ids that take no part in training; None where all do."""
+        if self.counted is None:
+            return None
+        return torch.where(self.counted.to(self.positions.device), self.positions, -1)
+
+    def _goes_on(self) -> bool:
+        """Tell whether the lease does; raises ClosedError where its rows are no more."""
+        if self.dropped and not self.usable:
+            raise ClosedError(
+                "the store was rolled back since this forward pass; run it again for a gradient"
+            )
+        return self.usable
 
 
 @dataclass

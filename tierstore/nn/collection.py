@@ -15,11 +15,12 @@ from tierstore._table.joint import Features, JointTable, alike
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import pointers
-from tierstore.nn.embedding import jagged, warn_of_zeros
+from tierstore.nn.embedding import warn_of_zeros
 from tierstore.nn.joint import JointLayer
+from tierstore.nn.pooling import jagged
 from tierstore.nn.rows import RowsParameter, TableRows
 
-__all__ = ["TieredEmbeddingCollection"]
+__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
 
 Source: TypeAlias = str | Table | tuple[str | Table, str | None]
 """A table of a store, or a table and a field of it."""
@@ -132,10 +133,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
         and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
         as `Table.read` does, in the next call that waits.
         """
-        if not _is_keyed(features):
+        if not is_keyed(features):
             return self._look_up_each(features)
         names = tuple(features.keys())
-        values, lengths = features.values(), _lengths(features, len(names))
+        values, lengths = features.values(), lengths_of(features, len(names))
         found: dict[str, Tensor] = {}
         for part, ids, own in self._parted(names, values, lengths):
             rows = part.layer.look_up(ids, part.features, own)
@@ -148,7 +149,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for part in parts:
             names = part.features.names
             given = [features[name] for name in names]
-            ids, lengths = _joined(names, given)
+            ids, lengths = concatenated(names, given)
             rows = part.layer.look_up(ids, part.features, lengths)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
@@ -208,14 +209,14 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
         Takes what `forward` takes.
         """
-        if _is_keyed(features):
+        if is_keyed(features):
             names = tuple(features.keys())
-            wanted = self._parted(names, features.values(), _lengths(features, len(names)))
+            wanted = self._parted(names, features.values(), lengths_of(features, len(names)))
         else:
             wanted = []
             for part in self._plan(tuple(features)):
                 names = part.features.names
-                ids, own = _joined(names, [torch.as_tensor(features[name]) for name in names])
+                ids, own = concatenated(names, [torch.as_tensor(features[name]) for name in names])
                 wanted.append((part, ids, own))
         for part, ids, lengths in wanted:
             rows = part.layer.in_space(ids, part.features, lengths)
@@ -279,7 +280,7 @@ def _source(store: Store, feature: str, given: Any) -> tuple[Table, str]:
     return table, field
 
 
-def _is_keyed(features: Any) -> bool:
+def is_keyed(features: Any) -> bool:
     """Whether features come as torchrec's KeyedJaggedTensor has them."""
     return (
         not isinstance(features, Mapping)
@@ -289,7 +290,7 @@ def _is_keyed(features: Any) -> bool:
     )
 
 
-def _lengths(features: Any, keys: int) -> list[int]:
+def lengths_of(features: Any, keys: int) -> list[int]:
     """Return how many ids each key has; on a GPU this may wait."""
     if hasattr(features, "length_per_key"):
         return list(features.length_per_key())
@@ -301,7 +302,7 @@ def _lengths(features: Any, keys: int) -> list[int]:
     return found
 
 
-def _joined(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """Return the ids of features as one tensor, int64 `(n,)`, and how many each has."""
     if {type(each) for each in given} != {Tensor}:
         for name, each in zip(names, given, strict=True):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tierstore._door import interrupts_deferred
+from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
@@ -69,6 +70,11 @@ class JointLayer(RowsLayer):
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         self._settle()
         return Batch(self.table, rows, None, self._abandoned, touched)
+
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease rows that take no part in training, of the tables `touched`."""
+        self._settle()
+        return self.table.lease(rows, touched)
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""

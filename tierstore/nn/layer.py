@@ -11,7 +11,7 @@ from torch import Tensor
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn.autograd import Abandoned, Batch
+from tierstore.nn.autograd import Abandoned, Batch, Gradient
 from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer"]
@@ -93,6 +93,12 @@ class RowsLayer(torch.nn.Module):
     def _rows_of(self, batch: Batch) -> Tensor:
         """Return the row of each id of a batch."""
         return batch.rows(self.field).to(self._anchor)
+
+    def take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of distinct rows for the optimizer."""
+        self._check_optimizer()
+        if gradient.batch.size:
+            self._own.add(gradient)
 
     def _check_optimizer(self) -> None:
         """Raise InvalidInputError for a gradient that no optimizer would take."""
