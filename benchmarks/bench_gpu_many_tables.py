@@ -223,11 +223,6 @@ class Bench:
         self, where: str, rows: dict[str, int], tiered: Tiered, optimizer: str, dim: int
     ) -> None:
         """Measure bags of several ids, summed."""
-        import tierstore.nn
-
-        if not hasattr(tierstore.nn, "TieredEmbeddingBagCollection"):
-            self.notes.append("bags: left out, there is no TieredEmbeddingBagCollection")
-            return
         ours, keyed = tiered.bag_steps()
         steps = {"tierstore": ours, "tierstore, keyed": keyed}
         if self.has_peer:
