@@ -42,8 +42,10 @@ class Interactions:
     def negatives(self, users):
         """Draw an item for each user, uniformly among those that are not in its training pairs."""
         drawn = torch.randint_like(users, self.items)
-        for _ in range(4):  # a user of a tenth of the items gets one of them in 10^5 draws
+        for _ in range(20):  # not for ever: a user may know every item
             known = _among(self._known, users * self.items + drawn)
+            if not known.any():
+                break
             drawn = torch.where(known, torch.randint_like(users, self.items), drawn)
         return drawn
 

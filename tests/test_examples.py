@@ -146,6 +146,7 @@ def test_recall_is_what_a_loop_over_users_finds(interactions: Any, tmp_path: Pat
 
 def test_negatives_are_not_known(interactions: Any) -> None:
     rng = np.random.default_rng(3)
+    torch.manual_seed(3)
     data = interactions.Interactions(rng.integers(0, [30, 500], (900, 2)), np.array([[0, 499]]))
     users = data.train[:, :1].expand(-1, 50)
     drawn = data.negatives(users)
