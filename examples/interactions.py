@@ -39,6 +39,19 @@ class Interactions:
             setattr(self, name, getattr(self, name).to(device))
         return self
 
+    def shuffled(self):
+        """Return the training pairs in a random order."""
+        return self.train[torch.randperm(len(self.train), device=self.train.device)]
+
+    def of_users(self):
+        """Draw as many pairs as there are to train on: users uniformly, then an item of each."""
+        counts = torch.bincount(self.train[:, 0], minlength=self.users)
+        known = counts.nonzero()[:, 0]
+        users = known[torch.randint_like(self.train[:, 0], len(known))]
+        nth = (torch.rand(len(users), device=users.device) * counts[users]).long()
+        first = counts.cumsum(0) - counts
+        return self.train[first[users] + nth.minimum(counts[users] - 1)]
+
     def negatives(self, users):
         """Draw an item for each user, uniformly among those that are not in its training pairs."""
         drawn = torch.randint_like(users, self.items)

@@ -31,6 +31,7 @@ arguments.add_argument("--device", default="auto")
 arguments.add_argument("--epochs", type=int, default=40)
 arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no epoch after them")
 arguments.add_argument("--every", type=int, default=10, help="epochs to a commit and a recall")
+arguments.add_argument("--draw", default="users", choices=["users", "clicks"], help="uniformly")
 arguments.add_argument("--dim", type=int, default=64)
 arguments.add_argument("--batch", type=int, default=65536)
 arguments.add_argument("--lr", type=float, default=1e-2)
@@ -84,8 +85,8 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     matrix = adjacency(data.train + torch.tensor([0, data.users], device=device))
 
     def batches():
-        """Yield clicks in a random order: the nodes of a user, its item, and one not clicked."""
-        clicks = data.train[torch.randperm(len(data.train), device=device)]
+        """Yield the nodes of users, of an item of each, and of one that is not clicked."""
+        clicks = data.of_users() if given.draw == "users" else data.shuffled()
         others = data.negatives(clicks[:, 0])
         items = torch.stack([clicks[:, 1], others]) + data.users
         yield from torch.cat([clicks[None, :, 0], items]).split(given.batch, dim=1)

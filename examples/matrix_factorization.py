@@ -63,7 +63,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
 
     def batches():
         """Yield clicks in a random order: user, item, and items the user did not click."""
-        clicks = data.train[torch.randperm(len(data.train), device=data.train.device)]
+        clicks = data.shuffled()
         others = data.negatives(clicks[:, :1].expand(-1, given.negatives))
         yield from torch.cat([clicks, others], 1).T.cpu().split(given.batch, dim=1)
 

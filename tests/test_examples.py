@@ -156,6 +156,19 @@ def test_negatives_are_not_known(interactions: Any) -> None:
     assert len(drawn.unique()) == data.items
 
 
+def test_users_are_drawn_uniformly_and_their_items_too(interactions: Any) -> None:
+    torch.manual_seed(4)
+    train = np.array([[0, 0], [1, 0], [1, 1], [1, 2], [2, 2]])
+    data = interactions.Interactions(train, np.array([[3, 1]]))
+    drawn = torch.cat([data.of_users() for _ in range(2000)])
+    pairs, counts = drawn.unique(dim=0, return_counts=True)
+    assert pairs.tolist() == train.tolist()
+    share = counts / len(drawn)
+    torch.testing.assert_close(
+        share, torch.tensor([3.0, 1.0, 1.0, 1.0, 3.0]) / 9, atol=0.02, rtol=0
+    )
+
+
 def test_filtered_ranks_are_what_a_loop_over_facts_finds(tmp_path: Path) -> None:
     data, path = published("knowledge_graph", tmp_path), tmp_path / "kept.tier"
     given = ["--data", data, "--store", path, "--device", "cpu", "--dim", 8, "--epochs", 2]
