@@ -9,27 +9,36 @@ from typing import Any, Self
 
 import numpy as np
 
-__all__ = ["Apart", "get_state", "python_state", "set_python_state", "set_state"]
+__all__ = [
+    "Apart",
+    "every_state",
+    "get_state",
+    "python_state",
+    "set_every_state",
+    "set_python_state",
+    "set_state",
+]
 
 State = dict[str, Any]
-"""States by library name, made of arrays, tensors and numbers."""
+"""States by the name of their library, of tensors, lists and numbers: torch.load takes them."""
 
 
 def python_state(generator: random.Random | Any = random) -> State:
     """Return the state of a generator of Python's `random` module."""
     version, numbers, gauss = generator.getstate()
-    return {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
+    return {"version": version, "numbers": list(numbers), "gauss": gauss}
 
 
 def set_python_state(state: Mapping[str, Any], generator: random.Random | Any = random) -> None:
-    """Set the state of a generator of Python's `random` module."""
-    numbers = tuple(map(int, np.asarray(state["numbers"])))
+    """Give a generator of Python's `random` a state."""
+    numbers = tuple(map(int, state["numbers"]))
     generator.setstate((state["version"], numbers, state["gauss"]))
 
 
 def get_state() -> State:
-    """Return the states of Python, NumPy and, if it is imported, torch on the CPU."""
-    state: State = {"python": python_state(), "numpy": np.random.get_state()}
+    """Return the states of Python, NumPy and, where it is imported, torch on the CPU."""
+    name, keys, *rest = np.random.get_state()
+    state: State = {"python": python_state(), "numpy": [name, np.asarray(keys).tolist(), *rest]}
     if (torch := sys.modules.get("torch")) is not None:
         state["torch"] = torch.get_rng_state()
     return state
@@ -40,9 +49,25 @@ def set_state(state: Mapping[str, Any]) -> None:
     if "python" in state:
         set_python_state(state["python"])
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.asarray(keys), *rest))
+    np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
     if "torch" in state and (torch := sys.modules.get("torch")) is not None:
         torch.set_rng_state(state["torch"].cpu())
+
+
+def every_state() -> State:
+    """Return the states of a training run: those of `get_state`, and of torch on every GPU."""
+    state = get_state()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_every_state(state: Mapping[str, Any]) -> None:
+    """Set the generators that a state of a training run has."""
+    set_state(state)
+    torch = sys.modules.get("torch")
+    if "cuda" in state and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
 
 
 class Apart:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tierstore._random import get_state, python_state, set_python_state, set_state
+from tierstore._random import every_state, python_state, set_every_state, set_python_state
 from tierstore._store.store import Store
-from tierstore.errors import InvalidInputError, InvalidTypeError, needs
+from tierstore.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["Checkpoint"]
 
@@ -57,7 +56,7 @@ class Checkpoint:
         raises what `Store.commit` raises. Nothing is pickled.
         """
         payload: dict[str, object] = {name: _state_of(part) for name, part in self._parts.items()}
-        payload[_RANDOM] = _random_state()
+        payload[_RANDOM] = every_state()
         payload[_EXTRA] = extra
         version = self._store.commit(step=step, payload=payload, keep=keep)
         self.extra = extra
@@ -84,7 +83,7 @@ class Checkpoint:
         for name, part in self._parts.items():
             _set_state(part, saved[name].state_dict())
         self.extra = saved[_EXTRA].state_dict()
-        _set_random_state(saved[_RANDOM].state_dict())
+        set_every_state(saved[_RANDOM].state_dict())
         return step or 0
 
     def _with_state(self) -> list[int]:
@@ -120,23 +119,3 @@ def _set_state(part: Any, state: Any) -> None:
         set_python_state(state, part)
     else:
         part.bit_generator.state = state
-
-
-def _random_state() -> dict[str, Any]:
-    """Return the state of the global generators, including those of torch on each GPU."""
-    with needs("torch", "torch", "this needs PyTorch"):
-        import torch
-
-    state = get_state()
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    with needs("torch", "torch", "this needs PyTorch"):
-        import torch
-
-    set_state(state)
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

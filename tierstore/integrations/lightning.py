@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tierstore._random import every_state, set_every_state
 from tierstore._store.store import Store
 from tierstore.errors import MissingExtraError
 from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint
@@ -21,9 +22,10 @@ __all__ = ["StoreCallback"]
 class StoreCallback(Callback):  # type: ignore[misc]
     """Commits a store with each checkpoint, and keeps the version as long as the checkpoint.
 
-    Loading a checkpoint (`ckpt_path`, the learning rate finder) restores rows, their state and the
-    rest of the model together. When `ModelCheckpoint` removes a checkpoint, its version is
-    released.
+    A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state,
+    the head and the generators of torch, NumPy and Python back together. One that `ModelCheckpoint`
+    removes lets its version go. A loader that is read through `tierstore.lookahead` goes on behind
+    the last batch that was trained on.
 
         trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
@@ -34,6 +36,21 @@ class StoreCallback(Callback):  # type: ignore[misc]
         self._log = log
         self._commit: CommitBeforeState | None = None
         self._io: CheckpointIO | None = None
+        self._random: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the generators of random numbers."""
+        return every_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the states that the generators get when training goes on."""
+        self._random = state_dict
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the generators as they were in the checkpoint, after all that drew from them."""
+        if self._random is not None:
+            set_every_state(self._random)
+            self._random = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start managing the store."""

@@ -13,7 +13,7 @@ from tierstore._store.pointer import from_bytes, to_bytes
 from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError
 
-__all__ = ["restore", "to_tensor"]
+__all__ = ["checked", "restore", "to_tensor"]
 
 
 def to_tensor(store: Store, **what: str) -> Tensor:
@@ -26,11 +26,19 @@ def to_tensor(store: Store, **what: str) -> Tensor:
     return torch.from_numpy(np.frombuffer(to_bytes(pointer), np.uint8).copy())
 
 
-def restore(store: Store, state: Any, **what: str) -> None:
-    """Bring a store to the version that a pointer names.
+def restore(table: Table, field: str, state: Any) -> None:
+    """Bring the table's store to the version that a pointer names.
 
     Raises InvalidInputError for a pointer to something else than `what`, to another store, or to a
     version that is not kept.
+    """
+    table.store.load_state_dict(checked(table, field, state))
+
+
+def checked(table: Table, field: str, state: Any, **more: str) -> Mapping[str, Any]:
+    """Return what a pointer says, for `Store.load_state_dict`.
+
+    Raises InvalidInputError for a pointer to another table or field, and where `more` differs.
     """
     if isinstance(state, Tensor):
         state = from_bytes(state.detach().cpu().to(torch.uint8).numpy().tobytes())
@@ -49,4 +57,4 @@ def restore(store: Store, state: Any, **what: str) -> None:
                 f"this state is of the {key} {state.get(key)}, and not of {value}, to which it is "
                 "loaded"
             )
-    store.load_state_dict(state)
+    return state

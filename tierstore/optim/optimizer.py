@@ -16,7 +16,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
-from tierstore.nn.pointers import restore
+from tierstore.nn.pointers import checked
 from tierstore.nn.pointers import to_tensor as pointer_to
 from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
@@ -372,12 +372,12 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Return options, and the state of ordinary parameters, as torch does.
 
         The state of rows lies with them; in its place is a pointer to the version that has it, with
-        the table, the field and the class of the optimizer. Raises InvalidInputError where rows are
-        not committed.
+        the table, the field, the class of the optimizer and what it keeps of a row. Raises
+        InvalidInputError where rows are not committed.
         """
         state = super().state_dict()
         pointers = {
-            number: {"pointer": pointer_to(rows.table.store, **self._named(rows))}
+            number: {"pointer": pointer_to(rows.table, rows.field, optimizer=self._kind(rows))}
             for number, rows in self._rows().items()
         }
         return {**state, "state": {**state["state"], **pointers}}
@@ -387,19 +387,25 @@ class TieredOptimizer(torch.optim.Optimizer):
         every = enumerate(self.parameters())
         return {number: each for number, each in every if type(each) is RowsParameter}
 
-    def _named(self, rows: RowsParameter) -> dict[str, str]:
-        """Return what a pointer says of rows: whose they are, and whose their state."""
-        table = " ".join(sorted(table.name for table in rows.tables))
-        return {"table": table, "field": rows.field, "optimizer": class_name(self._class)}
+    def _kind(self, rows: RowsParameter) -> str:
+        """Return what a state of rows must agree in: the class, and what it keeps of a row.
+
+        The latter follows from options such as `amsgrad`, `centered`, `momentum` and `ema`.
+        """
+        kept = [*self._fields[rows].state.fields, *(["ema"] if self._ema is not None else [])]
+        return f"{class_name(self._class)} with {', '.join(kept) or 'no state'}"
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what `state_dict` returned, and bring stores to the version they were at then.
 
-        Raises InvalidInputError for the state of another class, of other tables, or of a version
-        that is not kept; see `Store.restore`.
+        Options become those of the state, `lr` too, as torch does. Raises InvalidInputError, having
+        changed nothing, for the state of another class, of other tables or groups, of an optimizer
+        that keeps something else of a row, as by `amsgrad` or `momentum`, and of a version that is
+        not kept; see `Store.restore`.
         """
-        state = dict(state_dict["state"])
-        saved = [each for group in state_dict["param_groups"] for each in group["params"]]
+        state, groups = dict(state_dict["state"]), state_dict["param_groups"]
+        saved = [each for group in groups for each in group["params"]]
+        pointers = []
         for number, rows in self._rows().items():
             pointer = state.pop(saved[number], {}).get("pointer") if number < len(saved) else None
             if pointer is None:
@@ -407,13 +413,17 @@ class TieredOptimizer(torch.optim.Optimizer):
                     f"this state has no pointer to rows of table {rows.table.name!r}: it is not "
                     "that of a TieredOptimizer over them"
                 )
-            restore(rows.table.store, pointer, **self._named(rows))
-        if any("pointer" in each for each in state.values()):
+            named = checked(rows.table, rows.field, pointer, optimizer=self._kind(rows))
+            pointers.append((rows.table.store, named))
+        sizes = [[len(group["params"]) for group in each] for each in (groups, self.param_groups)]
+        if sizes[0] != sizes[1] or any("pointer" in each for each in state.values()):
             raise InvalidInputError(
                 "this state is of an optimizer over other parameters, rows of tables where there "
                 "are none here; make the optimizer as it was when the state was taken"
             )
-        self._inner.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+        for store, named in pointers:
+            store.load_state_dict(named)
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
         self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
