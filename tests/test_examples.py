@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import re
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = {"interactions"}
 SCRIPTS = {path.stem for path in (ROOT / "examples").glob("*.py")} - SHARED
 FIGURES = {
+    "click_model": r"held-out impressions: (0\.\d+)",
     "knowledge_graph": r'"MRR": ([01]\.\d+)',
     "light_gcn": r'"recall@20": ([01]\.\d+)',
     "matrix_factorization": r'"recall@20": ([01]\.\d+)',

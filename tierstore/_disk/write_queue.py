@@ -76,7 +76,7 @@ class Behind:
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
         self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
         block = self._rows * record_bytes
-        self._most = room // block if block >= _WORTH_A_THREAD else 0
+        self._most = room // block if block >= _MIN_QUEUED_BYTES else 0
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
         self._thread: threading.Thread | None = None

@@ -26,19 +26,19 @@ def to_tensor(store: Store, **what: str) -> Tensor:
     return torch.from_numpy(np.frombuffer(to_bytes(pointer), np.uint8).copy())
 
 
-def restore(table: Table, field: str, state: Any) -> None:
-    """Bring the table's store to the version that a pointer names.
+def restore(store: Store, state: Any, **what: str) -> None:
+    """Bring a store to the version that a pointer names.
 
     Raises InvalidInputError for a pointer to something else than `what`, to another store, or to a
     version that is not kept.
     """
-    table.store.load_state_dict(checked(table, field, state))
+    store.load_state_dict(checked(state, **what))
 
 
-def checked(table: Table, field: str, state: Any, **more: str) -> Mapping[str, Any]:
+def checked(state: Any, **what: str) -> Mapping[str, Any]:
     """Return what a pointer says, for `Store.load_state_dict`.
 
-    Raises InvalidInputError for a pointer to another table or field, and where `more` differs.
+    Raises InvalidInputError for a pointer to something else than `what`.
     """
     if isinstance(state, Tensor):
         state = from_bytes(state.detach().cpu().to(torch.uint8).numpy().tobytes())

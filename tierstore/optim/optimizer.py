@@ -377,7 +377,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         """
         state = super().state_dict()
         pointers = {
-            number: {"pointer": pointer_to(rows.table, rows.field, optimizer=self._kind(rows))}
+            number: {"pointer": pointer_to(rows.table.store, **self._named(rows))}
             for number, rows in self._rows().items()
         }
         return {**state, "state": {**state["state"], **pointers}}
@@ -387,13 +387,17 @@ class TieredOptimizer(torch.optim.Optimizer):
         every = enumerate(self.parameters())
         return {number: each for number, each in every if type(each) is RowsParameter}
 
-    def _kind(self, rows: RowsParameter) -> str:
-        """Return what a state of rows must agree in: the class, and what it keeps of a row.
+    def _named(self, rows: RowsParameter) -> dict[str, str]:
+        """Return what a pointer says of rows: whose they are, and what their state must agree in.
 
-        The latter follows from options such as `amsgrad`, `centered`, `momentum` and `ema`.
+        That is the class, and what it keeps of a row, which follows from options such as `amsgrad`,
+        `centered`, `momentum` and `ema`.
         """
-        kept = [*self._fields[rows].state.fields, *(["ema"] if self._ema is not None else [])]
-        return f"{class_name(self._class)} with {', '.join(kept) or 'no state'}"
+        table = " ".join(sorted(table.name for table in rows.tables))
+        first = self._fields[rows].states[0]
+        kept = [*first.fields, *(["ema"] if self._ema is not None else [])]
+        optimizer = f"{class_name(self._class)} with {', '.join(kept) or 'no state'}"
+        return {"table": table, "field": rows.field, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what `state_dict` returned, and bring stores to the version they were at then.
@@ -413,7 +417,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                     f"this state has no pointer to rows of table {rows.table.name!r}: it is not "
                     "that of a TieredOptimizer over them"
                 )
-            named = checked(rows.table, rows.field, pointer, optimizer=self._kind(rows))
+            named = checked(pointer, **self._named(rows))
             pointers.append((rows.table.store, named))
         sizes = [[len(group["params"]) for group in each] for each in (groups, self.param_groups)]
         if sizes[0] != sizes[1] or any("pointer" in each for each in state.values()):
