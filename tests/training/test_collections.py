@@ -444,6 +444,13 @@ def test_keyed_jagged_tensors(
         assert same(rows[name], twins.layers[name](own))
 
 
+def test_lengths_of_keys_are_those_of_their_ids(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    lengths = {"t0": torch.tensor([2, 1]), "t1": torch.tensor([1, 1])}
+    with pytest.raises(InvalidInputError, match="5 ids by their lengths, and there are 4"):
+        twins.collection(Keyed(lengths, place.ids(4, rows=12)))
+
+
 def test_nested_ids_give_nested_rows(place: Place) -> None:
     twins = Twins(place, [30, 12])
     lists = [place.ids(3, rows=30), place.ids(2, rows=30)]
@@ -514,7 +521,25 @@ def test_features_that_are_not_there(place: Place) -> None:
         TieredEmbeddingCollection(twins.stores[0], {"user": ("t0", "bias")})
     with pytest.raises(InvalidTypeError, match="'user' needs a table"):
         TieredEmbeddingCollection(twins.stores[0], {"user": 3})
+    with pytest.raises(InvalidInputError, match="another store"):
+        TieredEmbeddingCollection(twins.stores[0], {"user": twins.stores[1]["t0"]})
+    with pytest.raises(InvalidInputError, match="at least one feature"):
+        TieredEmbeddingCollection(twins.stores[0], {})
     assert twins.collection({}) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_what_would_not_look_up_is_refused(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    ids = place.ids(4, rows=12)
+
+    def rows(ids: Tensor) -> Tensor:
+        return twins.collection({"t0": ids})["t0"]
+
+    with pytest.raises(InvalidInputError, match="a collection cannot"):
+        torch.func.vmap(rows)(ids[:, None])
+    with pytest.raises(InvalidInputError, match="bake the rows"):
+        torch.jit.trace(rows, (ids,))
 
 
 # -- the store beneath

@@ -144,6 +144,7 @@ class HostTier:
         self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
+        self._edges = np.array([*starts, self.rows], np.int64)
         self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = 0
         self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
@@ -629,8 +630,11 @@ class HostTier:
     def _add(self, rows: Rows, **each: int) -> None:
         """Count so much for each row of a batch, in the range that it is in."""
         if self._only is None and self._is_across(rows):
-            ranges = np.searchsorted(self._starts, rows, "right") - 1
-            counts = np.bincount(ranges, minlength=len(self._starts))
+            if (rows[1:] < rows[:-1]).any():
+                ranges = np.searchsorted(self._edges, rows, "right") - 1
+                counts = np.bincount(ranges, minlength=len(self._starts))
+            else:
+                counts = np.diff(np.searchsorted(rows, self._edges))
             for name, amount in each.items():
                 self._across[name] += amount * counts
             return
@@ -665,12 +669,16 @@ class HostTier:
     def _count_distinct(self, rows: Rows, slots: Slots, missing: int, positions: Positions) -> None:
         """Count a batch whose distinct rows are known: their slots, and which each id is."""
         if self._only is None and self._is_across(rows):
-            every = rows[positions]
-            found = (slots >= 0) if missing else None
-            self._add(every, requested=1, unique_of=1)
-            self._add(every if found is None else every[found[positions]], hits=1)
-            self._add(rows, unique=1)
-            self._add(rows if found is None else rows[found], unique_hits=1)
+            edges, across = np.searchsorted(rows, self._edges), self._across
+            ids, found = np.bincount(positions, minlength=rows.size), slots >= 0
+            for name, each in (
+                ("requested", ids),
+                ("unique_of", ids),
+                ("hits", ids * found),
+                ("unique", np.ones(rows.size, np.int64)),
+                ("unique_hits", found),
+            ):
+                across[name] += np.diff(np.append(0, each.cumsum())[edges])
             return
         stats, absent = self._only or self._stats_of(rows), 0
         if missing:
