@@ -294,9 +294,10 @@ def _kernels_for(item: Field, start: int, columns: Columns, dtype: torch.dtype) 
     size = item.storage.itemsize
     vector = math.gcd(16 // size, item.dim, start // size)
     aligned = math.gcd(vector, columns.aligned)
-    key = item.element.kernel, dtype, item.dim, vector, aligned
+    maxima = int("max" in columns.modes)
+    key = item.element.kernel, dtype, item.dim, vector, aligned, maxima
     if key not in _kernels:
         macros = {"ROW": item.element.kernel, "OUT": _KERNEL_TYPES[dtype]}
-        widths = {"VECTOR": vector, "COLUMNS": aligned}
+        widths = {"VECTOR": vector, "COLUMNS": aligned, "MAXIMA": maxima}
         _kernels[key] = _Kernels({**macros, **widths}, item.dim // vector)
     return _kernels[key]
