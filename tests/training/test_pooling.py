@@ -301,11 +301,13 @@ def test_a_feature_without_a_gradient_is_not_trained(place: Place, dims: list[in
         twins.bags(ids).cat().sum().backward()
         opt.step()
         before = {name: rows_of(twins.store[name]) for name in twins.rows}
+        steps = {name: dict(twins.store[name].scalars) for name in twins.rows}
         found = twins.bags(ids)
         torch.stack([found[name].sum() for name in ids if name != unused]).sum().backward()
         opt.step()
         for name in twins.rows:
             assert torch.equal(before[name], rows_of(twins.store[name])) == (name == unused)
+            assert (steps[name] == twins.store[name].scalars) == (name == unused)
 
 
 def test_an_empty_batch_and_bags_that_are_all_empty(place: Place) -> None:
