@@ -331,7 +331,7 @@ class Door:
         self.then: Callable[[], object] | None = None
         self.calls: dict[int, int] = {}
         self.fenced = False
-        self.ended = Event()
+        self.ended: Event = Event()
 
     @property
     def closed(self) -> bool:

@@ -39,7 +39,7 @@ class Lookahead(Generic[Batch]):
         depth: int,
     ) -> None:
         """Refer to a loader, which is started anew by each iteration."""
-        self.epoch = 0
+        self.epoch: int = 0
         self._loader: Any = loader
         self._tables = [(table, _chooser(ids)) for table, ids in tables.items()]
         self._depth = depth

@@ -17,6 +17,7 @@ import pytest
 import tierstore
 from tests.durability.sample import Sample, sample
 from tests.durability.twin import State
+from tierstore import TableSpec
 from tierstore.budget import Budget
 from tierstore.errors import (
     CorruptRowError,
@@ -288,3 +289,25 @@ def _passes(store: Sample, path: Path, bit: int) -> bool:
         return survives_flip(store, path, bit)
     except Exception:
         return True  # something wrong was returned
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("part", [slice(0, 99), slice(0, 500), slice(500, 600), slice(0, 0)])
+def test_a_chunk_of_fewer_records_is_refused(tmp_path: Path, compression: str, part: slice) -> None:
+    """A decoder fills what a chunk says it holds, and leaves the rest of its output as it was."""
+    import numcodecs
+
+    rows = np.random.default_rng(7).standard_normal((1000, 4), np.float32)
+    spec = TableSpec(1000, 4, backend="zarr", compression=compression, chunk_rows=1000)
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        store["t"].write(np.arange(1000), rows)
+        store.commit()
+        store.fold()
+    (chunk,) = (tmp_path / "s").glob("t/*/**/c.0.0")
+    codec = numcodecs.Zstd() if compression == "zstd" else numcodecs.Blosc("lz4")
+    chunk.write_bytes(codec.encode(rows[part].tobytes()))
+    with (
+        tierstore.open(tmp_path / "s", budget=Budget(host=0)) as store,
+        pytest.raises(CorruptStoreError, match="are expected"),
+    ):
+        store["t"].read([0, 999])

@@ -29,6 +29,15 @@ def directory(tmp_path):
         yield opened
 
 
+def opened_in(path: Path) -> list[str]:
+    """Return what descriptors refer to under `path`: other tests' may be closed at any moment."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(name for name in found if name.startswith(str(path)))
+
+
 class Failing:
     """The operating system, with calls that fail, each with an errno."""
 
@@ -161,13 +170,13 @@ def test_closing_tells_only_of_what_was_not_synced(directory, monkeypatch, numbe
         os.close(fd)  # the stand-in closed none
 
 
-def test_a_file_that_cannot_be_examined_is_explained_and_closed(directory, monkeypatch):
+def test_a_file_that_cannot_be_examined_is_explained_and_closed(directory, tmp_path, monkeypatch):
     directory.write_file("file", b"content")
-    before = os.listdir("/proc/self/fd")
+    before = opened_in(tmp_path)
     failing(monkeypatch, "fstat", errno.EIO)
     with pytest.raises(StoreIOError, match=r"cannot examine .*file"):
         directory.open_file("file")
-    assert os.listdir("/proc/self/fd") == before
+    assert opened_in(tmp_path) == before
 
 
 def test_what_was_never_initialized_is_dropped_quietly(recwarn):
@@ -372,16 +381,16 @@ def test_where_mounts_cannot_be_read_the_type_has_a_number(directory, monkeypatc
 # Mappings
 
 
-def test_files_are_mapped_one_after_another(directory):
+def test_files_are_mapped_one_after_another(directory, tmp_path):
     page = mmap.PAGESIZE
     contents = [np.random.default_rng(n).bytes(2 * page) for n in range(3)]
     files = []
     for number, content in enumerate(contents):
         directory.write_file(f"file{number}", content)
         files.append(directory.open_file(f"file{number}"))
-    before = len(os.listdir("/proc/self/fd"))
+    before = opened_in(tmp_path)
     mapped = _io.map_files(files, 2 * page, count=3, advice=mmap.MADV_RANDOM)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened_in(tmp_path) == before
     for file in files:
         file.close()
     assert mapped.tobytes() == b"".join(contents)

@@ -514,7 +514,25 @@ def test_features_that_are_not_there(place: Place) -> None:
         TieredEmbeddingCollection(twins.stores[0], {"user": ("t0", "bias")})
     with pytest.raises(InvalidTypeError, match="'user' needs a table"):
         TieredEmbeddingCollection(twins.stores[0], {"user": 3})
+    with pytest.raises(InvalidInputError, match="another store"):
+        TieredEmbeddingCollection(twins.stores[0], {"user": twins.stores[1]["t0"]})
+    with pytest.raises(InvalidInputError, match="at least one feature"):
+        TieredEmbeddingCollection(twins.stores[0], {})
     assert twins.collection({}) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_what_would_not_look_up_is_refused(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    ids = place.ids(4, rows=12)
+
+    def rows(ids: Tensor) -> Tensor:
+        return twins.collection({"t0": ids})["t0"]
+
+    with pytest.raises(InvalidInputError, match="a collection cannot"):
+        torch.func.vmap(rows)(ids[:, None])
+    with pytest.raises(InvalidInputError, match="bake the rows"):
+        torch.jit.trace(rows, (ids,))
 
 
 # -- the store beneath
@@ -594,6 +612,69 @@ def test_states_are_pointers(place: Place) -> None:
         other.load_state_dict(then)
 
 
+def test_tables_go_on_from_what_layers_left(place: Place) -> None:
+    """State and counts of steps that were trained a table at a time are those of a collection."""
+    twins = Twins(place, [30, 12, 25])
+    before = [{name: TieredEmbedding(store[name]) for name in twins.rows} for store in twins.stores]
+    with in_order():
+        for layers in before:
+            optimizer = TieredOptimizer(torch.optim.Adam, list(layers.values()), lr=0.05)
+            torch.manual_seed(3)
+            for names in (["t0", "t1", "t2"], ["t0"], ["t0", "t2"]):
+                for name in names:
+                    layers[name](place.ids(5, rows=twins.rows[name])).pow(3).sum().backward()
+                optimizer.step()
+        for store in twins.stores:
+            store.commit()
+        twins.collection = TieredEmbeddingCollection(twins.stores[0], {n: n for n in twins.rows})
+        optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    assert [twins.stores[0][name].scalars["step"] for name in twins.rows] == [5, 3, 4]
+    twins.check()
+
+
+def test_scaled_gradients_and_autocast(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    ids, kind = twins.ids(), torch.device(place.torch).type
+    for find, optimizer in zip(
+        (twins.collection, lambda ids: {n: twins.layers[n](own) for n, own in ids.items()}),
+        optimizers,
+        strict=True,
+    ):
+        scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+        with in_order(), torch.autocast(kind, torch.bfloat16):
+            loss = sum(
+                (rows @ torch.ones(6, 3, device=place.torch)).sum() for rows in find(ids).values()
+            )
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    twins.check()
+
+
+def test_layers_beside_a_collection_have_gradients_of_their_own(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    layer = TieredEmbedding(twins.stores[0]["t1"])
+    optimizers = [
+        TieredOptimizer(torch.optim.SGD, [each], lr=0.5) for each in (twins.collection, layer)
+    ]
+    before = twins.stores[0]["t1"].read(torch.tensor([3]))
+    sum(rows.sum() for rows in twins.collection({"t1": torch.tensor([3])}).values()).backward()
+    layer(torch.tensor([3])).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.allclose(twins.stores[0]["t1"].read(torch.tensor([3])), before - 1)
+
+
+def test_collections_over_the_same_tables_share_a_parameter(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    other = TieredEmbeddingCollection(twins.stores[0], {"a": "t0", "b": "t1"})
+    assert set(other.parameters()) == set(twins.collection.parameters())
+
+
 def test_a_copy_shares_the_tables(place: Place) -> None:
     twins = Twins(place, [30, 12])
     other = copy.deepcopy(twins.collection)
@@ -656,6 +737,26 @@ def test_graphs_break_around_a_collection(place: Place) -> None:
     ids = twins.ids()
     compiled = torch.compile(model, backend="eager")
     torch.testing.assert_close(compiled(ids), model(ids))
+
+
+def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
+    if place.device != "cpu":
+        pytest.skip("a GPU tier counts for all tables of a space")
+    twins = Twins(place, [30, 12, 25], host_rows=67)
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    for _ in range(3):
+        twins.step(optimizers, twins.ids())
+    with torch.no_grad():
+        ids = twins.ids(leave_out="t1")
+        twins.collection(ids)
+        for name, own in ids.items():
+            twins.layers[name](own)
+    for name in twins.rows:
+        one, two = (vars(store[name].stats()["host"]) for store in twins.stores)
+        sampled = {"unique", "unique_of", "unique_hits"}  # of reads, one batch in so many
+        assert {k: v for k, v in one.items() if k not in sampled} == {
+            k: v for k, v in two.items() if k not in sampled
+        }, name
 
 
 # -- what it costs

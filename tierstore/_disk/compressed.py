@@ -46,13 +46,31 @@ def _codec(name: str | None) -> _Codec:
     return codec
 
 
-def _check_length(packed: bytes) -> None:
-    """Raise ValueError unless Blosc data is as long as it says: a decoder would read on behind it.
+def _blosc_bytes(packed: bytes) -> int:
+    """Return how many bytes a Blosc chunk holds; raises ValueError unless it is whole.
 
-    Format: Blosc chunk, 16 bytes of header, the last four of which are the length of all.
+    A decoder would read on behind a chunk that is cut. Format: Blosc chunk, 16 bytes of header,
+    the last four of which are the length of all.
     """
     if len(packed) < 16 or int.from_bytes(packed[12:16], "little") != len(packed):
         raise ValueError(f"{len(packed)} bytes are not all of it, or more")
+    return int.from_bytes(packed[4:8], "little")
+
+
+def _zstd_bytes(packed: bytes) -> int:
+    """Return how many bytes a zstd frame says it holds; raises ValueError if it says nothing.
+
+    A decoder fills no more of its output than that, and does not tell. Format: RFC 8878, 3.1.1.1.
+    """
+    if len(packed) < 6:
+        raise ValueError("its header is cut")
+    descriptor = packed[4]
+    single_segment = descriptor >> 5 & 1
+    size = (single_segment, 2, 4, 8)[descriptor >> 6]
+    first = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if not size or len(packed) < first + size:
+        raise ValueError("it does not say how much it holds")
+    return int.from_bytes(packed[first : first + size], "little") + 256 * (size == 2)
 
 
 class CompressedRecords:
@@ -157,16 +175,16 @@ class CompressedRecords:
             return np.zeros(shape, np.uint8)
         chunk = np.empty(nbytes, np.uint8)
         try:
-            if self._is_blosc:
-                _check_length(packed)
-            decoded = np.frombuffer(self._codec.decode(packed, out=chunk), np.uint8)
+            held = _blosc_bytes(packed) if self._is_blosc else _zstd_bytes(packed)
+            if held == nbytes:
+                self._codec.decode(packed, out=chunk)
         except (RuntimeError, ValueError) as error:
             raise CorruptStoreError(
                 f"{self._path(name)} cannot be decoded ({error}); " + FILE_CURE
             ) from None
-        if decoded.size != nbytes:
+        if held != nbytes:
             raise CorruptStoreError(
-                f"{self._path(name)} holds {decoded.size} bytes of records, "
+                f"{self._path(name)} holds {held} bytes of records, "
                 f"{nbytes} are expected; {FILE_CURE}"
             )
         return chunk.reshape(shape)

@@ -21,7 +21,7 @@ static const u32 ID_BITS = 44;
 __device__ i64 encoded(i64 id, i64 number) {
     const i64 half = 1ll << (ID_BITS - 1);
     const i64 clamped = id < -half ? -half : id >= half ? half - 1 : id;
-    return -(1ll << 61) - (number << ID_BITS) - (clamped + half);
+    return -(0x2d9all << 48) - (number << ID_BITS) - (clamped + half);
 }
 
 // A thread an id.

@@ -12,8 +12,8 @@ from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint, re
 
 try:
     from accelerate import Accelerator
-except ModuleNotFoundError as error:
-    raise MissingExtraError("this needs Accelerate: pip install accelerate") from error
+except ModuleNotFoundError as _error:
+    raise MissingExtraError("this needs Accelerate: pip install accelerate") from _error
 
 __all__ = ["register"]
 

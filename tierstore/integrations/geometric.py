@@ -13,8 +13,8 @@ from tierstore.errors import InvalidInputError, MissingExtraError
 
 try:
     from torch_geometric.data import FeatureStore, TensorAttr
-except ModuleNotFoundError as error:
-    raise MissingExtraError("this needs PyG: pip install torch_geometric") from error
+except ModuleNotFoundError as _error:
+    raise MissingExtraError("this needs PyG: pip install torch_geometric") from _error
 
 __all__ = ["TableFeatures"]
 

@@ -12,8 +12,8 @@ from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins import CheckpointIO
-except ModuleNotFoundError as error:
-    raise MissingExtraError("this needs Lightning: pip install lightning") from error
+except ModuleNotFoundError as _error:
+    raise MissingExtraError("this needs Lightning: pip install lightning") from _error
 
 __all__ = ["StoreCallback"]
 

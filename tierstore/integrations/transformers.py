@@ -12,8 +12,8 @@ from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint, re
 try:
     from transformers import TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-except ModuleNotFoundError as error:
-    raise MissingExtraError("this needs transformers: pip install transformers") from error
+except ModuleNotFoundError as _error:
+    raise MissingExtraError("this needs transformers: pip install transformers") from _error
 
 __all__ = ["StoreCallback"]
 

@@ -71,7 +71,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
             tables: from the name of a feature to its table, by name or as it is, or to a table and
                 the field to look up; the first field if none is named. Features may share a table.
 
-        Raises UnknownNameError for a table or field that is not there. Warns as `TieredEmbedding`
+        Raises UnknownNameError for a table or field that is not there, InvalidInputError for a
+        table of another store. Warns as `TieredEmbedding`
         does of tables that are still zeros.
         """
         super().__init__()
@@ -273,6 +274,11 @@ def _source(store: Store, feature: str, given: Any) -> tuple[Table, str]:
     if not isinstance(table, Table):
         raise InvalidTypeError(
             f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
+        )
+    if table._owner.store is not store:
+        raise InvalidInputError(
+            f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
+            "over tables of one"
         )
     layout = table.spec.layout
     field = layout.fields[0][0] if field is None else field

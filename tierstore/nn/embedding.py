@@ -157,11 +157,7 @@ class TieredEmbedding(RowsLayer):
     def _look_up(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
-        if torch.jit.is_tracing():
-            raise InvalidInputError(
-                "torch.jit.trace would bake the rows of this batch into the program; use "
-                "torch.export.export, whose programs look rows up"
-            )
+        self._refuse_tracing()
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
                 return autograd.lookup(ids, self._anchor, self._number)[0]

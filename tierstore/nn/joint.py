@@ -53,6 +53,11 @@ class JointLayer(RowsLayer):
             features: which.
             lengths: how many ids each has.
         """
+        self._refuse_tracing()
+        if torch._C._are_functorch_transforms_active():
+            raise InvalidInputError(
+                "a collection cannot be looked up within torch.func; TieredEmbedding can"
+            )
         rows = self.in_space(ids, features, lengths)
         if self._trains():
             apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply

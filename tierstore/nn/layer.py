@@ -68,6 +68,15 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
+    @staticmethod
+    def _refuse_tracing() -> None:
+        """Raise InvalidInputError in `torch.jit.trace`."""
+        if torch.jit.is_tracing():
+            raise InvalidInputError(
+                "torch.jit.trace would bake the rows of this batch into the program; use "
+                "torch.export.export, whose programs look rows up"
+            )
+
     def _trains(self) -> bool:
         """Whether a lookup keeps its rows for a gradient.
 

@@ -79,6 +79,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             params: a module, of which all parameters are trained; modules or parameters; or dicts
                 `{"params": [...], "lr": …}` of them with options of their own. Layers over the same
                 field of the same table are trained as one. Layers that are frozen now are left out.
+                Of a collection, `emb.rows_of(feature)` stands for one table.
             progress: called with rows done and in all while fields are added.
             in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
@@ -159,9 +160,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         ordinary = [each for each in named if type(each) is not RowsParameter]
         group["params"] = [*(rows for rows in found if rows not in self._fields), *ordinary]
         self._inner.add_param_group(group)
-        begun = self._class([{**group, "params": list(group["params"])}], **self._options).state
-        for parameter, state in begun.items():  # of one that makes it for its first groups alone
-            self._inner.state.setdefault(parameter, state)
+        if group["params"]:  # for a class that makes state for its first groups alone
+            begun = self._class([{**group, "params": list(group["params"])}], **self._options)
+            for parameter, state in begun.state.items():
+                self._inner.state.setdefault(parameter, state)
         self._ordinary |= len(named) > len(parts) + len(whole)
         for field in trained:
             self._fields[field.rows] = field
@@ -186,11 +188,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         plans = {rows: self._planned(rows, options) for rows in found}
         for rows in found:
             if rows in self._fields and plans[rows].rows != self._plans[rows].rows:
+                kept, asked = (
+                    ", ".join(each[rows].rows) or "no state" for each in (self._plans, plans)
+                )
                 raise InvalidInputError(
-                    f"these options keep {', '.join(plans[rows].rows) or 'nothing'} of each row; "
-                    f"tables {rows.table.name}, which are trained as one, keep "
-                    f"{', '.join(self._plans[rows].rows) or 'nothing'}: put the table in a "
-                    "collection of its own, or give all of them these options"
+                    f"tables {rows.table.name} are trained as one, with {kept} in each record; "
+                    f"these options ask for {asked}, or for other first values: put their table "
+                    "into a collection of its own"
                 )
         new = [rows for rows in found if rows not in self._fields]
         self._plans.update((rows, plans[rows]) for rows in new)

@@ -34,7 +34,7 @@ __all__ = [
 
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
-_BAD_ID = -(1 << 61)
+_BAD_ID = -(0x2D9A << 48)
 """From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
 _ID_BITS = 44
 MOST_FEATURES = 1 << 14
@@ -124,9 +124,9 @@ class Counts:
                 self._bad = found[0], found[1], found[2]
         if self._bad is not None:
             start, row, position = self._bad
-            if _FOREIGN < row <= _BAD_ID:
-                number, code = divmod(_BAD_ID - row, 1 << _ID_BITS)
-                feature, table, count = list(features)[number]
+            known, (number, code) = list(features), divmod(_BAD_ID - row, 1 << _ID_BITS)
+            if 0 <= number < len(known):
+                feature, table, count = known[number]
                 raise RowIndexError(
                     f"id {code - (1 << (_ID_BITS - 1))} of feature {feature!r}, at position "
                     f"{position} of the ids of all features, is outside table {table!r}, which has "
