@@ -565,6 +565,23 @@ def test_offsets_that_are_wrong_reach_no_row_of_another_batch(place: Place) -> N
     opt.step()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_graphs_break_around_bags_and_transforms_are_refused(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    given = {name: twins.ragged(name) for name in twins.rows}
+
+    def model(scale: Tensor) -> Tensor:
+        return (twins.bags(given).cat() * scale).sum()
+
+    scale = torch.tensor(2.0).to(place.torch)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(scale), model(scale))
+    with pytest.raises(InvalidInputError, match=r"torch\.func"):
+        torch.func.grad(model)(scale)
+    with pytest.raises(InvalidInputError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(model, (scale,))
+
+
 def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:
     twins = Twins(place, [9, 30], modes=["sum", "mean"])
     ids, tables = place.ids(BATCH, 2, rows=4), {"t0": "t0"}

@@ -40,6 +40,7 @@ class FeatureBags(dict[str, Tensor]):
         self._whole = whole
         self._versions = self._seen()
 
+    @torch.compiler.disable
     def cat(self, features: Iterable[str] | None = None) -> Tensor:
         """Return the columns of features side by side, of all in order if None.
 
@@ -248,6 +249,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         weights: Tensor | None,
     ) -> Part:
         """Return the bags of the features that one layer pools."""
+        part.layer.refuse_transforms()
         return Part(
             part.layer,
             plan.columns[number],
