@@ -186,6 +186,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
         """Return the features of a call, and their bags by layer."""
+        self._layer(0).refuse_transforms()
         if is_keyed(features):
             names = tuple(features.keys())
             return names, self._keyed_parts(names, features)
@@ -249,7 +250,6 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         weights: Tensor | None,
     ) -> Part:
         """Return the bags of the features that one layer pools."""
-        part.layer.refuse_transforms()
         return Part(
             part.layer,
             plan.columns[number],
