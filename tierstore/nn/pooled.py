@@ -73,6 +73,7 @@ class Composed:
         self._found: list[Tensor] = []
 
     def forward(self, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
         columns, batch = self._part.columns, self._part.columns.batch(self._part.bags)
         with torch.enable_grad():
             self._found = [self._of_run(run, batch) for run in columns.runs]
@@ -113,6 +114,7 @@ class Composed:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
         part, columns = self._part, self._part.columns
         gradients = [
             columns.part(gradient.to(found), run).reshape(found.shape)
@@ -224,6 +226,7 @@ class Launched:
                 self._positions = positions_of(lease)
 
     def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
         work, kernels = self._work, self._kernels
         if out is None:
             out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
@@ -240,6 +243,7 @@ class Launched:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
         part, work, kernels = self._part, self._work, self._kernels
         batch = batch.renewed(part.touched())
         gradient = gradient.to(self._device, self._dtype).contiguous()
