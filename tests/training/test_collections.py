@@ -444,6 +444,13 @@ def test_keyed_jagged_tensors(
         assert same(rows[name], twins.layers[name](own))
 
 
+def test_lengths_of_keys_are_those_of_their_ids(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    lengths = {"t0": torch.tensor([2, 1]), "t1": torch.tensor([1, 1])}
+    with pytest.raises(InvalidInputError, match="5 ids by their lengths, and there are 4"):
+        twins.collection(Keyed(lengths, place.ids(4, rows=12)))
+
+
 def test_nested_ids_give_nested_rows(place: Place) -> None:
     twins = Twins(place, [30, 12])
     lists = [place.ids(3, rows=30), place.ids(2, rows=30)]

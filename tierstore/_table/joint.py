@@ -84,6 +84,7 @@ class Placement:
     Attributes:
         space: the space that they share.
         access: to all of its rows.
+        tables: the tables.
         starts, rows: of each table, its first row in the space and the number of its rows, int64.
     """
 
@@ -162,7 +163,10 @@ class Placement:
         gpu, access = self.space.gpu, self.access
         if gpu is None or not isinstance(access, DeviceAccess):
             raise RuntimeError("ids are checked on a device where there is a GPU tier")
+        ids = access.ids(ids).rows  # raises for those on another device
         rows: Tensor = ids.new_empty(ids.shape)
+        if not len(ids):
+            return rows
         with access.using():
             stream = access.stream("torch")
             ends, bounds = self._ends.get(lengths), self._bounds.get(features)
@@ -179,8 +183,7 @@ class Placement:
                 ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), len(ids), len(lengths)
             )
             arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
-            if len(ids):
-                gpu.launcher.launch(_IN_SPACE, arguments, len(ids), stream)
+            gpu.launcher.launch(_IN_SPACE, arguments, len(ids), stream)
         return rows
 
     def _bounds_of(self, features: Features) -> Rows:

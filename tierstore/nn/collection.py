@@ -163,6 +163,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
     ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
         """Return for each layer its features, and their part of the values of all of them."""
         values, found, pieces = _whole_numbers(values, "values"), [], None
+        if sum(lengths) != len(values):
+            raise InvalidInputError(
+                f"the keys have {sum(lengths)} ids by their lengths, and there are {len(values)}"
+            )
         for part in self._plan(names):
             if part.places is None:
                 found.append((part, values, lengths))
