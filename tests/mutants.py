@@ -478,6 +478,36 @@ MUTANTS = [
         "tests/training/test_in_place.py",
     ),
     Mutant(
+        "nn/pool.cu",
+        "for (u32 k = 0; k < TOGETHER; ++k) field[k] = next[k];",
+        ";",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pool.cu",
+        "divided ? 1.0f / counted : 1;",
+        "1;",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pool.cu",
+        "return found < 0 ? 0 : found < rows.n ? found : rows.n;",
+        "return found;",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pooled.py",
+        "order = ids.argsort(stable=True)",
+        "order = ids.argsort(stable=True, descending=True).flip(0)",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/bags.py",
+        "if self._seen() == self._versions:",
+        "if True:",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
         "optim/in_place.py",
         "(1 - beta2**step) ** 0.5",
         "(1 - beta2**step)",

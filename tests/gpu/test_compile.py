@@ -33,10 +33,19 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "joint": ("_table/joint.cu", {}),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),
     "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
-    "pool": ("nn/pool.cu", {"ROW": "F32", "OUT": "F32", "VECTOR": 4, "COLUMNS": 4}),
-    "pool of halves": ("nn/pool.cu", {"ROW": "BF16", "OUT": "F32", "VECTOR": 8, "COLUMNS": 8}),
-    "pool to odd columns": ("nn/pool.cu", {"ROW": "F16", "OUT": "F16", "VECTOR": 8, "COLUMNS": 1}),
-    "pool of odd rows": ("nn/pool.cu", {"ROW": "F32", "OUT": "BF16", "VECTOR": 1, "COLUMNS": 1}),
+    "pool": ("nn/pool.cu", {"ROW": "F32", "OUT": "F32", "VECTOR": 4, "COLUMNS": 4, "MAXIMA": 0}),
+    "pool of halves": (
+        "nn/pool.cu",
+        {"ROW": "BF16", "OUT": "F32", "VECTOR": 8, "COLUMNS": 8, "MAXIMA": 1},
+    ),
+    "pool to odd columns": (
+        "nn/pool.cu",
+        {"ROW": "F16", "OUT": "F16", "VECTOR": 8, "COLUMNS": 1, "MAXIMA": 0},
+    ),
+    "pool of odd rows": (
+        "nn/pool.cu",
+        {"ROW": "F32", "OUT": "BF16", "VECTOR": 1, "COLUMNS": 1, "MAXIMA": 1},
+    ),
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),
     "adam": ("optim/step.cu", {**STEP, "SECOND": "BF16", "THIRD": "F16", "AMSGRAD": 1}),
     "adamw": ("optim/step.cu", {**STEP, "SECOND": "F32", "DECOUPLED": 1, "VECTOR": 1}),

@@ -16,7 +16,7 @@ MACROS = {
     "tier": {},
     "joint": {},
     "sum": {"VECTOR": 1},
-    "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2},
+    "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
     "step": STEP,
     "columns": {"UNITS": "1,2,3", "WIDTH": 4},
 }

@@ -301,11 +301,13 @@ def test_a_feature_without_a_gradient_is_not_trained(place: Place, dims: list[in
         twins.bags(ids).cat().sum().backward()
         opt.step()
         before = {name: rows_of(twins.store[name]) for name in twins.rows}
+        steps = {name: dict(twins.store[name].scalars) for name in twins.rows}
         found = twins.bags(ids)
         torch.stack([found[name].sum() for name in ids if name != unused]).sum().backward()
         opt.step()
         for name in twins.rows:
             assert torch.equal(before[name], rows_of(twins.store[name])) == (name == unused)
+            assert (steps[name] == twins.store[name].scalars) == (name == unused)
 
 
 def test_an_empty_batch_and_bags_that_are_all_empty(place: Place) -> None:
@@ -561,6 +563,23 @@ def test_offsets_that_are_wrong_reach_no_row_of_another_batch(place: Place) -> N
     assert not found[2].any()
     found.sum().backward()
     opt.step()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_graphs_break_around_bags_and_transforms_are_refused(place: Place) -> None:
+    twins = Twins(place, [9, 30])
+    given = {name: twins.ragged(name) for name in twins.rows}
+
+    def model(scale: Tensor) -> Tensor:
+        return (twins.bags(given).cat() * scale).sum()
+
+    scale = torch.tensor(2.0).to(place.torch)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(scale), model(scale))
+    with pytest.raises(InvalidInputError, match=r"torch\.func"):
+        torch.func.grad(model)(scale)
+    with pytest.raises(InvalidInputError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(model, (scale,))
 
 
 def test_what_a_collection_of_bags_does_not_take(place: Place) -> None:

@@ -40,6 +40,7 @@ class FeatureBags(dict[str, Tensor]):
         self._whole = whole
         self._versions = self._seen()
 
+    @torch.compiler.disable
     def cat(self, features: Iterable[str] | None = None) -> Tensor:
         """Return the columns of features side by side, of all in order if None.
 
@@ -185,6 +186,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
         """Return the features of a call, and their bags by layer."""
+        self._layer(0).refuse_transforms()
         if is_keyed(features):
             names = tuple(features.keys())
             return names, self._keyed_parts(names, features)

@@ -53,17 +53,21 @@ class JointLayer(RowsLayer):
             features: which.
             lengths: how many ids each has.
         """
-        self._refuse_tracing()
-        if torch._C._are_functorch_transforms_active():
-            raise InvalidInputError(
-                "a collection cannot be looked up within torch.func; TieredEmbedding can"
-            )
+        self.refuse_transforms()
         rows = self.in_space(ids, features, lengths)
         if self._trains():
             apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
             return apply(self._own, self, rows, features, lengths)
         read = self.read_rows(rows, features.touched(lengths))
         return tuple(torch.unsafe_split_with_sizes(read, lengths))
+
+    def refuse_transforms(self) -> None:
+        """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
+        self._refuse_tracing()
+        if torch._C._are_functorch_transforms_active():
+            raise InvalidInputError(
+                "a collection cannot be looked up within torch.func; TieredEmbedding can"
+            )
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
         """Return the rows of the space that ids stand for; see `JointTable.in_space`."""

@@ -73,6 +73,7 @@ class Composed:
         self._found: list[Tensor] = []
 
     def forward(self, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
         columns, batch = self._part.columns, self._part.columns.batch(self._part.bags)
         with torch.enable_grad():
             self._found = [self._of_run(run, batch) for run in columns.runs]
@@ -113,6 +114,7 @@ class Composed:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
         part, columns = self._part, self._part.columns
         gradients = [
             columns.part(gradient.to(found), run).reshape(found.shape)
@@ -224,6 +226,7 @@ class Launched:
                 self._positions = positions_of(lease)
 
     def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
         work, kernels = self._work, self._kernels
         if out is None:
             out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
@@ -240,6 +243,7 @@ class Launched:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
         part, work, kernels = self._part, self._work, self._kernels
         batch = batch.renewed(part.touched())
         gradient = gradient.to(self._device, self._dtype).contiguous()
@@ -294,9 +298,10 @@ def _kernels_for(item: Field, start: int, columns: Columns, dtype: torch.dtype) 
     size = item.storage.itemsize
     vector = math.gcd(16 // size, item.dim, start // size)
     aligned = math.gcd(vector, columns.aligned)
-    key = item.element.kernel, dtype, item.dim, vector, aligned
+    maxima = int("max" in columns.modes)
+    key = item.element.kernel, dtype, item.dim, vector, aligned, maxima
     if key not in _kernels:
         macros = {"ROW": item.element.kernel, "OUT": _KERNEL_TYPES[dtype]}
-        widths = {"VECTOR": vector, "COLUMNS": aligned}
+        widths = {"VECTOR": vector, "COLUMNS": aligned, "MAXIMA": maxima}
         _kernels[key] = _Kernels({**macros, **widths}, item.dim // vector)
     return _kernels[key]
