@@ -108,10 +108,11 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     Rows are pooled where they are, as `TieredEmbeddingBag` does, all features at once. A feature
     that gets no gradient is not trained.
 
-    >>> bags = TieredEmbeddingBagCollection(store, {"user": "user", "tags": "tag"}, mode="mean")
-    >>> pooled = bags({"user": users, "tags": (tags, offsets)})
-    >>> pooled["tags"].shape, pooled.cat().shape
-    (torch.Size([256, 32]), torch.Size([256, 96]))
+    >>> bags = TieredEmbeddingBagCollection(store, {"user": "user", "seen": "item"}, mode="mean")
+    >>> seen, offsets = torch.tensor([3, 1, 4]), torch.tensor([0, 2])
+    >>> pooled = bags({"user": torch.tensor([[7], [2]]), "seen": (seen, offsets)})
+    >>> pooled["seen"].shape, pooled.cat().shape
+    (torch.Size([2, 16]), torch.Size([2, 32]))
     """
 
     def __init__(
