@@ -17,7 +17,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameErr
 from tierstore.nn import pointers
 from tierstore.nn.embedding import jagged, warn_of_zeros
 from tierstore.nn.joint import JointLayer
-from tierstore.nn.rows import RowsParameter, TableRows
+from tierstore.nn.rows import TableRows
 
 __all__ = ["TieredEmbeddingCollection"]
 
@@ -55,9 +55,9 @@ class TieredEmbeddingCollection(torch.nn.Module):
     to give that table options of its own.
 
     >>> emb = TieredEmbeddingCollection(store, {"user": "user", "item": "item", "bought": "item"})
-    >>> rows = emb({"user": users, "item": items, "bought": history})
+    >>> rows = emb({"user": torch.tensor([1, 2]), "bought": torch.tensor([[3, 4, 3], [5, 6, 7]])})
     >>> rows["bought"].shape
-    torch.Size([256, 20, 64])
+    torch.Size([2, 3, 16])
     """
 
     groups: torch.nn.ModuleList
@@ -98,15 +98,15 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """The table of each feature."""
         return {name: table for name, (table, _) in self._sources.items()}
 
-    def rows_of(self, feature: str) -> RowsParameter | TableRows:
+    def rows_of(self, feature: str) -> TableRows:
         """Return what stands for the table of a feature among the parameters of an optimizer.
 
-        >>> slow = {"params": [emb.rows_of("user")], "lr": 1e-4}
-        >>> opt = TieredOptimizer(torch.optim.Adam, [{"params": [emb]}, slow], lr=1e-3)
+        >>> emb = TieredEmbeddingCollection(store, {"user": "user", "bought": "item"})
+        >>> groups = [{"params": [emb]}, {"params": [emb.rows_of("bought")], "lr": 1e-4}]
+        >>> opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, groups, lr=1e-3)
         """
         group, number = self._place(feature)
-        rows = self._layer(group)._own
-        return rows.part(number) if len(rows.tables) > 1 else rows
+        return self._layer(group)._own.part(number)
 
     def averaged(self) -> Self:
         """Return a frozen copy of the collection whose rows are their moving averages.
