@@ -209,8 +209,9 @@ def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
     twins.check()
 
 
-def test_tables_have_options_of_their_own(place: Place) -> None:
-    twins = Twins(place, [30, 12, 25, 9])
+@pytest.mark.parametrize("dims", [[6, 6, 6, 6], [6, 8, 6, 4]])
+def test_tables_have_options_of_their_own(place: Place, dims: list[int]) -> None:
+    twins = Twins(place, [30, 12, 25, 9], dims)
     emb, layers = twins.collection, twins.layers
     slow, fixed = {"lr": 0.001}, {"weight_decay": 0.3}
     optimizers = [
@@ -231,6 +232,22 @@ def test_tables_have_options_of_their_own(place: Place) -> None:
             optimizer.param_groups[0]["lr"] = 0.5
         twins.step(optimizers, twins.ids(leave_out="t3"))
         twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_options_of_every_table_are_found_in_any_group(place: Place) -> None:
+    """Also where a table is looked up by itself, so that its part is the whole."""
+    twins = Twins(place, [30, 12], [6, 8])
+    emb, layers = twins.collection, twins.layers
+    optimizers = [
+        TieredOptimizer(
+            torch.optim.SGD, [{"params": [rest]}, {"params": [of("t1")], "lr": 0.5}], lr=0.1
+        )
+        for of, rest in ((emb.rows_of, emb), (layers.__getitem__, layers["t0"]))
+    ]
+    with in_order():
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
     twins.check()
 
 

@@ -56,7 +56,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
     to give that table options of its own.
 
     >>> emb = TieredEmbeddingCollection(store, {"user": "user", "item": "item", "bought": "item"})
-    >>> rows = emb({"user": torch.tensor([7, 2]), "bought": torch.tensor([[1, 2, 5], [3, 1, 1]])})
+    >>> rows = emb({"user": torch.tensor([1, 2]), "bought": torch.tensor([[3, 4, 3], [5, 6, 7]])})
     >>> rows["bought"].shape
     torch.Size([2, 3, 16])
     """
@@ -102,9 +102,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
     def rows_of(self, feature: str) -> TableRows:
         """Return what stands for the table of a feature among the parameters of an optimizer.
 
-        >>> emb = TieredEmbeddingCollection(store, {"user": "user", "item": "item"})
-        >>> slow = {"params": [emb.rows_of("user")], "lr": 1e-4}
-        >>> groups = [{"params": [emb]}, slow]
+        >>> emb = TieredEmbeddingCollection(store, {"user": "user", "bought": "item"})
+        >>> groups = [{"params": [emb]}, {"params": [emb.rows_of("bought")], "lr": 1e-4}]
         >>> opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, groups, lr=1e-3)
         """
         group, number = self._place(feature)

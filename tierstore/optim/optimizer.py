@@ -351,9 +351,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         for each in (*self._fields, *self._parts):
             self._inner.state.pop(each, None)
 
-    def load_rows_state(
-        self, layer: TieredEmbedding | TableRows | RowsParameter, state: Mapping[str, Any]
-    ) -> None:
+    def load_rows_state(self, layer: TieredEmbedding | TableRows, state: Mapping[str, Any]) -> None:
         """Take over the state that a torch optimizer kept of the weight of an embedding.
 
         Args:
@@ -365,8 +363,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         Every row of the table is written; commit that. Raises InvalidInputError, having written
         nothing, for a state of another optimizer or shape, and a layer that is not trained here.
         """
-        rows = layer.whole if isinstance(layer, TableRows) else layer
-        rows = rows if isinstance(rows, RowsParameter) else rows.rows
+        rows = layer.whole if isinstance(layer, TableRows) else layer.rows
         field = self._fields.get(rows)
         if field is None:
             raise InvalidInputError(f"this optimizer does not train table {rows.table.name!r}")
