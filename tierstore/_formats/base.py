@@ -17,7 +17,7 @@ from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
-from tierstore.errors import FormatError
+from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Format",
     "Source",
     "SpanSource",
+    "TextOptions",
     "Wanted",
     "Write",
     "block_rows_for",
@@ -57,7 +58,14 @@ class Source(Closing):
         rows: number of rows; 0 is possible.
         dim: elements of a row, at least 1.
         dtype: name of the element type.
+        overflowed: values that the last pass over the rows found too large for `dtype`.
+        read_as: what was decided about a file in text, for people; or None.
+        notes: what the file holds and is not read, a sentence each.
     """
+
+    overflowed = 0
+    read_as: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Check the numbers that the file claims before anything is allocated for them."""
@@ -110,6 +118,40 @@ class Source(Closing):
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """What the caller knows about a file in text; None where the file is to be asked.
+
+    Attributes:
+        header: whether the first line names the columns.
+        key_column: the column of keys, its name or its number from 1; False if there is none.
+        sep: what is between cells, one character; a blank is any run of blanks and tabs.
+        decimal: what is before the decimals of a number.
+        null: texts that stand for NaN.
+    """
+
+    header: bool | None = None
+    key_column: str | int | Literal[False] | None = None
+    sep: str | None = None
+    decimal: str | None = None
+    null: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no file can be read with."""
+        if self.header not in (None, True, False):
+            raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
+        if self.key_column is True or not isinstance(self.key_column, str | int | None):
+            raise InvalidInputError(
+                f"key_column is a name, a number from 1, False or None, not {self.key_column!r}"
+            )
+        if self.sep is not None and (len(self.sep) != 1 or self.sep in '\r\n".' or self.sep > "~"):
+            raise InvalidInputError(
+                f"sep is one character of ASCII, such as ',' or ';', not {self.sep!r}"
+            )
+        if self.decimal not in (None, ".", ",") or (self.decimal and self.decimal == self.sep):
+            raise InvalidInputError(f"decimal is '.' or ',' and not sep, not {self.decimal!r}")
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What to read from a file.
 
@@ -118,12 +160,14 @@ class Wanted:
         field: the one preferred where no name is given and the file holds several.
         text_dtype: element type for formats that do not name one.
         memory: bytes that reading may take beside the blocks: for keys, headers, directories.
+        text: what the caller knows about a file in text.
     """
 
     name: str | None = None
     field: str | None = None
     text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
+    text: TextOptions = TextOptions()
 
 
 @dataclass(frozen=True)
@@ -173,12 +217,14 @@ class Format(ABC):
         keys: whether a written file never, optionally or always has a key in each row.
         block_bytes: bytes of the blocks that `write` takes.
         takes_stores: whether zarr stores are read and written besides paths.
+        is_text: whether files are text: read with `TextOptions`, and packed ones too.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
