@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import open_source, read_keys
+from tierstore._formats import TextOptions, open_source, read_keys
 from tierstore._formats.base import Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["DEFAULT_TABLE", "ImportResult", "import_table"]
+__all__ = ["DEFAULT_TABLE", "ImportResult", "Preview", "import_table", "preview"]
 
 DEFAULT_TABLE = "embeddings"
 """Name of the table that is made in a store without one."""
@@ -53,6 +53,9 @@ class ImportResult:
         keys: whether the rows have the keys of the file, or those given.
         version: the store's version that holds them.
         overflowed: finite values that became infinite in the conversion to `dtype`.
+        read_as: what was decided about a file in text, such as 'header yes, keys from "item", 128
+            numbers'; None for other files.
+        notes: what was left out, kept or narrowed, a sentence each.
     """
 
     table: str
@@ -64,6 +67,69 @@ class ImportResult:
     keys: bool
     version: int
     overflowed: int
+    read_as: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Preview:
+    """What an import would read.
+
+    Attributes:
+        rows: rows of the file.
+        dim: elements of each.
+        dtype: element type they are read as.
+        read_as: what was decided about a file in text; None for other files.
+        notes: what is left out or narrowed, a sentence each.
+        keys: the keys of the first rows; None where the file has none.
+        first: the first rows `(n, dim)`, in the type that NumPy users read.
+    """
+
+    rows: int
+    dim: int
+    dtype: str
+    read_as: str | None
+    notes: tuple[str, ...]
+    keys: list[str] | list[int] | None
+    first: npt.NDArray[Any]
+
+
+def preview(
+    src: Any,
+    *,
+    field: str | None = None,
+    dtype: DTypeName | None = None,
+    memory: Size = DEFAULT_MEMORY,
+    header: bool | None = None,
+    key_column: str | int | Literal[False] | None = None,
+    sep: str | None = None,
+    decimal: str | None = None,
+    null: Sequence[str] = (),
+    rows: int = 3,
+) -> Preview:
+    """Read the first `rows` rows of a file as `import_table` would, and change nothing.
+
+    Arguments and errors are those of `import_table`.
+    """
+    text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    wanted = None if dtype is None else check_dtype(dtype)
+    with open_source(
+        src, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
+    ) as source:
+        first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
+        if source.rows:
+            first = next(iter(source.blocks(rows)))[:rows].copy()
+        found = source.keys
+        some = None if found is None else KeyColumn(found[:rows], len(first)).block(0, len(first))
+        return Preview(
+            rows=source.rows,
+            dim=source.dim,
+            dtype=source.dtype,
+            read_as=source.read_as,
+            notes=source.notes,
+            keys=some.tolist() if isinstance(some, np.ndarray) else some,
+            first=ELEMENT_TYPES[source.dtype].decode(first),
+        )
 
 
 def import_table(
@@ -74,6 +140,11 @@ def import_table(
     field: str | None = None,
     keys: Any = None,
     dtype: DTypeName | None = None,
+    header: bool | None = None,
+    key_column: str | int | Literal[False] | None = None,
+    sep: str | None = None,
+    decimal: str | None = None,
+    null: Sequence[str] = (),
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -89,7 +160,8 @@ def import_table(
             is opened for the load; a new one appears there complete or not at all.
         src: the file, whose suffix names the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
             `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` names an array,
-            tensor or column of one that holds several. Or a zarr store, as for `export_table`.
+            tensor or column of one that holds several. Files in text may be packed, `.csv.gz`,
+            `.bz2` or `.zst`. Or a zarr store, as for `export_table`.
         table: the table; if None the only one, or `embeddings` in a store that has none.
         field: the field; the first if None, and `weight` in a new table. Where the file holds
             several arrays and `src` names none, the one of this name is read.
@@ -97,7 +169,13 @@ def import_table(
             .txt, .npy or FILE.parquet:COLUMN. None takes those of `src`, if it has any. Keys become
             those of the table, in a commit of their own; if it has other fields and other keys,
             that is refused.
-        dtype: element type of the field of a new table; the file's if None.
+        dtype: element type of the field of a new table; the file's if None, and float32 for text.
+        header: whether the first line of a file in text names its columns. What None leaves open
+            here and below is decided from the types of the cells, and `read_as` says how.
+        key_column: the column of keys, its name or its number from 1; False if there is none.
+        sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
+        decimal: what is before the decimals of a number in text, "." or ",".
+        null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
         memory: bytes that reading the file may take beside a block of rows: for its keys, headers
             and directories. What the file claims is held against it before it is believed.
         allow_untested: as for `tierstore.open`, where `store` is a path.
@@ -108,6 +186,7 @@ def import_table(
         become infinite: such are counted, and a warning says how many.
 
     Raises:
+        AmbiguousFileError: a text can be read in two ways; the message says how to choose one.
         FormatError: a file is missing, damaged, holds no such matrix or takes more than `memory`.
         InvalidInputError: shapes, dtypes or keys do not fit, an unknown suffix, or rows of the
             store are uncommitted.
@@ -115,10 +194,11 @@ def import_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    text = TextOptions(header, key_column, sep, decimal, tuple(null))
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     with _opened(store, allow_untested) as opened:
-        return _load(opened, src, table, field, keys, dtype, memory, progress)
+        return _load(opened, src, table, field, keys, dtype, text, memory, progress)
 
 
 @contextmanager
@@ -146,6 +226,7 @@ def _load(
     field: str | None,
     keys: Any,
     dtype: str | None,
+    text: TextOptions,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -157,9 +238,8 @@ def _load(
     if existing is not None:
         wanted = _field_of(existing, field, wanted).dtype
 
-    wide = wanted is not None and ELEMENT_TYPES[wanted].accepts(DEFAULT_DTYPE)
-    text_dtype = wanted if wanted is not None and wide else DEFAULT_DTYPE
-    with open_source(src, field=field, text_dtype=text_dtype, memory=memory) as source:
+    text_dtype = _text_dtype(wanted)
+    with open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text) as source:
         keys = _checked_keys(source, source.keys if keys is None else keys)
         converter = Converter(source.dtype, wanted or source.dtype)
         if existing is None:
@@ -172,6 +252,7 @@ def _load(
             records = _merged_records(existing, field, source, converter)
             loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
+    converter.overflowed += source.overflowed
     converter.warn(str(src))
     return ImportResult(
         table=name,
@@ -183,7 +264,15 @@ def _load(
         keys=keys is not None,
         version=store.version,
         overflowed=converter.overflowed,
+        read_as=source.read_as,
+        notes=source.notes,
     )
+
+
+def _text_dtype(wanted: str | None) -> str:
+    """Return the type to read numbers in text as: the wanted one, float32 if it is narrower."""
+    wide = wanted is not None and ELEMENT_TYPES[wanted].accepts(DEFAULT_DTYPE)
+    return wanted if wanted is not None and wide else DEFAULT_DTYPE
 
 
 def _table_name(store: Store, name: str | None) -> str:

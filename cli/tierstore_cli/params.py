@@ -190,6 +190,29 @@ def full_name(place: Place) -> str:
     return place if isinstance(place, str) else os.path.abspath(place)
 
 
+class KeyColumnType(ParamType):
+    """The column of keys: its name, its number from 1, or `none`."""
+
+    name = "NAME|N|none"
+
+    def convert(self, value: Any, param: Any, context: Any) -> str | bool:
+        """Return a name or a number as text, False for none."""
+        return False if value in ("none", False) else str(value)
+
+
+class SepType(ParamType):
+    """A separator: one character, or `tab`."""
+
+    name = "CHAR|tab"
+
+    def convert(self, value: Any, param: Any, context: Any) -> str:
+        """Return the character."""
+        text = {"tab": "\t", "\\t": "\t", "blanks": " "}.get(value, str(value))
+        if len(text) != 1:
+            self.fail(f"{value!r} is not one character, nor tab", param, context)
+        return text
+
+
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
 
@@ -234,3 +257,18 @@ MEMORY = click.option(
     metavar=Bytes.name,
     help="Memory that reading a file may take; larger claims in the file are an error.",
 )
+
+
+def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what a file in text is."""
+    for option in (
+        click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
+        click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),
+        click.option("--sep", type=SepType(), help="What is between cells."),
+        click.option("--key-column", type=KeyColumnType(), help="The column of keys."),
+        click.option(
+            "--header/--no-header", default=None, help="Whether the first line names columns."
+        ),
+    ):
+        function = option(function)
+    return function

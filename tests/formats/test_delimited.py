@@ -58,7 +58,7 @@ def test_whole_numbers_beside_others_are_keys_whatever_their_name(tmp_path, matr
     if header and header[-1] == "user":
         rows = [[*row[1:], row[0]] for row in rows]
     lines = [",".join(map(repr, row)) for row in rows]
-    path.write_text("\n".join([",".join(header)] * bool(header) + lines))
+    path.write_text("\n".join([",".join(header or []), *lines]))
     assert read_file(path).tobytes() == matrix.tobytes()
     assert list(read_keys_of(path)) == keys
 
@@ -106,9 +106,9 @@ def test_what_is_written(tmp_path):
         ("1.5,2\n3,x\n", "line 2, column 2: 'x' is no number"),
         ("a,b\n1.5,2\n3,1_0\n", "line 3, column 2.*'1_0' is no number"),
         ("a,b\n1.5,2\n3,1\n4,\u0663\n", "line 4, column 2.*is no number"),
-        ("a,b\nc,d\n", "line 2, column 2: 'd' is no number"),
+        ("a,b\nc,d\n", "line 1, column 2: 'b' is no number"),
         ("key\n", "no number"),
-        ("key\na\nb\n", "line 2, column 1: 'a' is no number"),
+        ("key\na\nb\n", "line 1, column 1: 'key' is no number"),
         ("a,b\n", "line 1, column 2: 'b' is no number"),
         ('"open,1\n2,3\n', "table"),
         ('a"b"c,"d"e\n', "table"),

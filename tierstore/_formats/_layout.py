@@ -288,7 +288,7 @@ class _Decision:
         """Whether the only line is the header of a file without rows, as it is written here."""
         if all(kind == "integer" for kind in kinds):
             raise self._either("it holds whole numbers alone")
-        return first[0] == "key" and all(kind == "text" for kind in kinds)
+        return first[0] == "key" and len(first) > 1 and all(kind == "text" for kind in kinds)
 
     def _either(self, why: str) -> FormatError:
         return self._ambiguous(
@@ -384,7 +384,8 @@ class _Decision:
         distinct = [
             at
             for at, kind in enumerate(self.kinds)
-            if kind == "integer" and len({cells[at] for cells in below}) == len(below)
+            if kind == "integer"
+            and len({cells[at] for cells in below if self._is_whole(cells[at])}) == len(below)
         ]
         others = [at for at, kind in enumerate(self.kinds) if kind not in ("integer", "missing")]
         if not distinct:
@@ -400,6 +401,9 @@ class _Decision:
             f"--key-column {first}",
             "--key-column none (key_column=False)",
         )
+
+    def _is_whole(self, cell: str) -> bool:
+        return _INTEGER.fullmatch(cell.strip()) is not None
 
     def _named(self, wanted: str | int, names: tuple[str, ...] | None) -> int:
         """Return the position of the column that the caller names."""

@@ -12,7 +12,6 @@ each row, the number of the row where there are no others.
 
 from __future__ import annotations
 
-import contextlib
 import io
 from array import array
 from collections.abc import Iterator, Sequence
@@ -51,7 +50,7 @@ from tierstore._formats.base import (
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys, as_integers, take_words, without_row_numbers
 from tierstore.budget import Size
-from tierstore.errors import FormatError, InvalidInputError
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
 __all__ = ["Csv", "Text", "Tsv", "Word2VecText", "format_rows", "reject_unfit_words"]
 
@@ -300,8 +299,13 @@ def _layout_of(file: InputFile, sample: _Sample, own: str, options: TextOptions)
             continue
         if isinstance(found, Layout) and not _in_every_key(sample.rows(own), found, sep):
             continue
-        with contextlib.suppress(FormatError):
+        try:
             others.append(layout(sep))
+        except AmbiguousFileError as error:
+            if not isinstance(found, Layout | AmbiguousFileError):
+                found = error
+        except FormatError:
+            continue
     others = [each for each in others if each.columns > 1]
     if len(others) == 1:
         return others[0]
