@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
 from tierstore._formats import TextOptions, open_source, read_keys
-from tierstore._formats.base import Source, block_rows_for
+from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._rowcopy import unique
@@ -145,6 +146,7 @@ def import_table(
     sep: str | None = None,
     decimal: str | None = None,
     null: Sequence[str] = (),
+    duplicates: Literal["error", "first", "last"] = "error",
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -176,6 +178,7 @@ def import_table(
         sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
+        duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
         memory: bytes that reading the file may take beside a block of rows: for its keys, headers
             and directories. What the file claims is held against it before it is believed.
         allow_untested: as for `tierstore.open`, where `store` is a path.
@@ -195,10 +198,12 @@ def import_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    if duplicates not in ("error", "first", "last"):
+        raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     with _opened(store, allow_untested) as opened:
-        return _load(opened, src, table, field, keys, dtype, text, memory, progress)
+        return _load(opened, src, table, field, keys, dtype, text, duplicates, memory, progress)
 
 
 @contextmanager
@@ -227,6 +232,7 @@ def _load(
     keys: Any,
     dtype: str | None,
     text: TextOptions,
+    duplicates: str,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -239,8 +245,18 @@ def _load(
         wanted = _field_of(existing, field, wanted).dtype
 
     text_dtype = _text_dtype(wanted)
-    with open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text) as source:
+    with ExitStack() as stack:
+        source = stack.enter_context(
+            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text)
+        )
+        read_as, opened = source.read_as, source
         keys = _checked_keys(source, source.keys if keys is None else keys)
+        notes = _notes(source, existing, keys, wanted or source.dtype)
+        kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
+        if kept is not None and keys is not None:
+            notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
+            keys = _chosen(keys, kept)
+            source = stack.enter_context(SelectedSource(source, kept))
         converter = Converter(source.dtype, wanted or source.dtype)
         if existing is None:
             spec = _new_spec(source, field, wanted or source.dtype)
@@ -252,7 +268,7 @@ def _load(
             records = _merged_records(existing, field, source, converter)
             loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
-    converter.overflowed += source.overflowed
+    converter.overflowed += opened.overflowed
     converter.warn(str(src))
     return ImportResult(
         table=name,
@@ -264,9 +280,25 @@ def _load(
         keys=keys is not None,
         version=store.version,
         overflowed=converter.overflowed,
-        read_as=source.read_as,
-        notes=source.notes,
+        read_as=read_as,
+        notes=tuple(notes),
     )
+
+
+def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
+    """Return what is left out, kept or narrowed, a sentence each."""
+    notes = list(source.notes)
+    if keys is None and source.called_keys is not None:
+        notes.append(
+            f"'keys' is not read: it is {source.called_keys}, and there are {source.rows:,} rows"
+        )
+    if keys is None and table is not None and table.keys is not None:
+        notes.append(
+            f"kept the {table.rows:,} keys that the table had; --keys FILE gives the rows others"
+        )
+    if table is not None and not ELEMENT_TYPES[dtype].accepts(source.dtype):
+        notes.append(f"{source.dtype} in the file, rounded to {dtype}")
+    return notes
 
 
 def _text_dtype(wanted: str | None) -> str:
@@ -298,16 +330,48 @@ def _field_of(table: Table, field: str, dtype: str | None) -> Field:
 
 
 def _checked_keys(source: Source, keys: Any) -> Keys | None:
-    """Return keys as int64 or strings, one for each row and distinct, or None."""
+    """Return keys as int64 or strings, one for each row, or None."""
     if keys is None:
         return None
-    checked = KeyColumn(keys, source.rows).block(0, source.rows)
-    distinct = len(set(checked) if isinstance(checked, list) else unique(checked))
-    if distinct < source.rows:
+    return KeyColumn(keys, source.rows).block(0, source.rows)
+
+
+def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_] | None:
+    """Return which rows stay of those with equal keys; None if all keys are distinct.
+
+    Raises InvalidInputError, naming the first three, where `duplicates` is "error".
+    """
+    distinct = len(unique(keys) if isinstance(keys, np.ndarray) else set(keys))
+    if distinct == len(keys):
+        return None
+    listed = keys.tolist() if isinstance(keys, np.ndarray) else keys
+    if duplicates == "error":
+        shown = [f"{key!r:.100} in rows {one} and {two}" for key, one, two in _repeated(listed)]
         raise InvalidInputError(
-            f"only {distinct} of the {source.rows} keys are distinct; each row needs its own"
+            f"{path}: only {distinct} of the {len(keys)} keys are distinct: {', '.join(shown)}; "
+            "keep one row of each with --duplicates first or last (duplicates=)"
         )
-    return checked
+    kept = np.zeros(len(keys), bool)
+    step = 1 if duplicates == "first" else -1
+    rows = dict(zip(listed[::-step], range(len(keys))[::-step], strict=True))
+    kept[list(rows.values())] = True
+    return kept
+
+
+def _repeated(keys: Sequence[Any], most: int = 3) -> list[tuple[Any, int, int]]:
+    """Return the first keys that come twice, each with its first two rows."""
+    rows: dict[Any, int] = {}
+    found: dict[Any, tuple[Any, int, int]] = {}
+    for row, key in enumerate(keys):
+        if rows.setdefault(key, row) != row and key not in found:
+            found[key] = (key, rows[key], row)
+            if len(found) == most:
+                break
+    return list(found.values())
+
+
+def _chosen(keys: Keys, kept: npt.NDArray[np.bool_]) -> Keys:
+    return keys[kept] if isinstance(keys, np.ndarray) else list(compress(keys, kept))
 
 
 def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> None:

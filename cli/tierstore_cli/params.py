@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -124,6 +125,13 @@ class StateField:
         return Field(self.dim or weight.dim, self.dtype or weight.dtype)
 
 
+def _near_preset(name: str) -> str | None:
+    """Return the preset that a word is a misspelling or the beginning of."""
+    longer = [preset for preset in PRESETS if preset.startswith(f"{name}-")]
+    near = [*longer, *difflib.get_close_matches(name, PRESETS, 1, 0.75)]
+    return next(iter(near), None)
+
+
 class State(ParamType):
     """Optimizer state: a preset (`adam`, `adam:bfloat16`) or one field `NAME[:DTYPE[:DIM]]`."""
 
@@ -133,15 +141,20 @@ class State(ParamType):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[StateField]:
         """Return the fields."""
-        name, dtype, dim = (*str(value).split(":", 2), "", "")[:3]
+        text = str(value)
+        is_field = text.startswith("field:")
+        name, dtype, dim = (*text.removeprefix("field:").split(":", 2), "", "")[:3]
         if dtype and dtype not in DTYPES:
             self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(DTYPES)}", param, ctx)
         if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
             self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
-        if name in PRESETS:
+        preset = name.lower()
+        if preset in PRESETS and not is_field:
             if dim:
-                self.fail(f"{name} has the dim of the weight; leave {dim!r} out", param, ctx)
-            return [StateField(each, dtype or None, n) for each, n in PRESETS[name].items()]
+                self.fail(f"{preset} has the dim of the weight; leave {dim!r} out", param, ctx)
+            return [StateField(each, dtype or None, n) for each, n in PRESETS[preset].items()]
+        if meant := None if is_field else _near_preset(preset):
+            self.fail(f"{name!r}: did you mean {meant}? A field is field:{value}", param, ctx)
         try:
             check_name(name, "field")
         except InvalidInputError as error:

@@ -18,6 +18,7 @@ EXPORT_KEYS = [
     "dtype",
     "bytes",
     "overflowed",
+    "notes",
 ]
 LOAD_KEYS = [
     "store",
@@ -238,3 +239,15 @@ def test_load_asks_what_a_text_is(run, tmp_path):
     run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--header", "--null", "")
     assert np.isnan(rows_of(tmp_path / "s.tier", "embeddings")[0, 1])
     run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--sep", "ab", code=2)
+
+
+def test_what_is_left_out_is_a_line_on_stderr_and_a_field_of_json(run, run_json, pair, tmp_path):
+    said = run("export", pair, tmp_path / "a.npy", "--table", "user", "--dtype", "float16")
+    assert said.stderr.startswith("Note: the 20 keys") and len(said.stderr.splitlines()) == 1
+    options = ["--table", "user", "--dtype", "float32"]
+    assert len(run_json("export", pair, tmp_path / "b.npy", *options)["notes"]) == 1
+    assert "kept the 20 keys" in run("load", pair, tmp_path / "b.npy", "--table", "user").stderr
+    (tmp_path / "f.vec").write_text("a 1.5 2\nb 2.5 3\na 3.5 4\n")
+    options = [tmp_path / "new.tier", tmp_path / "f.vec"]
+    assert "'a' in rows 0 and 2" in run("load", *options, code=1).stderr
+    assert run_json("load", *options, "--duplicates", "last")["rows"] == 2

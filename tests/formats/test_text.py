@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import io
+import re
 
 import numpy as np
 import pytest
@@ -273,9 +274,10 @@ def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name)
         sep = {"csv": ",", "tsv": "\t"}.get(name[2:], " ")
         end = str(rng.choice(["\n", "\r\n", f"{sep}\n"[-2 if sep == " " else -1 :]]))
         head = f"{rows} {dim}{end}" if name == "f.vec" else ""
-        words = (
-            random_words(rows) if sep == " " else [w.replace('"', "") for w in random_words(rows)]
-        )
+        unfit = "" if sep == " " else '[",]'
+        words = [re.sub(unfit, "", word) if unfit else word for word in random_words(rows)]
+        if sep == " " and case % 4 == 1:
+            words[rows // 2] = ". . ."
         lines = zip(words, matrix.astype("f8").tolist(), strict=True)
         text = head + "".join(f"{w}{sep}{sep.join(map(repr, row))}{end}" for w, row in lines)
         path.write_text(spoiled(text, rng) if case % 3 else text, encoding="utf-8", newline="")
@@ -295,4 +297,4 @@ def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name)
         monkeypatch.setattr(arrow, "MIN_BYTES", 1 << 60)
         assert fast == outcome(path), (case, text[:200])
         parsed += any(calls)
-    assert parsed > 10, "pyarrow was never used"
+    assert parsed > 5, "pyarrow was never used"

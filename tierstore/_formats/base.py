@@ -25,6 +25,7 @@ __all__ = [
     "Array",
     "Content",
     "Format",
+    "SelectedSource",
     "Source",
     "SpanSource",
     "TextOptions",
@@ -32,6 +33,7 @@ __all__ = [
     "Write",
     "block_rows_for",
     "choose",
+    "note_unread",
 ]
 
 
@@ -61,11 +63,14 @@ class Source(Closing):
         overflowed: values that the last pass over the rows found too large for `dtype`.
         read_as: what was decided about a file in text, for people; or None.
         notes: what the file holds and is not read, a sentence each.
+        called_keys: what the file holds under the name of keys, for people; None if nothing. It
+            need not be what `keys` can read.
     """
 
     overflowed = 0
     read_as: str | None = None
     notes: tuple[str, ...] = ()
+    called_keys: str | None = None
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Check the numbers that the file claims before anything is allocated for them."""
@@ -115,6 +120,36 @@ class Source(Closing):
     @abstractmethod
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         """Yield the rows in blocks of at most `block_rows`; their number is checked by `blocks`."""
+
+
+class SelectedSource(Source):
+    """Some of the rows of a source, in its order."""
+
+    def __init__(self, source: Source, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take the rows of `source` where `chosen`, one bool for each, is true."""
+        super().__init__(source.path, int(chosen.sum()), source.dim, source.dtype)
+        self._source = source
+        self._chosen = chosen
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        start = 0
+        for block in self._source.blocks(block_rows):
+            yield block[self._chosen[start : start + len(block)]]
+            start += len(block)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
+    """Return a note on arrays, by name, that have one value a row and are not read as keys.
+
+    `how` says what makes them the keys.
+    """
+    found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
+    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+    return (f"not read, though it has a value for each row: {listed}; {how}",) if found else ()
 
 
 @dataclass(frozen=True)

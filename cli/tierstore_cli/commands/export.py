@@ -55,10 +55,10 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
 
     Rows are streamed: memory does not grow with the table. The table's keys are written where the
-    format holds keys; .vec, .txt, .bin and .tsv number the rows of a table without keys. One
+    format holds keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys. One
     version is exported, and STORE may be written meanwhile. A .zarr may be a URL that fsspec knows.
 
     \b
@@ -97,10 +97,13 @@ def export(
         "dtype": done.dtype,
         "bytes": done.bytes,
         "overflowed": done.overflowed,
+        "notes": list(done.notes),
     }
     if skip_damaged:
         data["skipped"] = done.skipped
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
+    for note in done.notes:
+        out.note(f"Note: {note}")
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")

@@ -100,7 +100,8 @@ def init(
       rmsprop                              square_avg
       adadelta                             square_avg acc_delta
       sgd-momentum                         momentum_buffer
-      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's
+      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
+                                           field:NAME where NAME is like one of the above
     """
     spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
     exists = os.path.lexists(store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -33,6 +33,13 @@ from tierstore_cli.progress import Progress
 @KEYS
 @click.option("--dtype", type=DTYPE, help="Element type of a new table; default: of the file.")
 @text_options
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "first", "last"]),
+    default="error",
+    show_default=True,
+    help="Which row stays of those with equal keys.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be read, and the first rows.")
 @MEMORY
 @UNTESTED
@@ -46,6 +53,7 @@ def load(
     dtype: str | None,
     memory: int,
     allow_untested: bool,
+    duplicates: Literal["error", "first", "last"],
     dry_run: bool,
     **text: Any,
 ) -> None:
@@ -80,6 +88,7 @@ def load(
             field=field,
             keys=keys,
             dtype=dtype,
+            duplicates=duplicates,
             memory=memory,
             allow_untested=allow_untested,
             progress=progress,
