@@ -4,6 +4,7 @@ Each case cuts a good file, flips some of its bits, or both; the seeds are fixed
 """
 
 import csv
+import json
 import shutil
 import time
 import warnings
@@ -28,6 +29,9 @@ def good_file(directory: Path, suffix: str) -> Path:
         torch = pytest.importorskip("torch")  # for writing
         tensors = {"weight": torch.from_numpy(matrix), "keys": torch.arange(23) * 2, "n": {"x": 1}}
         torch.save(tensors, path)
+    elif suffix == ".jsonl":
+        pairs = zip(random_words(23), matrix.tolist(), strict=True)
+        path.write_text("\n".join(json.dumps({"id": key, "v": row}) for key, row in pairs))
     elif suffix == ".csv":
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
