@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["DEFAULT_TABLE", "ImportResult", "Preview", "import_table", "preview"]
+__all__ = ["DEFAULT_TABLE", "ImportResult", "Preview", "import_table", "preview", "read_keys"]
 
 DEFAULT_TABLE = "embeddings"
 """Name of the table that is made in a store without one."""

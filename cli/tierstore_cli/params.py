@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,34 @@ class Bytes(ParamType):
             return parse_bytes(str(value))
         except (InvalidInputError, InvalidTypeError) as error:
             self.fail(str(error), param, ctx)
+
+
+_COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kMGB]?)", re.ASCII)
+_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+class Count(ParamType):
+    """A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1."""
+
+    name = "N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number."""
+        try:
+            return _whole(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no number from 1 on, such as 1000000, 1e6 or 10M", param, ctx)
+
+
+def _whole(text: str) -> int:
+    """Return the whole number from 1 on that a text spells; raises ValueError."""
+    match = _COUNT.fullmatch(text)
+    number = Decimal(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0
+    if number < 1 or number != int(number):
+        raise ValueError(text)
+    return int(number)
 
 
 class InitializerType(ParamType):

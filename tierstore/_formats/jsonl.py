@@ -42,11 +42,12 @@ class _JsonSource(Source):
         described = {name: _described(value) for name, value in found.items()}
         vectors = {name: described[name] for name, value in found.items() if _is_vector(value)}
         self._vector = choose(file.path, wanted, vectors, described)
+        vector: Any = found[self._vector]
         self._key = _chosen_key(file.path, found, wanted.text.key_column)
         super().__init__(
             file.path,
             sum(1 for _ in self._objects()),
-            len(found[self._vector]),
+            len(vector),
             wanted.text_dtype,
         )
         keys = "no keys" if self._key is None else f'keys from "{self._key}"'
@@ -84,7 +85,7 @@ class _JsonSource(Source):
         while held := list(islice(objects, block_rows)):
             numbers = np.empty((len(held), self.dim))
             for row, (line, found) in enumerate(held):
-                vector = found.get(self._vector)
+                vector: Any = found.get(self._vector)
                 if not _is_vector(vector) or len(vector) != self.dim:
                     raise FormatError(
                         f"{self.path}: line {line}, {self._vector!r} is {_described(vector)}; "
