@@ -52,6 +52,16 @@ def _jsonl(path: Path, matrix: Matrix) -> None:
     path.write_text("\n".join(lines))
 
 
+def _index(path: Path, matrix: Matrix) -> None:
+    """A model in two files, as transformers has it."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    names = {"head": "model-1-of-2.safetensors", "weight": "model-2-of-2.safetensors"}
+    for name, shard in names.items():
+        tensor = matrix + 1 if name == "head" else matrix
+        numpy.save_file({name: tensor}, path.with_name(shard))
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+
+
 def _fvecs(path: Path, matrix: Matrix) -> None:
     """As the reader of faiss has it: every row is an int32 and its floats."""
     rows = [np.array([len(row)], "<i4").tobytes() + row.tobytes() for row in matrix]
@@ -67,6 +77,7 @@ WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".csv": _lines(","),
     ".fbin": _fbin,
     ".fvecs": _fvecs,
+    ".json": _index,
     ".jsonl": _jsonl,
     ".npy": np.save,
     ".npz": lambda path, matrix: np.savez(path, weight=matrix),

@@ -23,11 +23,13 @@ from tierstore_cli.params import (
     text_options,
 )
 from tierstore_cli.progress import Progress
+from tierstore_cli.streams import FORMAT, as_file
 
 
 @click.command(cls=Command)
 @STORE
 @click.argument("source", metavar="SRC")
+@FORMAT
 @TABLE
 @FIELD
 @KEYS
@@ -47,6 +49,7 @@ def load(
     out: Output,
     store: Path,
     source: str,
+    suffix: str | None,
     table: str | None,
     field: str | None,
     keys: str | None,
@@ -59,8 +62,10 @@ def load(
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
-    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv or .tsv file; FILE:NAME
-    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. A missing store
+    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv .tsv .jsonl .fvecs or
+    .fbin file, or the .json index of a model in several .safetensors files; FILE:NAME
+    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. - is standard
+    input, which like a pipe needs --format. A missing store
     or table is made, with the shape and element type of the file. Other fields of the table stay
     as they are.
 
@@ -75,25 +80,27 @@ def load(
       tierstore load emb.tier glove.txt --table word
       tierstore load emb.tier moments.npy --table item --field exp_avg
       tierstore load emb.tier rows.npy --table item --keys keys.txt
+      curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
       tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
     """
-    if dry_run:
-        _show_first(out, source, field=field, dtype=dtype, memory=memory, **text)
-        return
-    with Progress("loading") as progress:
-        done = import_table(
-            store,
-            source,
-            table=table,
-            field=field,
-            keys=keys,
-            dtype=dtype,
-            duplicates=duplicates,
-            memory=memory,
-            allow_untested=allow_untested,
-            progress=progress,
-            **text,
-        )
+    with as_file(source, suffix) as file:
+        if dry_run:
+            _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
+            return
+        with Progress("loading") as progress:
+            done = import_table(
+                store,
+                file,
+                table=table,
+                field=field,
+                keys=keys,
+                dtype=dtype,
+                duplicates=duplicates,
+                memory=memory,
+                allow_untested=allow_untested,
+                progress=progress,
+                **text,
+            )
     say_reading(out, done)
     data = {
         "store": os.path.abspath(store),
