@@ -8,13 +8,14 @@ lengths.
 from __future__ import annotations
 
 import importlib.util
+import re
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._formats._cells import BLANKS
+from tierstore._formats._cells import BLANKS, line_edges
 from tierstore._formats._layout import Layout
 
 __all__ = ["BlockParser"]
@@ -54,7 +55,7 @@ class BlockParser:
 
     def _is_plain(self, block: bytes) -> bool:
         if self._layout.sep == BLANKS:
-            return b"\t" not in block and b"\n " not in block and not block.startswith(b" ")
+            return b"\t" not in block and ord(" ") not in line_edges(block)[0]
         return b'"' not in block
 
     def _parsed(self, block: bytes) -> npt.NDArray[np.float64] | None:
@@ -66,9 +67,8 @@ class BlockParser:
             block = block.replace(b"\r\n", b"\n")
             if b"\r" in block:
                 return None
-        if layout.sep == BLANKS:
-            while b" \n" in block:
-                block = block.replace(b" \n", b"\n")
+        if layout.sep == BLANKS and ord(" ") in line_edges(block)[1]:
+            block = re.sub(rb" +\n", b"\n", block)
         names = [str(at) for at in range(layout.columns)]
         chosen = [names[at] for at in layout.values]
         try:

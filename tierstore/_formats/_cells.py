@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError
 
@@ -26,6 +28,7 @@ __all__ = [
     "Lines",
     "Row",
     "is_number",
+    "line_edges",
     "numbers_of",
     "split_blanks",
     "unquoted",
@@ -174,6 +177,14 @@ class _CsvLines:
         self._held += self._cells.cost(text)
         self._more.allowance.check(self._held, "the cells of one row")
         return text
+
+
+def line_edges(block: bytes) -> tuple[set[int], set[int]]:
+    """Return the bytes that lines of a block begin with, and those before their line feeds."""
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    first = data[np.append(0, ends[:-1] + 1)]
+    return set(np.unique(first).tolist()), set(np.unique(data[ends - 1]).tolist())
 
 
 def split_blanks(text: str, width: int = 0) -> list[str]:

@@ -33,6 +33,7 @@ from tierstore._formats._cells import (
     Lines,
     Row,
     is_number,
+    line_edges,
     numbers_of,
     unquoted,
 )
@@ -154,10 +155,9 @@ class _TextSource(Source):
             return sum(1 for _ in self._cells.rows(block, lines))
         lines.line += block.count(b"\n")
         strip = b" \t\r" if self.layout.sep == BLANKS else b"\r"
-        starts = tuple(bytes([first]) for first in b"\n" + strip)
-        if block.startswith(starts) or any(b"\n" + start in block for start in starts):
-            return sum(1 for line in block.split(b"\n") if line.strip(strip))
-        return block.count(b"\n")
+        if line_edges(block)[0].isdisjoint(b"\n" + strip):
+            return block.count(b"\n")
+        return sum(1 for line in block.split(b"\n") if line.strip(strip))
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         self.overflowed = 0
@@ -242,9 +242,10 @@ class _TextSource(Source):
     def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
         """Yield rows, of which only the cell of the key counts where it is the first."""
         sep = self.layout.sep.encode()
-        plain = at == 0 and b'"' not in block and b"\t" not in block.replace(sep, b"")
-        plain = plain and b"  " not in block and not _has_lone_returns(block)
-        if not plain or self.layout.columns < 2:
+        plain = at == 0 and self.layout.columns > 1 and (sep == b" " or b'"' not in block)
+        if sep == b" " and b"\t" in block:
+            plain = False
+        if not plain or _has_lone_returns(block):
             yield from self._checked(block, lines)
             return
         first, lines.line = lines.line, lines.line + block.count(b"\n")
