@@ -261,6 +261,20 @@ def outcome(path):
         return str(error)
 
 
+@pytest.mark.parametrize("cell", ["1e999", "-nan", "nan(1)", "inf", "-1e999", "1_0", "+1", ""])
+def test_what_pyarrow_may_take_in_another_way_is_read_by_the_plain_reader(
+    tmp_path, monkeypatch, cell
+):
+    pytest.importorskip("pyarrow")
+    text = table(ROWS, index=WORDS)
+    (tmp_path / "f.csv").write_text(text + f"last,1.5,2.5,3.5,{cell}\n")
+    outcomes = []
+    for least in (0, 1 << 60):
+        monkeypatch.setattr(arrow, "MIN_BYTES", least)
+        outcomes.append(outcome(tmp_path / "f.csv"))
+    assert outcomes[0] == outcomes[1]
+
+
 @pytest.mark.parametrize("name", ["f.csv", "f.tsv", "f.vec", "f.txt"])
 def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name):
     pytest.importorskip("pyarrow")

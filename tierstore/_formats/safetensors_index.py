@@ -29,7 +29,10 @@ class SafetensorsIndex(Format):
         shards = _weight_map(path, wanted)
         name = choose(path, wanted, {each: f"in {shard}" for each, shard in shards.items()}, {})
         shard = path.with_name(shards[name])
-        return FORMATS[_SHARD].open(shard, dataclasses.replace(wanted, name=name))
+        try:
+            return FORMATS[_SHARD].open(shard, dataclasses.replace(wanted, name=name))
+        except FormatError as error:
+            raise FormatError(f"{path}: {name!r} cannot be read: {error}") from error
 
 
 def _weight_map(path: Path, wanted: Wanted) -> dict[str, str]:
