@@ -1,10 +1,10 @@
-"""Mutants: small mistakes in the library, each of which the tests of `make test` must notice.
+"""Mutants: small mistakes in the library, each of which the tests of `make test` must detect.
 
     python -m tests.mutants               every mutant, one at a time
     python -m tests.mutants -j 4 slots    those with the word in file or text, four at a time
 
-Each is made in a copy of the tree, where the tests named beside it must fail. Those tests must pass
-without it, which is tried first. Where one survives, a test is missing.
+Each mutant is applied to a copy of the tree, where its tests must fail. First, the tests must pass
+without mutants. If a mutant survives, a test is missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 _COPIED = ("tierstore", "cli", "tests", "docs", "pyproject.toml")
 _PASSED, _FAILED = 0, 1
-"""pytest's exit codes; others above 0 say that it could not run."""
+"""Exit codes of pytest; other positive codes mean that it could not run."""
 _TIMEOUT = 900
 
 
 class Mutant(NamedTuple):
-    """A mistake: `old`, which stands once in `file`, replaced by `new`; `tests` notice it."""
+    """A mistake: `old`, which occurs once in `file`, is replaced by `new`; `tests` detect it."""
 
     file: str
     old: str
@@ -50,7 +50,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    # The host tier: what changed is handed down, what finds no room is served from below.
+    # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(
         "_tiers/host.py",
         "self.map.dirty[slots] = 1",
@@ -573,7 +573,7 @@ MUTANTS = [
 
 @contextmanager
 def copy() -> Iterator[Path]:
-    """Make a copy of the tree, compiled modules included, as long as it is used."""
+    """Yield a temporary copy of the tree, including compiled modules."""
     with tempfile.TemporaryDirectory(prefix="tierstore-mutant-") as folder:
         tree = Path(folder)
         for name in _COPIED:
@@ -614,7 +614,7 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str
 
 
 def survives(mutant: Mutant) -> bool:
-    """Try a mutant, and print what became of it."""
+    """Try a mutant and print the result; return whether it survives."""
     start = time.monotonic()
     with copy() as tree:
         mutant.apply(tree)

@@ -191,7 +191,7 @@ def test_shapes_that_do_not_fit(store, two_fields, tmp_path):
 def test_requests_that_do_not_fit(store, two_fields, tmp_path):
     path = tmp_path / "file.npy"
     write_file(path, random_matrix(ROWS, DIM), "float32")
-    with pytest.raises(InvalidInputError, match="stays so"):
+    with pytest.raises(InvalidInputError, match="cannot become float16"):
         import_table(store, path, dtype="float16")
     with pytest.raises(UnknownNameError, match="add_fields"):
         import_table(store, path, field="exp_avg_sq")

@@ -30,20 +30,20 @@ Rows = tuple[int, int | None]
 
 
 class RowRange(ParamType):
-    """Rows `A:B`: A to B-1; either may be left out."""
+    """Rows `A:B`: A to B-1; either may be omitted."""
 
     name = "A:B"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Rows:
-        """Return (first, last + 1), None for an end that is left out."""
+        """Return (first, last + 1), with None for an omitted end."""
         match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
         if match is None:
             self.fail(f"{value!r}: write A:B for rows A to B-1, such as 0:5", param, ctx)
         start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
         if stop is not None and stop <= start:
-            self.fail(f"{value!r} holds no row: {stop} is not after {start}", param, ctx)
+            self.fail(f"{value!r} contains no row: {stop} is not after {start}", param, ctx)
         return start, stop
 
 
@@ -143,7 +143,7 @@ PRESETS: dict[str, dict[str, int | None]] = {
 
 @dataclass(frozen=True)
 class StateField:
-    """A field beside the weight; None takes the value of the weight."""
+    """A field in addition to the weight; None uses the value of the weight."""
 
     name: str
     dtype: str | None
@@ -180,7 +180,7 @@ class State(ParamType):
         preset = name.lower()
         if preset in PRESETS and not is_field:
             if dim:
-                self.fail(f"{preset} has the dim of the weight; leave {dim!r} out", param, ctx)
+                self.fail(f"{preset} has the dim of the weight; omit {dim!r}", param, ctx)
             return [StateField(each, dtype or None, n) for each, n in PRESETS[preset].items()]
         if meant := None if is_field else _near_preset(preset):
             self.fail(f"{name!r}: did you mean {meant}? A field is field:{value}", param, ctx)
@@ -220,7 +220,7 @@ class PlaceType(click.Path):
             return super().convert(value, param, ctx)
         if self._on_disk:
             self.fail(
-                f"{value} is not on a disk: save it to one first (tierstore save {value} PATH)",
+                f"{value} is not on a disk: save it to a disk first (tierstore save {value} PATH)",
                 param,
                 ctx,
             )
@@ -260,7 +260,7 @@ READ_STORE = click.argument("store", type=PlaceType())
 
 
 class VersionType(ParamType):
-    """The number of a version, or the name it is kept by."""
+    """A version, by number or name."""
 
     name = "V"
 
@@ -269,14 +269,12 @@ class VersionType(ParamType):
         return int(value) if str(value).isdecimal() else str(value)
 
 
-UNTESTED = click.option(
-    "--allow-untested", is_flag=True, help="Write to a file system that was not tested."
-)
+UNTESTED = click.option("--allow-untested", is_flag=True, help="Write to an untested file system.")
 TABLE = click.option(
     "--table",
     metavar="NAME",
     shell_complete=complete_table,
-    help="The table; optional if the store has one.",
+    help="The table; optional if the store has only one.",
 )
 FIELD = click.option(
     "--field", metavar="NAME", help="The field of the table; default: the first, `weight`."
@@ -285,10 +283,10 @@ VERSION = click.option(
     "--version",
     type=VersionType(),
     metavar="V",
-    help="A kept version, its number or its name; default: the newest.",
+    help="A kept version, by number or name; default: the newest.",
 )
 KEYS = click.option(
-    "--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
+    "--keys", metavar="FILE", help="File of keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
 )
 DTYPE = click.Choice(list(DTYPES))
 MEMORY = click.option(
@@ -297,7 +295,7 @@ MEMORY = click.option(
     default="512MiB",
     show_default=True,
     metavar=Bytes.name,
-    help="Memory that reading a file may take; larger claims in the file are an error.",
+    help="Limit of the memory for reading a file, on top of a block of rows.",
 )
 
 

@@ -53,7 +53,7 @@ def test_simulate_reads_ids_from_files(run_json, tmp_path):
 def test_simulate_says_what_is_wrong(run, tmp_path):
     assert "not a file" in run("simulate", tmp_path / "none", code=3).output
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
-    assert "which has the ids" in run("simulate", tmp_path / "a.npz", code=1).output
+    assert "name the one with the ids" in run("simulate", tmp_path / "a.npz", code=1).output
     for size in ("0", "x", "0%", "101%", "-3"):
         assert "Usage" in run("simulate", tmp_path / "a.npz", f"--size={size}", code=2).output
 
@@ -123,4 +123,6 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     speeds.measure(".", file_bytes=1 << 20, seconds=0.01)
     run("plan", *table, "--plot", tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert "named .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    assert (
+        "must be one of .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    )

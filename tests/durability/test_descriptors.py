@@ -132,7 +132,7 @@ def test_a_store_of_many_tables_needs_few_descriptors(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let hardly anything be held open."""
+    """Allow only few descriptors to stay open."""
     monkeypatch.setattr(held, "_budget", lambda: 2)
 
 

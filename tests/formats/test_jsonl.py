@@ -38,7 +38,7 @@ def test_several_keys_and_vectors(tmp_path):
     chosen = f"{path}:embedding"
     with pytest.raises(AmbiguousFileError, match="id, text"):
         open_source(chosen)
-    with pytest.raises(FormatError, match="holds 2 matrices"):
+    with pytest.raises(FormatError, match="contains 2 matrices"):
         open_source(path, text=TextOptions(key_column="text"))
     with open_source(chosen, text=TextOptions(key_column="text")) as source:
         assert source.keys == words

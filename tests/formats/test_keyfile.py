@@ -82,7 +82,7 @@ def test_files_that_hold_no_keys(tmp_path):
     np.save(tmp_path / "keys.npy", np.arange(9))
     with (tmp_path / "keys.npy").open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(FormatError, match="do not fit"):
+    with pytest.raises(FormatError, match="do not match"):
         read_keys(tmp_path / "keys.npy")
     np.save(tmp_path / "keys.npy", np.array([2**63], np.uint64))
     with pytest.raises(InvalidInputError):

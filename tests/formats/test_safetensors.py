@@ -1,4 +1,4 @@
-""".safetensors: what the safetensors package writes and reads, and headers that lie."""
+""".safetensors: files written and read by the safetensors package, and false headers."""
 
 import json
 import struct
@@ -9,7 +9,6 @@ import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
 from tests.reference.elements import BFLOAT16
-from tests.reference.formats import write_without_us
 from tierstore._formats import open_source
 from tierstore.errors import FormatError
 
@@ -107,17 +106,17 @@ def test_chooses_among_several(tmp_path):
         (file_of({"a": {"dtype": "F32", "shape": [2, 2]}}), "must have"),
         (file_of({"a": entry("F99")}, b"x" * 16), "unknown dtype"),
         (file_of({"a": {**entry(), "dtype": ["F32"]}}, b"x" * 16), "unknown dtype"),
-        (file_of({"a": {**entry(), "shape": 4}}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(-2, -2))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(2.0, 2))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(True, 4))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=[2**62] * 100)}, b"x" * 16), "proper shape"),
+        (file_of({"a": {**entry(), "shape": 4}}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(-2, -2))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(2.0, 2))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(True, 4))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=[2**62] * 100)}, b"x" * 16), "invalid shape"),
         (file_of({"a": entry(shape=[2**62] * 60)}, b"x" * 16), "span of"),
-        (file_of({"a": {**entry(), "data_offsets": [0, 8, 16]}}, b"x" * 16), "proper shape"),
+        (file_of({"a": {**entry(), "data_offsets": [0, 8, 16]}}, b"x" * 16), "invalid shape"),
         (file_of({"a": entry(stop=12)}, b"x" * 12), "span of"),
         (file_of({"a": entry(start=16, stop=0)}, b"x" * 16), "span of"),
         (file_of({"a": entry()}, b"x" * 15), "truncated"),
-        (file_of({"a": entry()}, b"x" * 17), "follows"),
+        (file_of({"a": entry()}, b"x" * 17), "extra bytes follow"),
         (file_of({"a": entry(start=4, stop=20)}, b"x" * 20), "starts at"),
         (file_of({"a": entry(), "b": entry()}, b"x" * 32), "starts at"),
         (file_of({"a": entry(), "b": entry(start=8, stop=24)}, b"x" * 24), "starts at"),
@@ -154,15 +153,19 @@ def test_string_keys_whose_offsets_lie(tmp_path):
 
 
 def test_a_model_in_several_files(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
     matrix = random_matrix(9, 4)
     index = tmp_path / "model.safetensors.index.json"
-    write_without_us(index, matrix)
+    shards = {"head": "model-1-of-2.safetensors", "weight": "model-2-of-2.safetensors"}
+    for name, tensor in (("head", matrix + 1), ("weight", matrix)):
+        numpy.save_file({name: tensor}, tmp_path / shards[name])
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": shards}))
     assert read_file(f"{index}:weight").tobytes() == matrix.tobytes()
     assert read_file(f"{index}:head").tobytes() == (matrix + 1).tobytes()
     assert read_file(index, field="weight").tobytes() == matrix.tobytes()
-    with pytest.raises(FormatError, match="holds 2 matrices"):
+    with pytest.raises(FormatError, match="contains 2 matrices"):
         open_source(index)
-    with pytest.raises(FormatError, match="holds no 'nope'"):
+    with pytest.raises(FormatError, match="contains no 'nope'"):
         open_source(f"{index}:nope")
     (tmp_path / "model-1-of-2.safetensors").unlink()
     with pytest.raises(FormatError, match=r"model-1-of-2\.safetensors: no such file"):

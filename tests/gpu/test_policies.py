@@ -1,4 +1,4 @@
-"""A GPU tier evicts the rows of least score, whatever the policy."""
+"""A GPU tier evicts the rows with the lowest scores, for every policy."""
 
 from __future__ import annotations
 

@@ -53,13 +53,10 @@ def _jsonl(path: Path, matrix: Matrix) -> None:
 
 
 def _index(path: Path, matrix: Matrix) -> None:
-    """A model in two files, as transformers has it."""
-    numpy = pytest.importorskip("safetensors.numpy")
-    names = {"head": "model-1-of-2.safetensors", "weight": "model-2-of-2.safetensors"}
-    for name, shard in names.items():
-        tensor = matrix + 1 if name == "head" else matrix
-        numpy.save_file({name: tensor}, path.with_name(shard))
-    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    """A model in files of their own, as transformers has it."""
+    shard = f"{path.stem}-1-of-1.safetensors"
+    pytest.importorskip("safetensors.numpy").save_file({"weight": matrix}, path.with_name(shard))
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": {"weight": shard}}))
 
 
 def _fvecs(path: Path, matrix: Matrix) -> None:

@@ -81,7 +81,7 @@ def test_what_is_committed_comes_back(tmp_path: Path) -> None:
         assert torch.equal(run.extra["reader"]["ids"], torch.arange(3))
         assert torch.equal(torch.rand(2), drawn[0])
         assert np.array_equal(np.random.rand(2), drawn[1])
-        with pytest.raises(InvalidInputError, match="no state of other"):
+        with pytest.raises(InvalidInputError, match="lacks the state of other"):
             tierstore.Checkpoint(store, other=model).resume()
 
 
@@ -96,7 +96,7 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
         kept = run.commit(4)
         assert run.resume() == 4
         store.commit(step=20)
-        with pytest.raises(InvalidInputError, match=rf"step 20 has no state of model.*it: {kept};"):
+        with pytest.raises(InvalidInputError, match=rf"step 20 lacks .* model.*it: {kept};"):
             run.resume()
         store.restore(kept)
         assert run.resume() == 4

@@ -163,7 +163,7 @@ def test_a_version_that_is_gone_raises_and_says_how_to_keep_it(run: Run) -> None
         run.store.commit()
     loss = run.loss()
     for load in (run.model.load_state_dict, lambda _: run.store.load_state_dict(pointer)):
-        with pytest.raises(InvalidInputError, match=r'not kept any more.*commit\(keep="best"\)'):
+        with pytest.raises(InvalidInputError, match=r'no longer kept.*commit\(keep="best"\)'):
             load(state)
     assert run.loss() == loss
 
@@ -188,7 +188,7 @@ def test_a_copy_counts_as_the_store_until_it_is_trained(run: Run, tmp_path: Path
                 run.model.load_state_dict(state)
                 assert run.loss() == loss
             else:
-                with pytest.raises(InvalidInputError, match="was copied from, and the copy has it"):
+                with pytest.raises(InvalidInputError, match="the copy does not have"):
                     run.model.load_state_dict(state)
 
 

@@ -1,13 +1,13 @@
-"""Files in text: a line for each row, of numbers and perhaps a key.
+"""Text files with a line for each row, of numbers and optionally a key.
 
-.csv and .tsv divide cells by commas and tabs, .vec and .txt by blanks; other separators are found.
-What the first line and the columns are is decided from a sample (`_layout`), or said by the caller.
-.vec and .txt are the text of word2vec, as of fastText and GloVe too: a word and its numbers, after
-a first line with two counts or none. A .txt file may also hold keys alone, one a line. Numbers are
-read as float64 and rounded to the type that is wanted. Each file may be packed (`_encoding`).
+.csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
+found. A sample decides what the first line and the columns are (`_layout`), unless the caller says
+it. .vec and .txt are the text format of word2vec, fastText and GloVe: a word and its numbers, after
+a first line with two counts or none. A .txt file may also contain only keys, one per line. Numbers
+are read as float64 and rounded to the wanted type. Each file may be packed (`_encoding`).
 
-What is written names its columns (.csv, .tsv) or begins with counts (.vec, .txt), and has a key in
-each row, the number of the row where there are no others.
+The writer names the columns (.csv, .tsv) or begins with counts (.vec, .txt), and puts a key into
+each row: the number of the row if there are no others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SAMPLE_BYTES = 1 << 18
 SAMPLE_ROWS = 1000
 MAX_KEY_LINE_BYTES = 1 << 20
 MAX_WORD_CHARACTERS = 1 << 14
-"""The longest word that is written, well within what is read."""
+"""The longest word that is written, well below the reader's limit."""
 
 _SEPARATORS = (",", ";", "\t", "|", BLANKS)
 
@@ -335,7 +335,7 @@ class Csv(Format):
     """Characters that no key may have."""
 
     def holds(self, element: ElementType) -> bool:
-        """Whether the type holds what text is read as."""
+        """Whether the type is one as which text can be read."""
         return element.accepts(DEFAULT_DTYPE)
 
     def open(self, path: Path, wanted: Wanted) -> Source:
@@ -396,7 +396,7 @@ class Word2VecText(Csv):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write counts, then lines; raises InvalidInputError for keys that are no words."""
+        """Write counts, then lines; raises InvalidInputError for keys that are not words."""
         reject_unfit_words(content)
         with path.open("xb") as file:
             file.write(b"%d %d\n" % (content.rows, content.dim))
@@ -409,7 +409,7 @@ class Word2VecText(Csv):
 
 
 class Text(Word2VecText):
-    """The same under the suffix that GloVe uses, or keys alone, one a line."""
+    """The same format under the suffix of GloVe, or only keys, one per line."""
 
     suffixes = (".txt",)
 
@@ -431,7 +431,7 @@ def _key_lines(file: InputFile) -> Iterator[str]:
             return
         text = line.rstrip(b"\r\n")
         if not text or len(line) == MAX_KEY_LINE_BYTES:
-            raise FormatError(f"{file.path}: line {number} is empty or far too long for a key")
+            raise FormatError(f"{file.path}: line {number} is empty or too long for a key")
         try:
             yield text.decode()
         except UnicodeDecodeError as error:
@@ -459,7 +459,7 @@ def format_rows(
 ) -> bytes:
     """Return lines of a word and the numbers of its row, in decimal and exact.
 
-    Nine significant digits tell all float32 apart, seventeen all float64.
+    Nine significant digits distinguish all float32 values, seventeen all float64 values.
     """
     number = separator + (b"%.17g" if block.dtype.itemsize == 8 else b"%.9g")
     numbers = number * block.shape[1] + b"\n"
@@ -470,10 +470,10 @@ def format_rows(
 
 
 def reject_unfit_words(content: Content) -> None:
-    """Raise InvalidInputError if a key is empty, very long or holds white space."""
+    """Raise InvalidInputError if a key is empty, very long or contains white space."""
     if content.keys is not None:
         content.keys.reject(
             lambda key: key.split() != [key] or len(key) > MAX_WORD_CHARACTERS,
-            f"is empty, holds white space or has over {MAX_WORD_CHARACTERS} characters; "
+            f"is empty, contains white space or has over {MAX_WORD_CHARACTERS} characters; "
             "word2vec files cannot hold it: write .parquet or .safetensors instead",
         )

@@ -41,7 +41,7 @@ class _BinSource(Source):
 
     @cached_property
     def keys(self) -> Keys | None:
-        """The words, unless they only count the rows; whole numbers are int64."""
+        """The words, unless they merely number the rows; integers become int64."""
         words = (self._decoded(row, word) for row, (word, _) in enumerate(self._records()))
         allowance = self._file.allowance
         return without_row_numbers(take_words(words, allowance), allowance)
@@ -66,14 +66,14 @@ class _BinSource(Source):
                 data, at = data[at:] + stream.read(_READ_BYTES + nbytes), 0
             space = data.find(b" ", at, at + MAX_WORD_BYTES)
             stop = space + 1 + nbytes
-            # The original tool ends each row with a newline, others do not.
+            # The original tool ends each row with a newline, other tools do not.
             word = data[at:space].removeprefix(b"\n")
             if space < 0 or not word or stop > len(data):
                 raise FormatError(f"{self.path}: row {row} of {self.rows} is truncated or no word")
             yield word, data[space + 1 : stop]
             at = stop
         if (data[at:] + stream.read(2))[:2] not in (b"", b"\n"):
-            raise FormatError(f"{self.path}: something follows the {self.rows} rows")
+            raise FormatError(f"{self.path}: extra bytes follow the {self.rows} rows")
 
     def close(self) -> None:
         """Close the file."""
@@ -81,7 +81,7 @@ class _BinSource(Source):
 
 
 class Word2VecBinary(Format):
-    """Words and float32s."""
+    """Words and float32 values in binary."""
 
     suffixes = (".bin",)
     keys = "always"
@@ -91,7 +91,7 @@ class Word2VecBinary(Format):
         return element.stored == _ELEMENT
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a file, whose counts must fit its size."""
+        """Open a file and check its counts against its size."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             first = file.stream().readline(64)
             if first.startswith(_FASTTEXT_MAGIC):
@@ -110,7 +110,7 @@ class Word2VecBinary(Format):
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write counts, then each word and its row; raises InvalidInputError for other keys."""
+        """Write counts, then each word and its row; raises InvalidInputError for invalid words."""
         reject_unfit_words(content)
         with path.open("xb") as file:
             file.write(b"%d %d\n" % (content.rows, content.dim))

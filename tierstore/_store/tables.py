@@ -1,6 +1,6 @@
-"""The open tables of a store: opened from a manifest one by one, and placed in spaces.
+"""The open tables of a store: opened one by one from a manifest, and placed in spaces.
 
-Damage to one leaves the others usable.
+Damage to one table leaves the others usable.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass
 class Opening:
-    """Tables that were opened for a manifest, by name.
+    """The tables opened for a manifest, by name.
 
     Attributes:
-        new: those that were not open before.
-        same: those of which the manifest says what they show.
-        deltas: the deltas of the others that were open and follow the manifest.
-        errors: what opening the others raised.
+        new: tables that were not open before.
+        same: tables that are unchanged in the manifest.
+        deltas: the deltas of open tables that can switch to the manifest.
+        errors: the errors of the other tables.
     """
 
     new: dict[str, Generation] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Opening:
         return bool(self.new or self.same or self.deltas)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the opened tables."""
         for generation in self.new.values():
             generation.close()
 
@@ -73,9 +73,10 @@ class Opener:
         next_seq: Callable[[], int] | None,
         floor: int,
     ) -> None:
-        """Open what a manifest names: all of a table, or only the deltas of one that can follow.
+        """Open the tables of a manifest, or only the new deltas if a table is open with the same
+        base.
 
-        A table that is damaged is noted in `opening.errors`.
+        Damaged tables are recorded in `opening.errors`.
         """
         for name, info in manifest.tables.items():
             table = tables.get(name)
@@ -120,17 +121,17 @@ class Opener:
         self.open(manifest, name, None, floor).close()
 
     def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
-        """Return the error of a damaged table, with what helps."""
+        """Return the error of a damaged table, with the remedy."""
         older = self._version_with(manifest, name)
         hint = "" if older is None else f", and version {older} of the table opens"
         path = self._directory.path
         return CorruptStoreError(
             f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
-            f"'tierstore repair {path} DEST' copies what is whole{hint}"
+            f"'tierstore repair {path} DEST' copies what is intact{hint}"
         )
 
     def _version_with(self, manifest: Manifest, name: str) -> int | None:
-        """Return the newest other version in which a table opens, if there is one."""
+        """Return the newest other version in which a table can be opened, if any."""
         for number, other in reversed(self._history.versions().items()):
             if number != manifest.version and name in other.tables:
                 with (
@@ -144,36 +145,36 @@ class Opener:
 
 
 class Spaces:
-    """Which tables share tiers, and the memory of those.
+    """Assigns tables to spaces of shared tiers, and their memory.
 
-    A space is placed as a whole: where one of its tables comes, goes or changes, what the others
-    have in memory goes too, their changed rows to their files first.
+    A space is placed as a whole: if a table is added, removed or changed, the cached rows of the
+    other tables of its space are dropped, after their changed rows were written to files.
 
     Attributes:
-        open: the spaces, in the order in which they were placed.
+        open: the spaces, in placement order.
     """
 
     def __init__(self, tables: dict[str, Table], options: Options) -> None:
-        """Place nothing yet; `tables` are the store's, and are added to."""
+        """Set up without placing; placed tables are added to `tables` of the store."""
         self._tables = tables
         self._placement = Placement(options.budget, options.policy, options.device)
         self.open: dict[Space, None] = {}
         self._of: dict[str, Space] = {}
 
     def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
-        """Check that tables of these specs can be placed together, before they are written.
+        """Check that tables with these specs can be placed together, before they are written.
 
-        Raises CapacityError, and what a policy raises that does not suit one of them.
+        Raises CapacityError, and the errors of a policy that does not fit a table.
         """
         self._placement.check_fit(specs)
 
     def place(
         self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]
     ) -> None:
-        """Have tables use what was opened, in place of what they used, with memory of their own.
+        """Switch tables to the opened files, with new memory.
 
-        `specs` are those of all tables of the store. After an error what was given in `new` and is
-        not in use is closed. Raises CapacityError.
+        `specs` are those of all tables of the store. After an error, unused tables of `new` are
+        closed. Raises CapacityError.
         """
         coming = dict(new)
         try:
@@ -201,13 +202,13 @@ class Spaces:
             raise
 
     def _stands(self, group: Iterable[str]) -> bool:
-        """Whether these tables, and no others, are in an open space."""
+        """Whether exactly these tables are in an open space."""
         names = set(group)
         space = self._of.get(next(iter(names)))
         return space is not None and {extent.table for extent in space.extents} == names
 
     def vacate(self, names: Iterable[str]) -> None:
-        """Close the spaces of tables; the changed rows of other tables there go to their files."""
+        """Close the spaces of tables, after writing changed rows of other tables to their files."""
         going = set(names)
         for space in dict.fromkeys(self._of[name] for name in names if name in self._of):
             tables = {extent.table for extent in space.extents}
@@ -219,24 +220,24 @@ class Spaces:
             space.close()
 
     def drop(self, name: str) -> None:
-        """Close a table that the store has no more, and end its leases."""
+        """Close a table that was removed from the store, and end its leases."""
         table = self._tables.pop(name)
         table._extent.epoch.end(GONE)
         self.vacate([name])
         table._close()
 
     def end_leases(self) -> None:
-        """End every lease of a reader, whose tables may show other rows from now on."""
+        """End every lease of a reader, whose tables are about to show another version."""
         for space in self.open:
             space.forget(space.extents[0], _NO_ROWS)
 
     def discard(self) -> None:
-        """Drop what was not committed, and end every lease."""
+        """Drop uncommitted rows, and end every lease."""
         for space in self.open:
             space.discard()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._of.clear()
         while self.open:
             self.open.popitem()[0].close()

@@ -1,4 +1,4 @@
-"""Lightning: a store that is committed with each checkpoint, and restored with it."""
+"""Lightning: commits a store with each checkpoint, and restores it with the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ __all__ = ["StoreCallback"]
 class StoreCallback(Callback):  # type: ignore[misc]
     """Commits a store with each checkpoint, and keeps the version as long as the checkpoint.
 
-    A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state and
-    the head back together. One that `ModelCheckpoint` removes lets its version go.
+    Loading a checkpoint (`ckpt_path`, the learning rate finder) restores rows, their state and the
+    rest of the model together. When `ModelCheckpoint` removes a checkpoint, its version is
+    released.
 
         trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
 
     def __init__(self, store: Store, *, log: bool = True) -> None:
-        """Look after a store; `log` sends the hit rate of each table's tiers to the loggers."""
+        """Manage a store; `log` sends the hit rate of each table's tiers to the loggers."""
         self._store = store
         self._log = log
         self._commit: CommitBeforeState | None = None
         self._io: CheckpointIO | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to look after it."""
+        """Start managing the store."""
         self._end(trainer)
         self._commit = CommitBeforeState(self._store, pl_module, lambda: trainer.global_step)
         self._io = trainer.strategy.checkpoint_io
         trainer.strategy.checkpoint_io = _Keeping(self._store, self._io)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Commit what the run has trained, and end."""
+        """Commit the results of the run."""
         if stage == "fit" and self._store.uncommitted_rows():
             self._store.commit(step=trainer.global_step)
         self._end(trainer)
@@ -65,7 +66,7 @@ class StoreCallback(Callback):  # type: ignore[misc]
 
 
 class _Keeping(CheckpointIO):  # type: ignore[misc]
-    """Saves checkpoints as another one does, and keeps the versions that they point to."""
+    """Wraps a checkpoint plugin, and keeps the versions to which checkpoints point."""
 
     def __init__(self, store: Store, inner: CheckpointIO) -> None:
         self._store = store
@@ -92,7 +93,7 @@ class _Keeping(CheckpointIO):  # type: ignore[misc]
 
 
 def _hit_rates(store: Store) -> dict[str, float]:
-    """Return the share of requested rows that each tier but the last had, by table and tier."""
+    """Return the hit rate of each tier except the last, by table and tier."""
     rates = {}
     for name, table in store.items():
         for tier, stats in list(table.stats().items())[:-1]:

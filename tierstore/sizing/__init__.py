@@ -1,7 +1,8 @@
-"""How much memory to give: replays a stream of row ids through tiers of any size.
+"""Capacity planning: replays a stream of row ids through tiers of any size.
 
-`load_stream` reads recorded traces and files of ids, `simulate` replays them through policies and
-sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.
+`load_stream` reads recorded traces and files of ids, `simulate` replays them with policies and
+sizes and compares with the optimum, and `plan` derives budgets, hit rates and step times from the
+available memory.
 """
 
 from tierstore.sizing.planning import Plan, TierPlan, plan

@@ -37,9 +37,9 @@ from tierstore_cli.text import some_rows
 @FORMAT
 @TABLE
 @FIELD
-@click.option("--rows", type=RowRange(), help="Only rows A to B-1.")
+@click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
 @VERSION
-@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: as stored.")
+@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
 @MEMORY
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
@@ -61,10 +61,10 @@ def export(
 ) -> None:
     """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
 
-    Rows are streamed: memory does not grow with the table. The table's keys are written where the
-    format holds keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys. One
-    version is exported, and STORE may be written meanwhile. A .zarr may be a URL that fsspec knows.
-    - is standard output and needs --format.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
+    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
+    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
+    fsspec; - is standard output and needs --format.
 
     \b
     Examples:

@@ -23,10 +23,10 @@ from tierstore_cli.rowstats import row_stats
 @READ_STORE
 @TABLE
 @FIELD
-@click.option("--stats", is_flag=True, help="Norms, and counts of zero, NaN and infinite rows.")
-@click.option("--full", is_flag=True, help="With --stats: all rows, not a sample of 100,000.")
+@click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
+@click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
 @click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
-@click.option("--versions", is_flag=True, help="List the versions that are kept.")
+@click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
     out: Output,
     store: Place,
@@ -39,9 +39,9 @@ def inspect(
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
 
-    STATE lists the fields beside the first. DELTA counts the rows that are committed and not yet
-    folded into the base file. STORE may be written meanwhile. Damaged tables are left out, named
-    under "damaged" in --json, and the exit code is 4.
+    STATE lists the fields after the first. DELTA counts the rows that are committed but not yet
+    folded into the base file. STORE may be written meanwhile. If tables are damaged, they are
+    omitted, listed under "damaged" in --json, and the exit code is 4.
 
     \b
     Examples:

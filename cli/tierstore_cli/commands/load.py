@@ -63,11 +63,10 @@ def load(
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
     SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv .tsv .jsonl .fvecs or
-    .fbin file, or the .json index of a model in several .safetensors files; FILE:NAME
-    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. - is standard
-    input, which like a pipe needs --format. A missing store
-    or table is made, with the shape and element type of the file. Other fields of the table stay
-    as they are.
+    .fbin file, or the .json index of a model in several .safetensors files. FILE:NAME selects one
+    of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a pipe
+    needs --format. A missing store or table is created with the shape and element type of the
+    file. Other fields of the table do not change.
 
     Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
     decimal mark are found by the types of their cells; what was found is said on stderr. What can
@@ -120,7 +119,7 @@ def load(
     verb = "made" if done.created else "loaded"
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}{', with keys' if done.keys else ''}"
     out.show(
-        data, f"{verb} {done.table} {done.field}: {shape}; {store} is at version {done.version}"
+        data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
     )
 
 

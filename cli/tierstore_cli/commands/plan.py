@@ -1,4 +1,4 @@
-"""Predict what a memory budget brings."""
+"""Predict hit rates and step times for a memory budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tierstore_cli.text import percent
 
 COUNT = click.IntRange(min=1)
 WAYS = {
-    "disk_reads": "reading the disk",
+    "disk_reads": "reading from disk",
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
@@ -30,17 +30,21 @@ WAYS = {
 
 
 @click.command(cls=Command)
-@click.option("--rows", type=COUNT, required=True, metavar="N", help="Rows of the table.")
-@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements of a row.")
+@click.option("--rows", type=COUNT, required=True, metavar="N", help="Number of rows of the table.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
 @click.option(
-    "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
+    "--state",
+    type=State(),
+    multiple=True,
+    metavar=State.name,
+    help="Optimizer state stored with each row, as in `tierstore init`; repeatable.",
 )
 @click.option(
     "--host",
     type=Bytes(),
     metavar=Bytes.name,
-    help="Memory for the host tier; default: a quarter of what is free.",
+    help="Memory for the host tier; default: a quarter of the free memory.",
 )
 @click.option(
     "--gpu",
@@ -56,9 +60,9 @@ WAYS = {
     show_default=True,
     help="The policy of the host tier.",
 )
-@click.option("--trace", type=TRACE, metavar="FILE", help="The ids the table is asked for.")
+@click.option("--trace", type=TRACE, metavar="FILE", help="The row ids that are requested.")
 @stream_options
-@click.option("--reading", is_flag=True, help="Rows are only read, not trained.")
+@click.option("--reading", is_flag=True, help="Assume that rows are only read, not trained.")
 @DEPTH
 @MEASURED
 @click.option(
@@ -67,7 +71,7 @@ WAYS = {
     type=click.Path(path_type=Path),
     default=Path(),
     metavar="PATH",
-    help="The directory of the store; its disk's speed counts.",
+    help="The directory of the store, for the speed of its disk.",
 )
 @PLOT
 def plan(
@@ -137,7 +141,7 @@ def plan(
 
 
 def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
-    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES A BATCH")
+    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES/BATCH")
     rows: list[tuple[str, ...]] = [
         (
             tier.tier,
@@ -152,18 +156,18 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
     ]
     rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 4))
     lines: list[str | Grid] = [
-        f"{found.rows:,} rows of {found.record_bytes} B; host tier keeps by {found.policy}",
+        f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
         Grid(headers, rows, frozenset(range(1, len(headers)))),
     ]
     if found.seconds:
-        lines += ["", f"a step moves rows for {1000 * found.step_seconds:,.1f} ms:"]
+        lines += ["", f"moving rows takes {1000 * found.step_seconds:,.1f} ms per step:"]
         times = [
             (WAYS[name], f"{1000 * seconds:,.1f} ms") for name, seconds in found.seconds.items()
         ]
         lines.append(Grid((), times, frozenset({1})))
     lines += found.notes
     if not traced:
-        lines.append("for hit rates add --trace; `table.record(path)` records one")
+        lines.append("for hit rates add --trace; record one with `table.record(path)`")
     elif not timed:
-        lines.append("for times measure this machine: tierstore bench")
+        lines.append("for times, measure this machine: tierstore bench")
     return lines
