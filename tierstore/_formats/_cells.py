@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite, isinf
 from pathlib import Path
 from typing import IO
 
@@ -46,6 +47,7 @@ _CELL_BYTES = 128
 """What a number in a line takes until it is in a block: twice as text, and as a float."""
 _CHARACTER_BYTES = 8
 """What a character of a line takes: in the line and in a cell, four bytes at most each."""
+_MOST_BYTES = _CELL_BYTES + _CHARACTER_BYTES
 # What Python takes for a number, and other tools do not: 1_000, digits of other alphabets.
 _NO_NUMBER = re.compile(r"[^ \t!-^`-~]")
 
@@ -119,7 +121,8 @@ class Cells:
         first, lines.line = lines.line, lines.line + block.count(b"\n")
         for number, data in enumerate(block.split(b"\n"), first):
             text = data.decode(errors="surrogateescape").rstrip("\r")
-            lines.allowance.check(self.cost(text), "the cells of one row")
+            if _MOST_BYTES * (len(text) + 1) > lines.allowance.left:  # most lines are far from it
+                lines.allowance.check(self.cost(text), "the cells of one row")
             if cells := split(text, self.width):
                 yield number, cells
 
@@ -189,7 +192,9 @@ def line_edges(block: bytes) -> tuple[set[int], set[int]]:
 
 def split_blanks(text: str, width: int = 0) -> list[str]:
     """Divide a line at runs of blanks and tabs; with `width`, more cells are one word in front."""
-    cells = [cell for cell in text.replace("\t", " ").split(" ") if cell]
+    cells = (text.replace("\t", " ") if "\t" in text else text).split(" ")
+    if "" in cells:
+        cells = [cell for cell in cells if cell]
     if not width or len(cells) <= width:
         return cells
     rest = text.rstrip(" \t")
@@ -221,20 +226,19 @@ def numbers_of(cells: Sequence[str], decimal: str, null: frozenset[str], into: a
     """
     before = len(into)
     try:
-        if decimal != "." or null or _NO_NUMBER.search("".join(cells)):
+        text = "".join(cells)
+        plain = text.isascii() and text.isprintable() and "_" not in text
+        if decimal != "." or null or not plain:
             into.extend(_number(cell, decimal, null) for cell in cells)
         else:
             into.extend(map(float, cells))
     except ValueError:
         raise ValueError(len(into) - before) from None
     found = into[before:]
-    if all(-_LARGEST <= value <= _LARGEST for value in (min(found), max(found))):
+    if isfinite(sum(found)):
         return 0
     pairs = zip(found, cells, strict=True)
-    return sum(abs(value) > _LARGEST and any(map(str.isdigit, cell)) for value, cell in pairs)
-
-
-_LARGEST = 1.7976931348623157e308
+    return sum(isinf(value) and any(map(str.isdigit, cell)) for value, cell in pairs)
 
 
 def _number(cell: str, decimal: str, null: frozenset[str]) -> float:
