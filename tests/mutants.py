@@ -592,6 +592,30 @@ MUTANTS = [
         "if len(data) - at <= nbytes:",
         "tests/formats/test_word2vec.py",
     ),
+    Mutant(
+        "_formats/_arrow.py",
+        "return numbers if np.isfinite(numbers).all() else None",
+        "return numbers",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/_layout.py",
+        "if len(labels) > 2 and all(",
+        "if len(labels) > 1 and all(",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/_layout.py",
+        "if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):",
+        "if others and distinct[0] in (0, self.columns - 1):",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/base.py",
+        "yield block[self._chosen[start : start + len(block)]]",
+        "yield block",
+        "tests/test_notes.py",
+    ),
 ]
 
 

@@ -7,6 +7,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store
     ├── FormatError            ValueError          a file that does not have the claimed format
+    │   └── AmbiguousFileError                     … or can be read in two ways
     ├── CorruptStoreError      OSError             a checksum or size does not match
     │   └── CorruptRowError                        … of single rows
     ├── LockedError            BlockingIOError     another writer holds the store
@@ -47,6 +48,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = [
+    "AmbiguousFileError",
     "CapacityError",
     "ClosedError",
     "CommitFailedError",
@@ -125,6 +127,10 @@ class NotAStoreError(_SystemError, FileNotFoundError):
 
 class FormatError(TierStoreError, ValueError):
     """A file does not have the format it claims, or was written by a newer version."""
+
+
+class AmbiguousFileError(FormatError):
+    """A file can be read in more than one way; the message says how to choose one."""
 
 
 class CorruptStoreError(_SystemError, OSError):

@@ -33,6 +33,7 @@ class ExportResult:
         bytes: size of the file, of all files in the directory, or of the matrix in a zarr store.
         overflowed: number of finite values that became infinite in the conversion to `dtype`.
         skipped: ids of damaged rows, written as NaN, in ascending order.
+        notes: what was not written, a sentence each.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class ExportResult:
     bytes: int
     overflowed: int
     skipped: list[int] = dataclasses.field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def export_table(
@@ -63,10 +65,10 @@ def export_table(
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`
-            or `.bin`. A URL for fsspec, such as "s3://bucket/items.zarr", and a zarr store are
-            accepted too: these have no rename, so readers see them grow, and `import_table` refuses
-            them until they are complete.
+        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
+            `.csv`, `.bin`, `.fvecs` or `.fbin`. A URL for fsspec, such as "s3://bucket/items.zarr",
+            and a zarr store are accepted too: these have no rename, so readers see them grow, and
+            `import_table` refuses them until they are complete.
         field: the field to write; the first if None.
         rows: the range of rows as (start, stop); all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None. If the
@@ -137,8 +139,22 @@ def export_table(
     width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
     nbytes = (stop - start) * width if into_store else _size(path)
     return ExportResult(
-        path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed, skipped or []
+        path,
+        stop - start,
+        stored.dim,
+        sink.dtype,
+        nbytes,
+        converter.overflowed,
+        skipped or [],
+        _notes(table, path),
     )
+
+
+def _notes(table: Table, path: Path) -> tuple[str, ...]:
+    """Return what was left out, a sentence each."""
+    if table.keys is None or format_of(path, write=True).keys != "never":
+        return ()
+    return (f"the {table.rows:,} keys of the table are not written: {path.suffix} files hold none",)
 
 
 def _checked_choice(damaged: str) -> str:

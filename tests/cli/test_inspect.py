@@ -262,3 +262,8 @@ def test_what_is_not_a_store(run, tmp_path, single, command):
     for name in ("empty", "file", "half.tier", "missing"):
         assert name in run(command, tmp_path / name, code=3).stderr
     assert "remove it" in run(command, half, code=3).stderr
+
+
+@pytest.mark.parametrize("options", [["--full"], ["--field", "weight"], ["--field", "nope"]])
+def test_options_that_say_nothing_are_refused(run, single, options):
+    assert "--stats" in run("inspect", single, *options, code=2).stderr

@@ -150,3 +150,35 @@ def test_string_keys_whose_offsets_lie(tmp_path):
         path.write_bytes(content.replace(offsets, struct.pack("<4q", *lie)))
         with pytest.raises(FormatError, match="key"):
             read_keys_of(path)
+
+
+def test_a_model_in_several_files(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    matrix = random_matrix(9, 4)
+    index = tmp_path / "model.safetensors.index.json"
+    shards = {"head": "model-1-of-2.safetensors", "weight": "model-2-of-2.safetensors"}
+    for name, tensor in (("head", matrix + 1), ("weight", matrix)):
+        numpy.save_file({name: tensor}, tmp_path / shards[name])
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": shards}))
+    assert read_file(f"{index}:weight").tobytes() == matrix.tobytes()
+    assert read_file(f"{index}:head").tobytes() == (matrix + 1).tobytes()
+    assert read_file(index, field="weight").tobytes() == matrix.tobytes()
+    with pytest.raises(FormatError, match="contains 2 matrices"):
+        open_source(index)
+    with pytest.raises(FormatError, match="contains no 'nope'"):
+        open_source(f"{index}:nope")
+    (tmp_path / "model-1-of-2.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"model-1-of-2\.safetensors: no such file"):
+        open_source(f"{index}:head")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", "{}", '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b.safetensors"}}',
+     '{"weight_map": {"a": "/b.safetensors"}}', '{"weight_map": {"a": "b.npy"}}'],
+)  # fmt: skip
+def test_json_that_is_no_index_of_files_beside_it(tmp_path, text):
+    (tmp_path / "b.safetensors").touch()
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(FormatError, match=r"f\.json: (not JSON|no index)"):
+        open_source(f"{tmp_path / 'f.json'}:a")

@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
+from tierstore._formats._encoding import is_packed
 from tierstore._formats.base import (
     FORMATS,
     Array,
     Content,
     Format,
     Source,
+    TextOptions,
     Wanted,
     Write,
     block_rows_for,
@@ -50,6 +52,7 @@ __all__ = [
     "Location",
     "Sink",
     "Source",
+    "TextOptions",
     "format_of",
     "locate",
     "open_sink",
@@ -67,14 +70,24 @@ def format_of(path: Path, *, write: bool = False) -> Format:
 
     Raises InvalidInputError that lists the readable or writable formats.
     """
-    suffix = path.suffix.lower()
+    suffix = format_suffix(path)
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
-    if suffix not in known:
+    if suffix not in known or (write and is_packed(path)):
         verb = "written" if write else "read"
         raise InvalidInputError(
             f"{path}: files ending in {suffix!r} cannot be {verb}; use one of {' '.join(known)}"
         )
     return FORMATS[suffix]
+
+
+def format_suffix(path: Path) -> str:
+    """Return the suffix that names the format of a file, in lower case.
+
+    That of a packed file in text is the last but one: `.csv` of `items.csv.gz`.
+    """
+    inner = Path(path.stem).suffix.lower()
+    packed = is_packed(path) and inner in FORMATS and FORMATS[inner].is_text
+    return inner if packed else path.suffix.lower()
 
 
 def split_name(source: str | Path) -> tuple[Path, str | None]:
@@ -85,7 +98,7 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
-        if Path(text[:colon]).suffix.lower() in FORMATS:
+        if format_suffix(Path(text[:colon])) in FORMATS:
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
@@ -130,6 +143,7 @@ def open_source(
     field: str | None = None,
     text_dtype: str = DEFAULT_DTYPE,
     memory: Size = DEFAULT_MEMORY,
+    text: TextOptions | None = None,
 ) -> Source:
     """Open a file of vectors for reading; its suffix selects the format. Returns a `Source`.
 
@@ -140,10 +154,13 @@ def open_source(
         text_dtype: the element type for text formats, which do not specify one.
         memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
             "512MiB". Sizes that the file claims are checked against it before memory is allocated.
+        text: what the caller knows about a text file.
 
     Raises:
+        AmbiguousFileError: a text file can be read in two ways, and `text` does not say which.
         FormatError: the file is missing or damaged, lacks the matrix, or needs more than `memory`.
-        InvalidInputError: the suffix is unknown; the message lists the known ones.
+        InvalidInputError: the suffix is unknown; the message lists the known ones. Or `text` is
+            given for a file of another kind.
         MissingExtraError: the format needs a package that is not installed.
     """
     found = locate(path)
@@ -152,7 +169,10 @@ def open_source(
         wanted = Wanted(None, field, dtype, memory)
         return format_of(found.path).open_store(found.store, found.path, wanted)
     file, name = split_name(found.path)
-    return format_of(file).open(file, Wanted(name, field, dtype, memory))
+    format_ = format_of(file)
+    if text not in (None, TextOptions()) and not format_.is_text:
+        raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
+    return format_.open(file, Wanted(name, field, dtype, memory, text or TextOptions()))
 
 
 def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
@@ -165,7 +185,7 @@ def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     """
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
-    if file.suffix.lower() not in able:
+    if format_suffix(file) not in able:
         raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
     return format_of(file).read_keys(file, name, memory)
 

@@ -17,7 +17,7 @@ from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
-from tierstore.errors import FormatError
+from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
@@ -25,12 +25,15 @@ __all__ = [
     "Array",
     "Content",
     "Format",
+    "SelectedSource",
     "Source",
     "SpanSource",
+    "TextOptions",
     "Wanted",
     "Write",
     "block_rows_for",
     "choose",
+    "note_unread",
 ]
 
 
@@ -57,7 +60,17 @@ class Source(Closing):
         rows: number of rows, may be 0.
         dim: number of elements per row, at least 1.
         dtype: name of the element type.
+        overflowed: values that the last pass over the rows found too large for `dtype`.
+        read_as: what was decided about a file in text, for people; or None.
+        notes: what the file holds and is not read, a sentence each.
+        called_keys: what the file holds under the name of keys, for people; None if nothing. It
+            need not be what `keys` can read.
     """
+
+    overflowed = 0
+    read_as: str | None = None
+    notes: tuple[str, ...] = ()
+    called_keys: str | None = None
 
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
         """Validate the sizes that the file claims before memory is allocated for them."""
@@ -109,6 +122,70 @@ class Source(Closing):
         """Yield the rows in blocks of at most `block_rows`; `blocks` checks their number."""
 
 
+class SelectedSource(Source):
+    """Some of the rows of a source, in its order."""
+
+    def __init__(self, source: Source, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take the rows of `source` where `chosen`, one bool for each, is true."""
+        super().__init__(source.path, int(chosen.sum()), source.dim, source.dtype)
+        self._source = source
+        self._chosen = chosen
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        start = 0
+        for block in self._source.blocks(block_rows):
+            yield block[self._chosen[start : start + len(block)]]
+            start += len(block)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
+    """Return a note on arrays, by name, that have one value a row and are not read as keys.
+
+    `how` says what makes them the keys.
+    """
+    found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
+    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+    return (f"not read, though it has a value for each row: {listed}; {how}",) if found else ()
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What the caller knows about a file in text; None where the file is to be asked.
+
+    Attributes:
+        header: whether the first line names the columns.
+        key_column: the column of keys, its name or its number from 1; False if there is none.
+        sep: what is between cells, one character; a blank is any run of blanks and tabs.
+        decimal: what is before the decimals of a number.
+        null: texts that stand for NaN.
+    """
+
+    header: bool | None = None
+    key_column: str | int | Literal[False] | None = None
+    sep: str | None = None
+    decimal: str | None = None
+    null: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no file can be read with."""
+        if self.header not in (None, True, False):
+            raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
+        if self.key_column is True or not isinstance(self.key_column, str | int | None):
+            raise InvalidInputError(
+                f"key_column is a name, a number from 1, False or None, not {self.key_column!r}"
+            )
+        if self.sep is not None and (len(self.sep) != 1 or self.sep in '\r\n".' or self.sep > "~"):
+            raise InvalidInputError(
+                f"sep is one character of ASCII, such as ',' or ';', not {self.sep!r}"
+            )
+        if self.decimal not in (None, ".", ",") or (self.decimal and self.decimal == self.sep):
+            raise InvalidInputError(f"decimal is '.' or ',' and not sep, not {self.decimal!r}")
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The request for reading a file.
@@ -118,12 +195,14 @@ class Wanted:
         field: the preferred array if no name is given and the file contains several.
         text_dtype: element type for formats that do not specify one.
         memory: limit in bytes for keys, headers and directories, in addition to blocks.
+        text: what the caller knows about a text file.
     """
 
     name: str | None = None
     field: str | None = None
     text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
+    text: TextOptions = TextOptions()
 
 
 @dataclass(frozen=True)
@@ -173,12 +252,14 @@ class Format(ABC):
         keys: whether written files never, optionally or always have keys.
         block_bytes: size of the blocks that `write` gets.
         takes_stores: whether the format supports zarr stores in addition to paths.
+        is_text: whether files are text: read with `TextOptions`, and packed ones too.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""

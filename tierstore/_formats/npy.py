@@ -30,6 +30,7 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
     choose,
+    note_unread,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -301,6 +302,10 @@ class _NpzSource(Source):
         self._file = file
         self._archive = archive
         self._name = name
+        shapes = {n: h.shape for n, h in archive.headers.items() if n != _KEYS}
+        self.notes = note_unread(self.rows, shapes, "save it under the name 'keys'")
+        if _KEYS in archive.headers:
+            self.called_keys = f"an array of {archive.headers[_KEYS]}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for block in self._archive.read(self._name, block_rows * self.dim):

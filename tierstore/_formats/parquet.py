@@ -27,7 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, ElementType
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, blob_to_strings
 from tierstore.budget import Size, format_bytes
@@ -186,6 +195,11 @@ class _ParquetSource(Source):
         super().__init__(columns.path, columns.rows, columns.length(column), element)
         self._columns = columns
         self._column = column
+        others = [name for name, kind in columns.kinds.items() if "key" in kind and name != _KEY]
+        how = f"--keys {columns.path.name}:{others[0] if others else ''} makes it the keys"
+        self.notes = note_unread(self.rows, dict.fromkeys(others, (self.rows,)), how)
+        if _KEY in columns.kinds:
+            self.called_keys = f"a column of {columns.kinds[_KEY]['text']}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for rows, (data,) in self._columns.blocks(self._column, block_rows, self.dim):
@@ -270,8 +284,11 @@ class Parquet(Format):
         options = {
             "compression": "zstd",
             "use_dictionary": False,
-            "use_byte_stream_split": [f"{content.field}.list.element"],
-            "write_statistics": False,
+            # DuckDB reads it of the types of the specification's first version alone.
+            "use_byte_stream_split": (
+                [f"{content.field}.list.element"] if content.storage.itemsize > 2 else False
+            ),
+            "write_statistics": [_KEY] if content.keys is not None else False,
         }
         with (
             path.open("xb") as file,

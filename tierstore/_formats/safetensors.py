@@ -21,7 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Content, Format, Source, SpanSource, Wanted, Write, choose
+from tierstore._formats.base import (
+    Content,
+    Format,
+    Source,
+    SpanSource,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.budget import JSON_COST
@@ -134,6 +143,10 @@ class _SafetensorsSource(SpanSource):
         super().__init__(file, rows, dim, _NAMES[tensor.code], offset=data_offset + tensor.start)
         self._tensors = tensors
         self._data_offset = data_offset
+        shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}
+        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
+        if _KEYS in tensors:
+            self.called_keys = f"a tensor of {tensors[_KEYS]}"
 
     @cached_property
     def keys(self) -> Keys | None:

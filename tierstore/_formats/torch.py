@@ -21,7 +21,14 @@ from typing import Any, Literal
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Array, Format, Source, Wanted, choose
+from tierstore._formats.base import (
+    Array,
+    Format,
+    Source,
+    Wanted,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore.budget import OBJECT_BYTES, Allowance
@@ -393,4 +400,9 @@ class Torch(Format):
             named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
             matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
             tensor = named[choose(path, wanted, matrices, named)]
-            return _PtSource(tensors, tensor)
+            source = _PtSource(tensors, tensor)
+            shapes = {name: each.shape for name, each in named.items() if name != _KEYS}
+            source.notes = note_unread(source.rows, shapes, "save it under the name 'keys'")
+            if _KEYS in named:
+                source.called_keys = f"a tensor of {named[_KEYS]}"
+            return source

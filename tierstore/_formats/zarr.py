@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import parsing
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.budget import JSON_COST, Allowance
@@ -51,6 +60,10 @@ class _ZarrSource(Source):
         self._siblings = siblings
         self._allowance = allowance
         self._chunk_rows = _outer_chunks(array)[0]
+        shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
+        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
+        if _KEYS in siblings:
+            self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         """Read whole chunks; a block has several chunks or a part of one."""
@@ -185,6 +198,7 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
         chunks=(max(1, min(content.rows, content.block_rows)), content.dim),
         dtype=content.storage,
         attributes={"dtype": content.dtype},
+        dimension_names=["row", "dim"],
         config={"write_empty_chunks": True},
     )
 
@@ -210,6 +224,7 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
         shape=(length,),
         chunks=(max(1, min(length, _KEY_CHUNK)),),
         dtype=dtype,
+        dimension_names=["row" if name == _KEYS and dtype != "u1" else name],
         config={"write_empty_chunks": True},
     )
     start = 0

@@ -83,7 +83,7 @@ def _check_target(target: Path, *, force: bool) -> None:
     if target.is_symlink():
         raise ExistsError(f"{target} is a symbolic link; name the file itself", filename=target)
     if target.is_dir() or (target.exists() and not force):
-        hint = "" if target.is_dir() else ", or force replacing it"
+        hint = "" if target.is_dir() else ", or replace it (force=True, --force)"
         raise ExistsError(f"{target} exists; choose another name{hint}", filename=target)
 
 

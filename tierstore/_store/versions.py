@@ -200,7 +200,8 @@ def read_identity(directory: _io.Directory) -> Identity:
         return Identity.decode(directory.read_file(STORE, 1 << 16), directory.join(STORE))
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{directory.path} is not a store: it has no {STORE}; create one with tierstore.create",
+            f"{directory.path} is not a store: it has no {STORE}; create one with "
+            "tierstore.create or 'tierstore init'",
             filename=directory.path,
         ) from None
 

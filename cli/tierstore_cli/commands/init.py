@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +24,7 @@ from tierstore_cli.params import (
     DTYPE,
     STORE,
     UNTESTED,
+    Count,
     InitializerType,
     SeededInitializer,
     State,
@@ -28,7 +32,7 @@ from tierstore_cli.params import (
 )
 from tierstore_cli.progress import Progress
 
-COUNT = click.IntRange(min=1)
+COUNT = Count()
 SEED = click.IntRange(0, 2**64 - 1)
 CHECKSUM_BYTES = 4
 
@@ -93,12 +97,12 @@ def init(
     """Create a store at STORE, or add a table to an existing store.
 
     Reserves disk space for every row, so that a full disk is an error here and not during training.
-    Never replaces existing data.
+    Never replaces existing data; an empty directory becomes the store.
 
     \b
     Examples:
       tierstore init emb.tier --rows 1000000 --dim 128
-      tierstore init emb.tier --rows 10000000 --dim 64 --init "normal(0,0.01)" --seed 7
+      tierstore init emb.tier --rows 10M --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
@@ -111,10 +115,11 @@ def init(
       rmsprop                              square_avg
       adadelta                             square_avg acc_delta
       sgd-momentum                         momentum_buffer
-      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's
+      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
+                                           field:NAME where NAME is like one of the above
     """
     spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
-    exists = os.path.lexists(store)
+    exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
     with Progress("writing") as progress:
@@ -190,7 +195,28 @@ def _make(
             return None if dry_run else opened.version
     if dry_run:
         return None
-    with tierstore.create(
-        store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
-    ) as made:
+    with (
+        _making_way(store),
+        tierstore.create(
+            store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
+        ) as made,
+    ):
         return made.version
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and next(path.iterdir(), None) is None
+
+
+@contextmanager
+def _making_way(path: Path) -> Iterator[None]:
+    """Remove an empty directory, in whose place a store is made with the same mode."""
+    mode = path.stat().st_mode if path.exists() else None
+    if mode is not None:
+        path.rmdir()
+    try:
+        yield
+    finally:
+        if mode is not None:
+            path.mkdir(exist_ok=True)
+            path.chmod(stat.S_IMODE(mode))

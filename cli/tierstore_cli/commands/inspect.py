@@ -59,6 +59,10 @@ def inspect(
       tierstore inspect emb.tier --versions
       tierstore inspect emb.tier --json | jq .version
     """
+    if full and not stats:
+        raise click.UsageError("--full says which rows --stats reads; give both")
+    if field is not None and not stats and span is None:
+        raise click.UsageError("--field says what --stats and --rows show; give one of them")
     with open_store(store) as opened:
         info = opened.info()
         data = info.to_dict()
