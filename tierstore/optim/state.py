@@ -66,7 +66,7 @@ class StoredState:
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is an optimizer's of another class."""
-        found = self.table.scalars.get(self._owned)
+        found = self.table._scalars.get(self._owned)
         if found is not None and found["class"] != self._owner:
             raise InvalidInputError(
                 f"table {self.table.name!r} holds the state of {found['class']} after "
@@ -128,7 +128,7 @@ class StoredState:
         return self._columns
 
     def _shared(self, key: str, initial: Any) -> Any:
-        value = self.table.scalars.get(self._prefix + key, initial)
+        value = self.table._scalars.get(self._prefix + key, initial)
         if isinstance(initial, Tensor):
             return torch.full_like(initial, float(value))
         return value
@@ -201,12 +201,12 @@ class StoredState:
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return int(self.table.scalars.get(self._count, 0))
+        return int(self.table._scalars.get(self._count, 0))
 
     @property
     def shared(self) -> tuple[Any, ...]:
         """What the next step depends on beside rows and options: equal where one step will do."""
-        get = self.table.scalars.get
+        get = self.table._scalars.get
         return tuple([get(name) for name in self._shared_names])
 
     def count(self, state: State | None = None) -> None:
