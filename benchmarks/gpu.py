@@ -17,7 +17,7 @@ from tierstore._disk.generation import Generation
 from tierstore._door import Door
 from tierstore._memory_table import MemoryTable, Origin, _Ground
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.placement import Placement
@@ -93,6 +93,7 @@ class Scratch:
         """Make tables of these rows, with float32 fields of these dims."""
         self.door = Door("benchmark", writable=True)
         self.prefetcher = Prefetcher(self.door)
+        self.touched = Touched()
         spec = {name: Field(dim) for name, dim in fields.items()}
         specs = {name: TableSpec(rows=each, fields=spec) for name, each in rows.items()}
         every = sum(rows.values())
@@ -100,7 +101,9 @@ class Scratch:
         gpu = GpuMemory.bytes_for(every, width, max(1, int(share * every)))
         budget = Budget(host_rows=max(rows.values()), gpu=gpu)
         tiers = {name: _Noise(each) for name, each in specs.items()}
-        self._space = Placement(budget, None, device).place(tiers, specs)
+        placement = Placement(budget, None, device)
+        (part,) = placement.plan(specs)
+        self._space = placement.place(part, tiers)
         self._tables = {
             extent.table: Table(
                 self,

@@ -52,6 +52,8 @@ def test_bags(place: Place, weights: Tensor, mode: str, padding: int | None) -> 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_with_padding_in_order(place: Place, weights: Tensor, mode: str) -> None:
+    if mode == "max" and place.torch != "cpu":
+        pytest.skip("torch has no maximum in order on a GPU")
     pair = Pair(place, weights, mode=mode, padding_idx=2)
     torch.use_deterministic_algorithms(True)
     try:

@@ -105,13 +105,27 @@ class Twins:
             one, two = (store[name] for store in self.stores)
             assert one.fields.keys() == two.fields.keys()
             for field in one.fields:
-                pairs = zip(one.scan(field, raw=True), two.scan(field, raw=True), strict=True)
+                exact = self.place.torch == "cpu"
+                pairs = zip(one.scan(field, raw=exact), two.scan(field, raw=exact), strict=True)
                 for found, expected in pairs:
-                    assert found.tobytes() == expected.tobytes(), (name, field)
+                    if exact:
+                        assert found.tobytes() == expected.tobytes(), (name, field)
+                    else:
+                        np.testing.assert_allclose(found, expected, **CLOSE)
             assert one.scalars == two.scalars, name
 
 
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}
+
+
 def same(one: Tensor, two: Tensor) -> bool:
+    """Whether tensors are equal to the bit; on a real GPU, whether they are close.
+
+    There torch adds up the gradients of a row in parts that depend on where its ids are among all.
+    """
+    if one.is_cuda:
+        torch.testing.assert_close(one, two, **CLOSE)
+        return True
     return one.dtype == two.dtype and bool(torch.equal(one, two))
 
 
@@ -521,7 +535,8 @@ def test_bad_ids_reach_no_other_table(place: Place) -> None:
     twins = Twins(place, [30, 12, 25])
     optimizer = TieredOptimizer(torch.optim.SGD, [twins.collection], lr=0.1)
     before = {name: twins.stores[0][name].read(torch.arange(n)) for name, n in twins.rows.items()}
-    rows = twins.collection({"t0": torch.tensor([30, 31, 41]), "t1": torch.tensor([-1, 12])})
+    bad = {"t0": torch.tensor([30, 31, 41]), "t1": torch.tensor([-1, 12])}
+    rows = twins.collection({name: ids.to(place.torch) for name, ids in bad.items()})
     torch.cat(list(rows.values())).sum().backward()
     optimizer.step()
     for name, count in twins.rows.items():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tierstore._store.store import Store
 
-__all__ = ["Features", "JointTable", "Placement", "alike"]
+__all__ = ["Features", "JointTable", "Location", "alike"]
 
 _SOURCE = RECORDS.extended("tierstore._table", "joint.cu")
 _Ids: Any = _SOURCE.structure("Ids")
@@ -78,7 +78,7 @@ def _shape(layout: RecordLayout) -> tuple[object, ...]:
     return tuple((name, item.dim, item.dtype, layout.span(name)) for name, item in layout.fields)
 
 
-class Placement:
+class Location:
     """Where the tables of a joint table are now: they are moved when others come, grow or change.
 
     Attributes:
@@ -233,7 +233,7 @@ class Placement:
 class JointTable:
     """Tables of one space and one layout as one, by rows of the space.
 
-    It has what layers and optimizers need of a table. Rows are good for one placement: `renumbered`
+    It has what layers and optimizers need of a table. Rows are good for one location: `renumbered`
     brings those of an older one to the present.
 
     Attributes:
@@ -245,14 +245,14 @@ class JointTable:
         """Join tables that are `alike`."""
         self.tables: tuple[Table, ...] = tuple(tables)
         self.name: str = _listed(tables)
-        self._placement = Placement(self.tables)
+        self._location = Location(self.tables)
 
     @property
-    def placement(self) -> Placement:
+    def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError where they were parted."""
-        if self.tables[0]._space is not self._placement.space:
-            self._placement = Placement(self.tables)
-        return self._placement
+        if self.tables[0]._space is not self._location.space:
+            self._location = Location(self.tables)
+        return self._location
 
     def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
         """Return the rows of the ids of some features, int64 `(n,)`.
@@ -266,16 +266,16 @@ class JointTable:
         it becomes a row that no space has: it reads NaN, is not written, and the next call that
         waits raises.
         """
-        return self.placement.in_space(ids, features, lengths)
+        return self.location.in_space(ids, features, lengths)
 
-    def renumbered(self, rows: Tensor, before: Placement) -> Tensor:
-        """Return rows of an earlier placement as those of the present one."""
-        now = self.placement
+    def renumbered(self, rows: Tensor, before: Location) -> Tensor:
+        """Return rows of an earlier location as those of the present one."""
+        now = self.location
         if before is now:
             return rows
         import torch
 
-        # On the host: the order of the tables is all that both placements share.
+        # On the host: the order of the tables is all that both locations share.
         given = torch.from_numpy(on_host(rows))
         order = torch.from_numpy(before.starts[before._order])
         found = torch.searchsorted(order, given, right=True) - 1
@@ -285,7 +285,7 @@ class JointTable:
 
     def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
         """Pin the distinct rows of a batch, of the tables `touched`; see `Table.lease`."""
-        access = self.placement.access
+        access = self.location.access
         try:
             batch = access.ids(rows)
             self._record(rows, touched)
@@ -295,8 +295,8 @@ class JointTable:
 
     def read(self, rows: Tensor, field: str | Sequence[str], touched: Iterable[int] = ()) -> Any:
         """Return a field of rows, `(n, dim)`, or a dict of several; see `Table.read`."""
-        placement = self.placement
-        access, layout = placement.access, self.spec.layout
+        location = self.location
+        access, layout = location.access, self.spec.layout
         try:
             batch = access.ids(rows)
             self._record(rows, touched)
@@ -314,7 +314,7 @@ class JointTable:
 
     def write(self, rows: Tensor, values: Any, field: str) -> None:
         """Write a field of rows, `(n, dim)`; see `Table.write`."""
-        access, layout = self.placement.access, self.spec.layout
+        access, layout = self.location.access, self.spec.layout
         self._owner.door.check(write=True)
         try:
             batch = access.ids(rows)
@@ -327,17 +327,17 @@ class JointTable:
         """Start bringing rows nearer; see `Table.prefetch`."""
         with internal_errors():
             self._owner.door.check()
-            self.placement.access.prefetch(rows, window, self._owner.prefetcher)
+            self.location.access.prefetch(rows, window, self._owner.prefetcher)
 
     def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
         """Add a batch to the open recordings of its tables, each with its own ids."""
         recorded = [number for number in touched if self.tables[number]._recording is not None]
         if not recorded:
             return
-        placement, every = self.placement, on_host(rows) if is_torch(rows) else rows
+        location, every = self.location, on_host(rows) if is_torch(rows) else rows
         for number in recorded:
             recording = self.tables[number]._recording
-            own = every - placement.starts[number]
+            own = every - location.starts[number]
             if recording is not None:
                 recording.add(own)
 

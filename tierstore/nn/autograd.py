@@ -156,7 +156,7 @@ class Batch:
         if self._joint is None:
             self.lease: Lease = table.lease(ids)
         else:
-            self._placement = self._joint.placement
+            self._placement = self._joint.location
             self.lease = self._joint.lease(ids, touched)
         self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find

@@ -275,14 +275,14 @@ def _source(store: Store, feature: str, given: Any) -> tuple[Table, str]:
     table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(table, str):
         table = store[table]
-    if not isinstance(table, Table):
-        raise InvalidTypeError(
-            f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
-        )
-    if table._owner.store is not store:
+    elif isinstance(table, Table) and table._owner.store is not store:
         raise InvalidInputError(
             f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
             "over tables of one"
+        )
+    if not isinstance(table, Table):
+        raise InvalidTypeError(
+            f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
         )
     layout = table.spec.layout
     field = layout.fields[0][0] if field is None else field

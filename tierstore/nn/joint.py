@@ -96,7 +96,7 @@ class JointLayer(RowsLayer):
             first = self._averages[0]
             steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
             values = self.table.read(rows, first.names, touched)
-            tables = self.table.placement.tables_of(rows)
+            tables = self.table.location.tables_of(rows)
             return first.after(steps[tables][:, None], values).to(self._anchor)
         found: Tensor = self.table.read(rows, self.field, touched)
         return found.to(self._anchor)

@@ -149,7 +149,7 @@ class RowsParameter(torch.nn.Parameter):
         if self._whole is None:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         rows = self._whole.batch.distinct
-        return self.table.placement.own(rows) if self._is_joint else rows.clone()
+        return self.table.location.own(rows) if self._is_joint else rows.clone()
 
     @property
     def table_of(self) -> Tensor:
@@ -160,7 +160,7 @@ class RowsParameter(torch.nn.Parameter):
         ids = self.ids
         if not self._is_joint or self._whole is None:
             return torch.zeros_like(ids)
-        found: Tensor = self.table.placement.tables_of(self._whole.batch.distinct)
+        found: Tensor = self.table.location.tables_of(self._whole.batch.distinct)
         return found
 
     @property

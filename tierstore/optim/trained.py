@@ -90,7 +90,7 @@ class TrainedField:
     def _apart(self, gradient: Gradient, found: list[tuple[int, list[int]]]) -> list[Share]:
         """Return shares that have their own rows each."""
         rows = gradient.batch.distinct
-        tables = self.rows.table.placement.tables_of(rows)
+        tables = self.rows.table.location.tables_of(rows)
         share_of = torch.full((len(self.states),), -1)
         for number, (_, numbers) in enumerate(found):
             share_of[numbers] = number
@@ -163,7 +163,7 @@ class TrainedField:
         rows = gradient.batch.distinct[: gradient.batch.lease.bound]
         if not isinstance(self.rows.table, JointTable):
             return rows
-        own: Tensor = self.rows.table.placement.own(rows)
+        own: Tensor = self.rows.table.location.own(rows)
         return own
 
     def _projected(self, project: Project, weights: Tensor) -> Tensor:
