@@ -220,7 +220,7 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
 
 def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
     """A batch cut into blocks of a few records waited for a thread at each of them."""
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 3 * WIDTH)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
     rng = np.random.default_rng(7)
     little, enough = File(8 * WIDTH), File(12 * WIDTH)
     for file in (little, enough):
