@@ -99,7 +99,7 @@ class Location:
                     f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
                     "records differ by now: make the collection anew"
                 )
-        self.tables = tuple(tables)
+        self.tables: tuple[Table, ...] = tuple(tables)
         self.starts: Rows = np.array([table._extent.start for table in tables], np.int64)
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)
         door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))

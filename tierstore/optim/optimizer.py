@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -136,8 +136,8 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def _share(self) -> None:
         """Have groups and state be those of the torch optimizer."""
-        self.param_groups = self._inner.param_groups
-        self.state = self._inner.state
+        self.param_groups: list[dict[str, Any]] = self._inner.param_groups
+        self.state: defaultdict[torch.Tensor, Any] = self._inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more: `{"params": [...], "lr": …}`. Adds fields to tables.
