@@ -32,7 +32,7 @@ def test_rows_by_key(run, run_json, pair):
     data = run_json("get", pair, "--table", "user", "--key", "name_7")
     assert [(row["id"], row["key"]) for row in data["rows"]] == [(7, "name_7")]
     assert data["rows"][0]["values"] == rows_of(pair, "user", [7])[0].tolist()
-    run("get", pair, "--table", "user", "--key", "nobody", code=1)
+    run("get", pair, "--table", "user", "--key", "unknown", code=1)
     run("get", pair, "--table", "item", "--key", "name_7", code=1)
 
 

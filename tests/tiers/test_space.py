@@ -280,7 +280,7 @@ class LongProgram(Program):
         )
         assert self.store.uncommitted_rows() >= dirty
         assert self.store.uncommitted_rows() == sum(
-            table._uncommitted().size for table in self.store.values()
+            table._space.uncommitted(table._extent).size for table in self.store.values()
         )
 
 

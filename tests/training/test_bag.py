@@ -104,5 +104,5 @@ def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
     emb = TieredEmbeddingBag(table)
     with pytest.raises(ValueError, match="offsets"):
         emb(place.ids(4))
-    with pytest.raises(NotImplementedError, match="per_sample_weights"):
+    with pytest.raises(InvalidInputError, match="per_sample_weights"):
         emb(place.ids(4, 2), None, torch.ones(4, 2).to(place.torch))

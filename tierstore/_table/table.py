@@ -691,10 +691,6 @@ class Table:
         self._reset_scalars()
         return self._extent.in_space(changed)
 
-    def _uncommitted(self) -> npt.NDArray[np.int64]:
-        """Return the rows that were written since the last commit, ascending."""
-        return self._space.uncommitted(self._extent)
-
     def _reset_scalars(self) -> None:
         """Take the scalars of the version that is open."""
         self._scalars: dict[str, Any] = dict(self._generation.info.scalars)

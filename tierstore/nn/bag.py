@@ -83,7 +83,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         """
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
         if bags.weights is not None and self.mode != "sum":
-            raise NotImplementedError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
+            raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
         if self.padding_idx is not None:
             bags = bags.padded(self.padding_idx)
         if (

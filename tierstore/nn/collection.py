@@ -337,11 +337,6 @@ def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor,
     return given[0].contiguous() if len(given) == 1 else torch.cat(given), lengths
 
 
-def _flat(ids: Tensor) -> Tensor:
-    flat: Tensor = jagged(ids).values() if ids.is_nested else ids.reshape(-1)
-    return flat
-
-
 def _whole_numbers(ids: Tensor, what: str) -> Tensor:
     """Return ids as int64, contiguous; raises InvalidTypeError for those that are no numbers."""
     if ids.dtype is not torch.int64:
