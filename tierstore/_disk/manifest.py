@@ -158,6 +158,17 @@ class TableInfo:
         return found
 
 
+class Difference(NamedTuple):
+    """The names of tables in which a manifest differs from another before it.
+
+    `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
+    are those that only the other has.
+    """
+
+    changed: list[str]
+    gone: set[str]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One version of a store.
@@ -193,6 +204,9 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     format: int = field(default=FORMAT, compare=False)
+    _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
@@ -206,44 +220,26 @@ class Manifest:
         """Bytes of the records of all tables."""
         return sum(info.spec.nbytes for info in self.tables.values())
 
-    def changed_tables(self, before: Manifest) -> list[str]:
-        """Return the names of the tables that another one before lacks, or has otherwise.
-
-        A table that is the same and not shared counts as another.
-        """
-        compared = self._compared
-        if not compared or compared[0]() is not before:
+    def difference(self, before: Manifest) -> Difference:
+        """Return which tables differ from those of another manifest before this one."""
+        if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            names = [
-                name
-                for name, info in self.tables.items()
-                if name not in known or known[name] is not info
-            ]
-            compared[:] = [weakref.ref(before), names]
-        found: list[str] = compared[1]
-        return found
-
-    @cached_property
-    def _compared(self) -> list[Any]:
-        """The manifest that was compared last, and the tables that are others there."""
-        return []
-
-    def gone_tables(self, before: Manifest) -> set[str]:
-        """Return the names of the tables that another one before has, and this one lacks."""
-        new = sum(name not in before.tables for name in self.changed_tables(before))
-        if len(before.tables) + new == len(self.tables):
-            return set()
-        return before.tables.keys() - self.tables.keys()
+            changed = [name for name, info in self.tables.items() if known.get(name) is not info]
+            found = Difference(changed, known.keys() - self.tables.keys())
+            object.__setattr__(self, "_differs", (weakref.ref(before), found))
+            return found
+        return self._differs[1]
 
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
         """Return the paths that are only in this manifest, and those only in an earlier one."""
         new = {info.name for info in self.payload.values()}
         gone = {info.name for info in before.payload.values()}
-        for name in self.changed_tables(before):
+        difference = self.difference(before)
+        for name in difference.changed:
             new |= self.tables[name].paths(name)
             if (was := before.tables.get(name)) is not None:
                 gone |= was.paths(name)
-        for name in self.gone_tables(before):
+        for name in difference.gone:
             gone |= before.tables[name].paths(name)
         return new - gone, gone - new
 
@@ -256,7 +252,7 @@ class Manifest:
         """Take from another one before what its file says of the tables that are the same."""
         if list(self.tables) == list(before.tables):
             entries = before._entries.copy()
-            for name in self.changed_tables(before):
+            for name in self.difference(before).changed:
                 entries[name] = _entry(name, self.tables[name])
             self.__dict__["_entries"] = entries
 

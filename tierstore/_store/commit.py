@@ -142,7 +142,7 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
     state = draft.state
     version = state.ledger.last_version + 1
     changed: dict[str, TableInfo] = {}
-    for name in state.touched.names():
+    for name in {**state.touched.rows, **state.touched.scalars}:
         if (table := state.tables.get(name)) is None:
             continue
         info = state.manifest.tables[name]

@@ -174,10 +174,13 @@ class Gathered:
     def look(self, manifest: Manifest) -> None:
         """Take what another manifest says."""
         seen, self._seen = self._seen, manifest
-        if seen is not None:
-            for name in manifest.gone_tables(seen):
+        if seen is None:
+            changed = list(manifest.tables)
+        else:
+            changed, gone = manifest.difference(seen)
+            for name in gone:
                 self._count(name, ())
-        for name in manifest.tables if seen is None else manifest.changed_tables(seen):
+        for name in changed:
             self._count(name, manifest.tables[name].deltas)
 
     def _count(self, name: str, deltas: Sequence[DeltaInfo]) -> None:

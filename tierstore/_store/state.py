@@ -330,12 +330,13 @@ class State:
 
         Raises CommitFailedError: a second attempt to commit would publish the same deltas twice.
         """
+        difference = manifest.difference(self.manifest)
         try:
-            for name in manifest.gone_tables(self.manifest):
+            for name in difference.gone:
                 self.damaged.pop(name, None)
                 if name in self.tables:
                     self.spaces.drop(name)
-            for name in manifest.changed_tables(self.manifest):
+            for name in difference.changed:
                 info, table = manifest.tables[name], self.tables.get(name)
                 if table is None:
                     continue  # it is to be opened yet

@@ -6,6 +6,7 @@ Damage to one table leaves the others usable.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -111,7 +112,7 @@ class Opener:
                     info,
                     store=manifest.uuid,
                     next_seq=next_seq,
-                    on_write=lambda: self._touched.rows.setdefault(name),
+                    on_write=functools.partial(self._touched.rows.setdefault, name),
                 )
         except FileNotFoundError:
             raise CorruptStoreError(

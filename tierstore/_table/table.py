@@ -61,10 +61,6 @@ class Touched:
         self.rows: dict[str, None] = {}
         self.scalars: dict[str, None] = {}
 
-    def names(self) -> list[str]:
-        """Return the names of all of them."""
-        return [*{**self.rows, **self.scalars}]
-
 
 class Owner(Protocol):
     """What the tables of a store share; `store` is None for a table in memory alone."""
