@@ -26,8 +26,10 @@ Same: TypeAlias = Callable[[npt.NDArray[np.intp], Rows], npt.NDArray[np.bool_]]
 _LEAST_PLACES = 16
 _MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
 _STEP_BITS = np.uint64(32)
-_MOVED_ROWS = 1 << 17
+_MOVED_ROWS = 1 << 16
 """Rows that a growing map moves with each batch, some milliseconds of work."""
+_AHEAD = 7 / 8
+"""Share of the rows that places can take from which on the next ones are prepared."""
 _BUILT_ROWS = 1 << 17
 _FURTHER_CODES = 1 << 22
 """Most codes for which memory is taken ahead."""
@@ -67,27 +69,40 @@ def find(places: Places, stored: Codes, codes: Codes, same: Same | None = None) 
         codes: the codes of the batch.
         same: tells keys with equal codes apart; None if equal codes are equal keys.
     """
-    found = np.full(codes.size, -1, np.int64)
     if not stored.size:
-        return found
+        return np.full(codes.size, -1, np.int64)
     at, mixed = _probes(codes, places.size)
-    left = np.arange(codes.size)
-    steps = None
+    found, left = _probed(places, stored, codes, at, None, same)
+    at, mixed, codes = at[left], mixed[left], codes[left]
+    steps = _steps(mixed)
     while left.size:
-        rows = places.take(at).astype(np.int64)
-        rows -= 1
-        equal = stored.take(rows, mode="wrap") == codes
-        occupied = rows >= 0
-        equal &= occupied
-        if same is not None:
-            hits = np.flatnonzero(equal)
-            equal[hits] = same(left[hits], rows[hits])
-        found[left[equal]] = rows[equal]
-        on = np.flatnonzero(occupied & ~equal)
-        left, codes = left[on], codes[on]
-        steps = _steps(mixed)[on] if steps is None else steps[on]
-        at = (at[on] + steps) & (places.size - 1)
+        at = (at + steps) & (places.size - 1)
+        found[left], on = _probed(places, stored, codes, at, left, same)
+        left, at, steps, codes = left[on], at[on], steps[on], codes[on]
     return found
+
+
+def _probed(
+    places: Places,
+    stored: Codes,
+    codes: Codes,
+    at: Rows,
+    left: npt.NDArray[np.intp] | None,
+    same: Same | None,
+) -> tuple[Rows, npt.NDArray[np.intp]]:
+    """Return the row of each code that is at its place, else -1, and which are to go on.
+
+    `left` are the positions in the batch that `same` is asked about; None for all in order.
+    """
+    rows = places.take(at).astype(np.int64)
+    rows -= 1
+    other = stored.take(rows, mode="wrap") != codes
+    if same is not None:
+        asked = np.flatnonzero(~other & (rows >= 0))
+        other[asked] = ~same(asked if left is None else left[asked], rows[asked])
+    on = np.flatnonzero(other & (rows >= 0))
+    rows[other] = -1
+    return rows, on
 
 
 def claim(
@@ -142,8 +157,9 @@ def build(
 class HashMap:
     """A map from 64-bit integer keys to rows, numbered in the order in which keys arrive.
 
-    It grows by doubling. The rows then move to the larger map a few with each batch, and until all
-    have moved a key is looked for in both. Not for several threads at once.
+    It grows by doubling. Memory of the larger map is touched, and the rows then move to it, a part
+    with each batch; until all have moved a key is looked for in both. Not for several threads at
+    once.
     """
 
     def __init__(self) -> None:
@@ -152,7 +168,9 @@ class HashMap:
         self._rows = 0
         self._places = _empty(_LEAST_PLACES)
         self._before: Places | None = None
-        self._moved = 0
+        self._moved = self._movable = 0
+        self._next: Places | None = None
+        self._touched = 0
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -161,8 +179,8 @@ class HashMap:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the map and its keys take."""
-        before = 0 if self._before is None else self._before.nbytes
-        return self._codes.nbytes + self._places.nbytes + before
+        places = [each for each in (self._places, self._before, self._next) if each is not None]
+        return self._codes.nbytes + sum(each.nbytes for each in places)
 
     @property
     def codes(self) -> Codes:
@@ -190,13 +208,14 @@ class HashMap:
             self._reserve(self._rows + missing.size)
             found[missing] = self._enter(codes[missing])
         self._move(max(_MOVED_ROWS, 2 * codes.size))
+        self._prepare(codes.size)
         return found
 
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
         self._rows = min(rows, self._rows)
         self._places, _ = build(self._codes[: self._rows])
-        self._before = None
+        self._before = self._next = None
 
     def _enter(self, codes: Codes) -> Rows:
         """Give rows to keys that are not in the map, and may repeat."""
@@ -222,8 +241,23 @@ class HashMap:
         if 2 * rows > self._places.size:
             self._move(self._rows)
             self._before, self._moved = self._places, 0
-            self._places = _empty(max(2 * self._places.size, capacity_for(rows)))
             self._movable = self._rows
+            capacity = max(2 * self._places.size, capacity_for(rows))
+            if self._next is None or self._next.size < capacity:
+                self._next = _empty(capacity)
+            self._places, self._next, self._touched = self._next, None, 0
+
+    def _prepare(self, count: int) -> None:
+        """Have the system provide a part of the memory that the map takes when it grows next."""
+        most = self._places.size // 2
+        if self._rows < _AHEAD * most:
+            return
+        if self._next is None:
+            self._next, self._touched = _empty(2 * self._places.size), 0
+        share = count / ((1 - _AHEAD) * most)
+        end = self._touched + max(_LEAST_PLACES, int(share * self._next.size))
+        self._next[self._touched : end] = 0
+        self._touched = end
 
     def _move(self, count: int) -> None:
         """Move some rows on from the map before, and drop that once it is empty."""
