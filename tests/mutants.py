@@ -219,8 +219,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/commit.py",
-        "deltas=(*info.deltas, delta), scalars=scalars",
-        "deltas=(*info.deltas, delta)",
+        "deltas=deltas, scalars=scalars, keys=keys",
+        "deltas=deltas, keys=keys",
         "tests/store/test_store.py tests/store/test_schema.py",
     ),
     Mutant(

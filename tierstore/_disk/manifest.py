@@ -48,7 +48,7 @@ MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
 DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
-KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
@@ -89,10 +89,18 @@ class PayloadInfo:
 
 @dataclass(frozen=True)
 class KeysInfo:
-    """External keys of a table's rows: "int64" or "str", and the size and crc32c of each file."""
+    """External keys of a table's rows: their kind, and the size and crc32c of each file.
+
+    Keys are "int64", "uint64" or "str". Their index, which is derived from them, is in no manifest.
+    """
 
     kind: str
     files: dict[str, tuple[int, int]]
+
+    @property
+    def index(self) -> str:
+        """The name of the file of their index."""
+        return min(self.files).rpartition(".")[0] + ".index"
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ class TableInfo:
         found = {generation}
         for delta in self.deltas:
             found.add(f"{generation}/{delta.name}")
-        for name in () if self.keys is None else self.keys.files:
+        for name in () if self.keys is None else (*self.keys.files, self.keys.index):
             found.add(f"{generation}/{name}")
         if self.digest is not None:
             found.add(f"{generation}/{self.digest.name}")
@@ -519,8 +527,8 @@ def _keys(section: Section) -> KeysInfo:
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
             raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
-    kind = section.matching("kind", re.compile("int64|str"))
-    endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
+    kind = section.matching("kind", re.compile("int64|uint64|str"))
+    endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
     found = {name.rpartition(".")[2] for name in sizes}
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)
