@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
@@ -50,6 +51,7 @@ KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
+_NOWHERE = re.compile("")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
@@ -106,7 +108,7 @@ class DigestInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base; `scalars` are values that belong to the whole table,
+    `generation` is the directory of its base, "" for a table that partitions hold; `scalars` are values that belong to the whole table,
     such as an optimizer's step. `digest` is None where the base was last folded by a program of
     format 1.
 
@@ -146,6 +148,8 @@ class TableInfo:
 
     def paths(self, table: str) -> set[str]:
         """Return the paths in the store of the generation and its files, but those of the base."""
+        if not self.generation:
+            return set()
         generation = f"{table}/{self.generation}"
         found = {generation}
         for delta in self.deltas:
@@ -171,8 +175,9 @@ class Manifest:
     that restores an older version bears its mark. `payload_mark` is that of the version which the
     payload was committed with, where that is another. `names` are those by which versions are kept,
     whatever `keep` is; `forks` are pairs of a version in this one's past and the older version it
-    restored, ascending. `format` is that of the file it was read from; a manifest is always written
-    in the present one.
+    restored, ascending. `partitions` are the version and mark of each partition, where those hold
+    the rows of every table. `format` is that of the file it was read from; a manifest is always
+    written in the present one.
     """
 
     uuid: str
@@ -190,6 +195,7 @@ class Manifest:
     payload_mark: str = ""
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
+    partitions: tuple[tuple[int, str], ...] = ()
     format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
@@ -241,6 +247,7 @@ class Manifest:
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+            **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -257,6 +264,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
+            names |= {"partitions"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -272,6 +280,7 @@ class Manifest:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         known = like.tables if like is not None and like.format == number else {}
+        partitions = _partitions(body) if "partitions" in body else ()
         return cls(
             uuid=body.matching("uuid", _UUID),
             seq=body.natural("seq"),
@@ -282,7 +291,8 @@ class Manifest:
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={
-                key: _known(tables, key, known) or _table(tables.section(key), is_first)
+                key: _known(tables, key, known)
+                or _table(tables.section(key), is_first, is_partitioned=bool(partitions))
                 for key in tables
             },
             last_version=last_version,
@@ -291,6 +301,7 @@ class Manifest:
             payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
+            partitions=partitions,
             format=number,
         )
 
@@ -368,6 +379,20 @@ def _forks(body: Section, newest: int) -> tuple[tuple[int, int], ...]:
     return tuple(forks)
 
 
+def _partitions(body: Section) -> tuple[tuple[int, str], ...]:
+    found = []
+    for pair in body.items("partitions"):
+        is_pair = type(pair) is list and [type(each) for each in pair] == [int, str]
+        if not is_pair or not 0 < pair[0] <= MAX_VERSION or _MARK.fullmatch(pair[1]) is None:
+            raise FormatError(f"{body.name}: not a version and mark of a partition: {pair!r}")
+        found.append((pair[0], pair[1]))
+    if not 0 < len(found) <= MOST_PARTITIONS:
+        raise FormatError(
+            f"{body.name}: {len(found)} partitions; 1 to {MOST_PARTITIONS} are possible"
+        )
+    return tuple(found)
+
+
 def _payload(section: Section) -> PayloadInfo:
     section.only({"name", "kind", "size", "crc32c"})
     return PayloadInfo(
@@ -385,7 +410,7 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
     return info if is_same else None
 
 
-def _table(section: Section, is_first: bool) -> TableInfo:
+def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
         | {"generation", "deltas", "scalars", "keys"}
@@ -395,7 +420,7 @@ def _table(section: Section, is_first: bool) -> TableInfo:
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
-        generation=section.matching("generation", GENERATION_NAME),
+        generation=section.matching("generation", _NOWHERE if is_partitioned else GENERATION_NAME),
         deltas=tuple(
             _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
         ),

@@ -36,7 +36,7 @@ class Options:
 
     `mark` is the one that the version must have: it tells it from the version of the same number in
     a copy of the store. `within` is a directory that is open already, to be read whatever lies at
-    the path by now.
+    the path by now. `root_only` opens the root of a partitioned store without any table.
 
     Raises InvalidTypeError, and InvalidInputError for what contradicts itself.
     """
@@ -53,6 +53,7 @@ class Options:
     check_ids: str = "async"
     mark: str | None = None
     within: _io.Directory | None = None
+    root_only: bool = False
 
     def __post_init__(self) -> None:
         """Check each, and that they go together."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
+from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
 from tierstore._table.table import Owner, Table
 from tierstore._tiers.base import GONE
@@ -58,8 +60,12 @@ class Opening:
 class Opener:
     """Opens the files of tables."""
 
-    def __init__(self, directory: _io.Directory, history: History, options: Options) -> None:
-        """Open nothing yet."""
+    def __init__(
+        self, directory: _io.Directory, history: History, options: Options, locks: list[Any]
+    ) -> None:
+        """Open nothing yet; `locks` are the store's, to which those of partitions are added."""
+        self._locks = locks
+        self._partitions: dict[int, PartitionReaders] = {}
         self._directory = directory
         self._history = history
         self._options = options
@@ -75,13 +81,18 @@ class Opener:
     ) -> None:
         """Open what a manifest names: all of a table, or only the deltas of one that can follow.
 
-        A table that is damaged is noted in `opening.errors`.
+        A table that is damaged is noted in `opening.errors`. The root of a partitioned store that is
+        opened alone has none to open.
         """
+        if self._options.root_only:
+            return
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
                 shown = None if table is None else table._generation.info
-                if table is not None and shown is info and table._space.gpu is None:
+                if manifest.partitions:
+                    opening.new[name] = self.open(manifest, name, next_seq, floor)
+                elif table is not None and shown is info and table._space.gpu is None:
                     opening.same.append(name)
                 elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
@@ -99,6 +110,8 @@ class Opener:
         to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
+        if manifest.partitions:
+            return cast(Generation, self._readers_of(manifest).open(manifest, name))
         try:
             with self._directory.directory(name) as table:
                 generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
@@ -114,6 +127,17 @@ class Opener:
             generation.close()
             raise
         return generation
+
+    def _readers_of(self, manifest: Manifest) -> PartitionReaders:
+        if manifest.seq not in self._partitions:
+            readers = PartitionReaders(self._directory, manifest, self._locks)
+            self._partitions[manifest.seq] = readers
+        return self._partitions[manifest.seq]
+
+    def hold_only(self, manifest: Manifest) -> None:
+        """Let the partitions go that other manifests than this one named."""
+        for seq in self._partitions.keys() - {manifest.seq}:
+            self._partitions.pop(seq).close()
 
     def check(self, manifest: Manifest, name: str, floor: int) -> None:
         """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""

@@ -1,0 +1,1 @@
+"""Stores in partitions, and their use by several ranks of torch.distributed."""
