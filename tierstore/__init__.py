@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tierstore import budget as budget
     from tierstore import checkpoint as checkpoint
+    from tierstore import distributed as distributed
     from tierstore import errors as errors
     from tierstore import exporting as exporting
     from tierstore import importing as importing
@@ -120,6 +121,7 @@ _MODULES = frozenset(
     {
         "budget",
         "checkpoint",
+        "distributed",
         "errors",
         "exporting",
         "importing",

@@ -26,6 +26,7 @@ one file or store is at fault.
     ├── ForkedStoreError       RuntimeError        a store used in a forked child
     ├── DeviceError            RuntimeError        a GPU that is absent, or the wrong one
     │   └── DeviceLostError                        … or has failed, with what was only there
+    ├── RanksError             RuntimeError        another rank failed, is gone or does not answer
     ├── InternalError          RuntimeError        an error that nothing here foresees
     └── MissingExtraError      ImportError         an optional dependency is not installed
 
@@ -66,6 +67,7 @@ __all__ = [
     "MissingExtraError",
     "NotAStoreError",
     "OverflowedValuesWarning",
+    "RanksError",
     "ReadOnlyError",
     "RowIndexError",
     "StoreFullError",
@@ -226,6 +228,10 @@ class DeviceError(TierStoreError, RuntimeError):
 
 class DeviceLostError(DeviceError):
     """The GPU failed, and what was written only there is lost; the last commit is intact."""
+
+
+class RanksError(TierStoreError, RuntimeError):
+    """Another rank of the process group failed, has ended or does not answer in time."""
 
 
 class InternalError(TierStoreError, RuntimeError):

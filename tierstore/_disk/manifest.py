@@ -108,9 +108,9 @@ class DigestInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base, "" for a table that partitions hold; `scalars` are values that belong to the whole table,
-    such as an optimizer's step. `digest` is None where the base was last folded by a program of
-    format 1.
+    `generation` is the directory of its base, "" for a table that partitions hold; `scalars` are
+    values that belong to the whole table, such as an optimizer's step. `digest` is None where the
+    base was last folded by a program of format 1.
 
     It never changes, so that manifests share those of tables that did not: what a commit writes
     and compares of a thousand tables is what changed in one.

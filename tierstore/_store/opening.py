@@ -32,7 +32,7 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["create", "open", "open_or_create"]
+__all__ = ["check_tables", "create", "open", "open_or_create"]
 
 _MEMORY = "/dev/shm"
 
@@ -76,7 +76,7 @@ def create(
             raise InvalidInputError(
                 f"{where} is not on a disk: create the store on one, and save a copy of it there"
             )
-        _check_tables(tables)
+        check_tables(tables)
         options = Options(
             path=where,
             mode="r+",
@@ -138,7 +138,7 @@ def open_or_create(
     looked at. `options` are arguments that `open` and `create` share: budget, policy, keep, device
     and allow_untested. Raises InvalidInputError for other tables, and what `open` and `create` do.
     """
-    _check_tables(tables)
+    check_tables(tables)
     if not os.path.lexists(path):
         return create(path, tables, progress=progress, **options)
     store = open(path, "r+", **options)
@@ -262,7 +262,7 @@ def _discard_store(path: str | Path, error: BaseException) -> None:
         error.add_note(f"{path} was made and is still there ({reason}); open it or remove it")
 
 
-def _check_tables(tables: Mapping[str, TableSpec]) -> None:
+def check_tables(tables: Mapping[str, TableSpec]) -> None:
     """Raise InvalidTypeError or InvalidInputError for what cannot be the tables of a store."""
     if not isinstance(tables, Mapping):
         raise InvalidTypeError(f"tables are a dict from name to TableSpec, not {tables!r}")

@@ -19,7 +19,7 @@ from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
 from tierstore.errors import CorruptStoreError, NotAStoreError, VersionError
 
-__all__ = ["PartitionReaders", "partition_directory", "check_part", "missing_partition"]
+__all__ = ["PartitionReaders", "check_part", "missing_partition", "partition_directory"]
 
 
 @contextlib.contextmanager

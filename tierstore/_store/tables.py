@@ -81,8 +81,8 @@ class Opener:
     ) -> None:
         """Open what a manifest names: all of a table, or only the deltas of one that can follow.
 
-        A table that is damaged is noted in `opening.errors`. The root of a partitioned store that is
-        opened alone has none to open.
+        A table that is damaged is noted in `opening.errors`. Of the root of a partitioned store
+        that is opened alone there is none.
         """
         if self._options.root_only:
             return

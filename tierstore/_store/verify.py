@@ -155,9 +155,7 @@ def _verify_partitions(
     """Check every partition of a store as a store, and the payload of the root."""
     report, several = check.report, check.sample is None and version is None
     report.bad_rows = {name: [] for name in chosen.tables}
-    wanted = [
-        each for each in found.versions.values() if several or each.version == chosen.version
-    ]
+    wanted = [each for each in found.versions.values() if several or each.version == chosen.version]
     roots = {each.version: each for each in wanted} | {chosen.version: chosen}
     whole = {
         number
