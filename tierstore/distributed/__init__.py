@@ -20,6 +20,7 @@ from tierstore.budget import Budget, Size
 from tierstore.distributed.creating import check_partitions, make_store, new_identities
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.store import DistributedStore
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec
@@ -27,7 +28,14 @@ from tierstore.spec import DeviceName, TableSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DistributedStore", "create", "open"]
+__all__ = ["THREE_LINES", "DistributedStore", "DistributedTable", "create", "open"]
+
+THREE_LINES = (
+    "For ranks that share the rows, make the store with tierstore.distributed.create(path, "
+    "tables), open it on every rank with tierstore.distributed.open(path, 'r+'), and start them "
+    "with torchrun."
+)
+"""What makes a script for one process one for many."""
 
 
 def create(

@@ -29,6 +29,7 @@ class Ranks:
 
     Attributes:
         rank, count: which of how many this is.
+        data_group: the group that rows go through, of the backend of the default group.
         broken: what went wrong between the ranks; empty while they can still talk.
     """
 
@@ -36,14 +37,16 @@ class Ranks:
         """Join the others; `timeout` is how many seconds one rank waits for another."""
         self.rank, self.count, self.broken = 0, 1, ""
         self._group: Any = None
+        self.data_group: Any = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = None if timeout is None else datetime.timedelta(seconds=timeout)
-            with self._explained("open the store"):
+            with self.explained("open the store"):
                 self._group = dist.new_group(backend="gloo", timeout=patience)
+                self.data_group = dist.new_group(timeout=patience)
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Any:
+    def explained(self, what: str) -> Any:
         """Raise RanksError from what a collective raises where a rank is gone or silent."""
         try:
             yield
@@ -60,12 +63,12 @@ class Ranks:
 
     def gather(self, what: str, value: T) -> list[T]:
         """Return the value of every rank; `what` all do names it in errors. Raises RanksError."""
-        if self._group is None:
+        if self.count == 1:
             return [value]
         if self.broken:
             raise RanksError(self.broken)
         found: list[Any] = [None] * self.count
-        with self._explained(what):
+        with self.explained(what):
             dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -132,11 +135,13 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group of control messages; harmless when repeated."""
-        group, self._group = self._group, None
+        groups = self._group, self.data_group
+        self._group = self.data_group = None
         self.broken = self.broken or "the store was closed"
-        if group is not None and dist.is_initialized():
-            with contextlib.suppress(RuntimeError, ValueError):
-                dist.destroy_process_group(group)
+        for group in groups:
+            if group is not None and dist.is_initialized():
+                with contextlib.suppress(RuntimeError, ValueError):
+                    dist.destroy_process_group(group)
 
 
 def _described(error: Exception) -> tuple[type[TierStoreError], str]:

@@ -39,6 +39,7 @@ from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
 from tierstore.budget import Budget
 from tierstore.distributed.ranks import Ranks
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
@@ -76,7 +77,7 @@ class _Prepared(NamedTuple):
     mark: str
 
 
-class DistributedStore(Mapping[str, Table]):
+class DistributedStore(Mapping[str, Any]):
     """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
 
     `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
@@ -96,6 +97,7 @@ class DistributedStore(Mapping[str, Table]):
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
         self._tables: dict[str, Table] = {}
+        self._shared: dict[str, DistributedTable] = {}
         self._spaces = Spaces(self._tables, options)
         self._root: Store | None = None
         self._parts: list[Store] = []
@@ -227,6 +229,16 @@ class DistributedStore(Mapping[str, Table]):
             for name, info in self._manifest.tables.items()
         }
         self._spaces.place(self, opened, specs)
+        if self._ranks.count > 1:
+            for name in self._tables.keys() - self._shared.keys():
+                spec = self._manifest.tables[name].spec
+                self._shared[name] = DistributedTable(
+                    self._tables[name],
+                    self.shard_of(spec),
+                    spec.rows,
+                    self._ranks,
+                    average=self.average,
+                )
 
     def shard_of(self, spec: TableSpec) -> Shard:
         """Return where the rows of a table lie that are on this rank."""
@@ -240,10 +252,14 @@ class DistributedStore(Mapping[str, Table]):
         """The store itself, for its tables."""
         return cast(Store, self)
 
-    def __getitem__(self, name: str) -> Table:
-        """Return a table; raises UnknownNameError, a KeyError."""
+    def __getitem__(self, name: str) -> Any:
+        """Return a table; raises UnknownNameError, a KeyError.
+
+        One rank alone has a Table; each of several has a DistributedTable, with its own shard.
+        """
         try:
-            return self._tables[name]
+            shared = self._shared.get(name)
+            return self._tables[name] if shared is None else shared
         except (KeyError, TypeError):
             known = ", ".join(self._tables) or "none"
             raise UnknownNameError(

@@ -15,10 +15,12 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._store.store import Store
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Abandoned, Batch
 from tierstore.nn.average import Average
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
@@ -50,7 +52,7 @@ class TieredEmbedding(torch.nn.Module):
 
     def __init__(
         self,
-        table: Table,
+        table: Table | DistributedTable,
         field: str | None = None,
         padding_idx: int | None = None,
         *,
@@ -65,7 +67,9 @@ class TieredEmbedding(torch.nn.Module):
         tells: a model of products of such rows never trains.
 
         Args:
-            table: a table of an open store; several layers may share it.
+            table: a table of an open store; several layers may share it. One that ranks share
+                makes forward and backward passes collective: every rank takes part in each, if
+                with no ids.
             field: the field to look up and train; the first if None.
             padding_idx: a row that takes no part in training, from the end if negative. It is
                 looked up like any other: write zeros there if padding should be zero.
@@ -75,7 +79,7 @@ class TieredEmbedding(torch.nn.Module):
             sparse: ignored; gradients are always of the touched rows alone.
         """
         super().__init__()
-        if not isinstance(table, Table):
+        if not isinstance(table, Table | DistributedTable):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
@@ -98,8 +102,8 @@ class TieredEmbedding(torch.nn.Module):
         self._average: Average | None = None
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        self._begin(empty, _parameter_over(table, self.field, empty))
-        _warn_of_zeros(table, self.field)
+        self._begin(empty, _parameter_over(self._shard, self.field, empty))
+        _warn_of_zeros(self._shard, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and be of the type and on the device of an empty tensor."""
@@ -109,7 +113,7 @@ class TieredEmbedding(torch.nn.Module):
         self._trained: bool = rows.requires_grad
         """Whether the parameter requires a gradient; graphs are compiled for one answer."""
         self._abandoned = Abandoned()
-        self._number = autograd.register(self, self.table, self.field)
+        self._number = autograd.register(self, self._shard, self.field)
         self._follow(empty)
 
     def _follow(self, empty: Tensor) -> None:
@@ -155,7 +159,9 @@ class TieredEmbedding(torch.nn.Module):
         Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
         `TieredOptimizer(..., ema=0.999)` keeps them.
         """
-        average = Average(self.table, self.field)
+        average = Average(self._shard, self.field)
+        if isinstance(self.table, DistributedTable):
+            raise InvalidInputError("averages of a table of several ranks cannot be looked up yet")
         if not average.kept:
             raise InvalidInputError(
                 f"no average of field {self.field!r} of table {self.table.name!r} is kept: make "
@@ -165,6 +171,11 @@ class TieredEmbedding(torch.nn.Module):
         layer._average = average
         layer.requires_grad_(False)
         return layer
+
+    @property
+    def _shard(self) -> Table:
+        """The rows of the table that are on this rank."""
+        return self.table.shard if isinstance(self.table, DistributedTable) else self.table
 
     @property
     def num_embeddings(self) -> int:
@@ -223,15 +234,17 @@ class TieredEmbedding(torch.nn.Module):
 
     # -- what the operators call
 
-    def _lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Batch | RemoteBatch:
         """Lease the rows of ids whose gradient may come."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         self._abandoned.release()
         self._own.settle()
+        if isinstance(self.table, DistributedTable):
+            return RemoteBatch(self.table, ids, self.padding_idx, self._abandoned)
         return Batch(self.table, ids, self.padding_idx, self._abandoned)
 
-    def _rows_of(self, batch: Batch) -> Tensor:
+    def _rows_of(self, batch: Batch | RemoteBatch) -> Tensor:
         """Return the row of each id of a batch."""
         return batch.rows(self.field).to(self._anchor)
 
@@ -244,7 +257,7 @@ class TieredEmbedding(torch.nn.Module):
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if not self._own.optimizers:
             raise InvalidInputError(
@@ -292,7 +305,7 @@ class TieredEmbedding(torch.nn.Module):
         other._parameters = {}
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
@@ -302,7 +315,7 @@ class TieredEmbedding(torch.nn.Module):
 
         Raises InvalidInputError where rows are not committed.
         """
-        return pointers.to_tensor(self.table, self.field)
+        return pointers.to_tensor(self._shard, self.field)
 
     def set_extra_state(self, state: Any) -> None:
         """Bring the store to the version that a pointer names; see `Store.restore`.
@@ -310,7 +323,7 @@ class TieredEmbedding(torch.nn.Module):
         Raises InvalidInputError for a pointer to another store, table or field, or to a version
         that is not kept.
         """
-        pointers.restore(self.table, self.field, state)
+        pointers.restore(self._shard, self.field, state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

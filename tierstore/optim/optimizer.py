@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from tierstore._door import interrupts_deferred
+from tierstore.distributed import THREE_LINES, DistributedStore
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
@@ -207,8 +208,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
-        if self._fields and not self._replicated:
-            _check_alone()
+        if not self._replicated:
+            _check_alone(self._fields.values())
         for field in self._fields.values():
             field.state.check_owner()
         loss = None
@@ -360,16 +361,19 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone() -> None:
-    """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
+def _check_alone(fields: Iterable[TrainedField]) -> None:
+    """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
+    if all(isinstance(field.table._owner, DistributedStore) for field in fields):
+        return
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     if (ranks := distributed.get_world_size()) > 1:
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
-            "rank would train rows of its own. Train on one rank, or give the optimizer "
-            "replicated=True if every rank applies the gradients of all to a copy of the store"
+            f"rank would train rows of its own. {THREE_LINES} Or train on one rank, or give the "
+            "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
+            "store"
         )
 
 
