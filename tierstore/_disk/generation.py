@@ -129,13 +129,9 @@ def create_partitions(
     Rows that stand for no id are zero. All partitions are filled together, so that the records are
     made once. Returns what the manifest of each partition says.
     """
-    spec = BACKENDS[spec.backend].completed(spec)
-    part = dataclasses.replace(
-        spec,
-        rows=shard.blocks,
-        fields={name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()},
-        init=None,
-    )
+    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
+    part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
+    part = BACKENDS[spec.backend].completed(part)
     name = unique_name("g", 1)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(table.make_directory(name)) for table in tables]

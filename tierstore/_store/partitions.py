@@ -17,7 +17,7 @@ from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, read_identity
-from tierstore.errors import CorruptStoreError, NotAStoreError, VersionError
+from tierstore.errors import CorruptStoreError, VersionError
 
 __all__ = ["PartitionReaders", "check_part", "missing_partition", "partition_directory"]
 
@@ -27,13 +27,12 @@ def partition_directory(root: _io.Directory, number: int) -> Iterator[_io.Direct
     """Open the directory of a partition; raises CorruptStoreError where it is missing."""
     name = partition_name(number)
     try:
-        with root.directory(PARTITIONS) as all_of_them, all_of_them.directory(name) as directory:
-            yield directory
-    except (FileNotFoundError, NotAStoreError) as error:
-        path = f"{root.path}/{PARTITIONS}/{name}"
-        if isinstance(error, NotAStoreError) or str(error.filename) == path:
-            raise missing_partition(path, number) from None
-        raise
+        with root.directory(PARTITIONS) as all_of_them:
+            directory = all_of_them.directory(name)
+    except FileNotFoundError:
+        raise missing_partition(f"{root.path}/{PARTITIONS}/{name}", number) from None
+    with directory:
+        yield directory
 
 
 def missing_partition(path: str, number: int) -> CorruptStoreError:

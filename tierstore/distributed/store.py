@@ -41,6 +41,7 @@ from tierstore.budget import Budget
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
+    CommitFailedError,
     InvalidInputError,
     InvalidTypeError,
     NotAStoreError,
@@ -49,6 +50,7 @@ from tierstore.errors import (
     UncommittedRowsWarning,
     UnknownNameError,
     UpkeepWarning,
+    VersionError,
 )
 from tierstore.initializers import Constant
 from tierstore.spec import Field, TableSpec, check_name
@@ -190,25 +192,36 @@ class DistributedStore(Mapping[str, Any]):
 
     def _open_parts(self) -> None:
         """Open the partitions of this rank at the version of the root; newer ones are dropped."""
-        first = self._numbers.first
-        keep = max(2, self._options.keep or self._manifest.keep)
-        for number in range(first, first + self._numbers.count):
-            version, mark = self._manifest.partitions[number]
-            path = self.path / PARTITIONS / partition_name(number)
-            options = Options(
-                path=path,
-                mode="r+",
-                budget=_NOTHING,
-                version=version,
-                discard_newer=True,
-                mark=mark,
-                keep=keep,
-                allow_untested=self._options.allow_untested,
-            )
-            try:
-                self._parts.append(Store(options))
-            except NotAStoreError:
-                raise missing_partition(str(path), number) from None
+        first, end = self._numbers.first, self._numbers.first + self._numbers.count
+        with ThreadPoolExecutor(_THREADS) as pool:
+            calls = [pool.submit(self._open_part, number) for number in range(first, end)]
+        self._parts = [call.result() for call in calls if call.exception() is None]
+        for call in calls:
+            call.result()
+
+    def _open_part(self, number: int) -> Store:
+        version, mark = self._manifest.partitions[number]
+        path = self.path / PARTITIONS / partition_name(number)
+        options = Options(
+            path=path,
+            mode="r+",
+            budget=_NOTHING,
+            version=version,
+            discard_newer=True,
+            mark=mark,
+            keep=max(2, self._options.keep or self._manifest.keep),
+            allow_untested=self._options.allow_untested,
+        )
+        try:
+            return Store(options)
+        except NotAStoreError:
+            raise missing_partition(str(path), number) from None
+        except VersionError as error:
+            raise VersionError(
+                f"{path} lacks the version that the store's root names: {error}. Partitions belong "
+                "together: restore all from one copy, or, where each host has its own disk, open "
+                "the store with as many ranks as before"
+            ) from None
 
     def _place(self) -> None:
         """Put tiers over the partitions, for all tables that have none."""
@@ -590,7 +603,9 @@ class DistributedStore(Mapping[str, Any]):
                         "partitioned store start from a constant; write other values afterwards"
                     )
         with self._door.use(write=True), self._closed_when_broken():
-            self._ranks.together("check that all is committed", self._check_clean)
+            self._ranks.together(
+                "check that its tables can be altered", lambda: self._check_altered(changes, added)
+            )
             try:
                 prepared = self._ranks.together(
                     "alter its partitions", lambda: self._alter_parts(changes, added, progress)
@@ -604,9 +619,20 @@ class DistributedStore(Mapping[str, Any]):
             if self._root is not None:
                 draft = CommitDraft(self._root._state, None, None, confirm=True)
             self._publish(prepared, draft)
-            self._ranks.together("place its tables", self._place)
+            try:
+                self._ranks.together("place its tables", self._place)
+            except TierStoreError as error:
+                raise CommitFailedError(
+                    f"version {self.version} is committed, but its tables could not be opened in "
+                    f"their new shape ({error}); open the store again"
+                ) from error
 
-    def _check_clean(self) -> None:
+    def _check_altered(
+        self,
+        changes: Mapping[str, Mapping[str, Any]],
+        added: Mapping[str, Mapping[str, Field]],
+    ) -> None:
+        """Raise InvalidInputError unless all is committed, CapacityError for too small a budget."""
         rows = self._uncommitted()
         ahead = any(
             part._state.manifest.mark != self._manifest.partitions[number][1]
@@ -617,6 +643,15 @@ class DistributedStore(Mapping[str, Any]):
                 f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
                 "you alter tables"
             )
+        specs = {name: table.spec for name, table in self._tables.items()}
+        for name, change in changes.items():
+            fields = {**specs[name].fields, **added[name]}
+            kept = {
+                each: item for each, item in fields.items() if each not in change.get("drop", ())
+            }
+            if kept:
+                specs[name] = dataclasses.replace(specs[name], fields=kept, init=None)
+        self._spaces.check_fit(specs)
 
     def _alter_parts(
         self,
@@ -729,8 +764,8 @@ class DistributedStore(Mapping[str, Any]):
             ending.callback(self._forget)
             if self._root is not None:
                 ending.callback(self._root.close)
-            for part in self._parts:
-                ending.callback(part.close)
+            if self._parts:
+                ending.callback(self._each_part, Store.close)
             ending.callback(self._spaces.close)
             ending.callback(self.prefetcher.wait_for_advice)
 
