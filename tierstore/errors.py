@@ -89,6 +89,13 @@ ROW_CURE = (
 )
 """What helps where rows are damaged."""
 
+FOR_RANKS = (
+    "for ranks that share the rows, make the store with tierstore.distributed.create(path, "
+    "tables), open it on every rank with tierstore.distributed.open(path, 'r+'), and start the "
+    "ranks with torchrun"
+)
+"""What makes a script for one process one for many."""
+
 FILE_CURE = "restore it from a copy, or make one of what is whole with 'tierstore repair'"
 """What helps where a file is damaged."""
 

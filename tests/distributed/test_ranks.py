@@ -133,7 +133,7 @@ def read_and_write(rank: int, path: Path, other: Path) -> None:
         table.write(mine, rows)
         table.write(
             [3, 3] if rank == 1 else [],
-            [[1.0] * DIM, [2.0] * DIM] if rank == 1 else [[]][:0] or np.empty((0, DIM), np.float32),
+            np.array([[1.0], [2.0]] if rank == 1 else np.empty((0, 1)), np.float32).repeat(DIM, 1),
         )
         table.prefetch(np.arange(50))
         everything = table.read(np.arange(ROWS))

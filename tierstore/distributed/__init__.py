@@ -28,14 +28,7 @@ from tierstore.spec import DeviceName, TableSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["THREE_LINES", "DistributedStore", "DistributedTable", "create", "open"]
-
-THREE_LINES = (
-    "For ranks that share the rows, make the store with tierstore.distributed.create(path, "
-    "tables), open it on every rank with tierstore.distributed.open(path, 'r+'), and start them "
-    "with torchrun."
-)
-"""What makes a script for one process one for many."""
+__all__ = ["DistributedStore", "DistributedTable", "create", "open"]
 
 
 def create(

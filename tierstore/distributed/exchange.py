@@ -46,7 +46,7 @@ class Exchange:
         """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each."""
         count = len(values) if taken is None else sum(taken)
         sent = values.contiguous()
-        wide = sent.view(torch.uint8) if sent.dtype == torch.bfloat16 else sent  # gloo lacks it
+        wide = sent.view(torch.uint8) if sent.element_size() == 2 else sent  # gloo lacks those
         out = wide.new_empty(count, *wide.shape[1:])
         with self.ranks.explained(f"exchange rows of table {self.name!r}"):
             dist.all_to_all_single(out, wide, taken, given, group=self.ranks.data_group)

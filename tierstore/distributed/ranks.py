@@ -23,6 +23,9 @@ __all__ = ["Ranks"]
 
 T = TypeVar("T")
 
+_REASON = 160
+"""Characters of what a collective says of its failure, at most."""
+
 
 class Ranks:
     """The ranks of the default process group, as one of them; one alone where there is none.
@@ -53,7 +56,7 @@ class Ranks:
         except TierStoreError:
             raise
         except RuntimeError as error:
-            reason = (str(error).splitlines() or ["no reason given"])[0]
+            reason = (str(error).splitlines() or ["no reason given"])[0][:_REASON]
             self.broken = (
                 f"rank {self.rank} of {self.count} could not {what} with the others: one has "
                 f"ended, or did not come in time ({reason}); end all ranks and start them again: "
@@ -74,14 +77,14 @@ class Ranks:
 
     def agree(self, what: str, values: Mapping[str, object]) -> None:
         """Raise InvalidInputError on every rank unless all give the same values."""
-        every = self.gather(what, dict(values))
-        for name in values:
+        every = self.gather(what, {"call": what, **values})
+        for name in every[0]:
             given = [each.get(name) for each in every]
             for rank, value in enumerate(given):
                 if value != given[0]:
                     raise InvalidInputError(
-                        f"ranks disagree on {name} of {what}: rank 0 has {given[0]!r}, rank {rank} "
-                        f"has {value!r}; give the same on every rank"
+                        f"ranks disagree on {name}: rank 0 has {given[0]!r}, rank {rank} has "
+                        f"{value!r}; every rank makes the same calls with the same arguments"
                     )
 
     def together(self, what: str, work: Callable[[], T]) -> list[T]:

@@ -720,7 +720,7 @@ class DistributedStore(Mapping[str, Any]):
         """Check that the store is open, and that all ranks are at the same version and call."""
         self._door.check(write=True)
         with self._closed_when_broken():
-            self._ranks.agree(what, {"call": what, "version": self.version, **values})
+            self._ranks.agree(what, {"version": self.version, **values})
 
     @contextlib.contextmanager
     def _closed_when_broken(self) -> Iterator[None]:

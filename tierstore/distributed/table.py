@@ -115,7 +115,7 @@ class DistributedTable:
         rows: Tensor = self.shard.read(request.asked, field, as_tensor=True)
         found = request.answer(rows)[request.positions]
         if isinstance(ids, Tensor):
-            return found.reshape(*ids.shape, -1)
+            return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
         values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values.reshape(*np.shape(ids), values.shape[-1])

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from tierstore._door import interrupts_deferred
-from tierstore.distributed import THREE_LINES, DistributedStore
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.distributed import DistributedStore
+from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
@@ -371,7 +371,7 @@ def _check_alone(fields: Iterable[TrainedField]) -> None:
     if (ranks := distributed.get_world_size()) > 1:
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
-            f"rank would train rows of its own. {THREE_LINES} Or train on one rank, or give the "
+            f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
             "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
             "store"
         )
