@@ -143,6 +143,70 @@ def test_a_rank_is_killed_at_each_moment_of_a_commit(tmp_path: Path, victim: int
         shutil.rmtree(path)
 
 
+def killed_while_altering(rank: int, path: Path, victim: int, what: str, when: str) -> None:
+    with distributed.open(path) as store:
+
+        def hook(found: str, moment: str) -> None:
+            if rank == victim and (found, moment) == (what, when):
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        hooked(hook)
+        store.add_fields("item", {"more": tierstore.Field(2, init=tierstore.constant(4.0))})
+
+
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [
+        ("alter its partitions", "before"),
+        ("alter its partitions", "done"),
+        ("publish the version", "before"),
+        ("publish the version", "done"),
+    ],
+)
+def test_a_rank_is_killed_while_tables_are_altered(tmp_path: Path, what: str, when: str) -> None:
+    path = tmp_path / "store"
+    start(path)
+    found = run(2, killed_while_altering, path, 0, what, when, timeout=10)
+    assert isinstance(found[0], Killed)
+    check(path, steps={2})
+    with tierstore.open(path) as store:
+        has = {"weight", *(("more",) if (what, when) == ("publish the version", "done") else ())}
+        assert set(store["item"].fields) == has
+    values(run(2, go_on, path))
+    check(path, steps={5})
+
+
+def checkpointed(rank: int, path: Path, until: int) -> int:
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    with distributed.open(path) as store:
+        emb = TieredEmbedding(store["item"])
+        optimizer = TieredOptimizer(torch.optim.Adam, [emb], lr=0.1)
+        model = torch.nn.Sequential(emb, torch.nn.Linear(DIM, 1))
+        run = tierstore.Checkpoint(store, model=model, tiered=optimizer)
+        begin = run.resume() if until > 2 else 0
+        for step in range(begin, until):
+            ids = torch.arange(rank, ROWS, 7 + step)
+            emb(ids).sum().backward()
+            optimizer.step()
+            run.commit(step + 1)
+        return begin
+
+
+def test_a_checkpoint_is_resumed_by_every_rank(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    distributed.create(path, SPEC, partitions=4).close()
+    values(run(2, checkpointed, path, 2))
+    assert values(run(2, checkpointed, path, 4)) == [2, 2]
+    with tierstore.open(path) as store:
+        assert store.step == 4
+        assert store["item"].scalars["step"] == 4
+
+
 def killed_at_random(rank: int, path: Path, victim: int, seconds: float) -> None:
     if rank == victim:
         signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM ends the process

@@ -1,7 +1,11 @@
 """A partitioned store, by one process: what it holds, who may open it, and every command."""
 
+import gc
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,10 @@ import tierstore
 from tierstore import distributed
 from tierstore.errors import (
     CorruptStoreError,
+    ForkedStoreError,
     InvalidInputError,
     LockedError,
+    UnclosedStoreWarning,
     UncommittedRowsWarning,
     VersionError,
 )
@@ -235,6 +241,62 @@ def test_damage_is_reported_by_id(path: Path) -> None:
         sound = np.setdiff1d(np.arange(ROWS), [bad])
         assert np.array_equal(reader["item"].read(sound), values[sound])
         assert reader.verify().bad_rows["item"] == [bad]
+
+
+def test_a_damaged_partition_is_repaired_alone(path: Path, tmp_path: Path) -> None:
+    with distributed.open(path) as store:
+        store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+        store.commit()
+        expected = contents(store)
+    with pytest.raises(InvalidInputError, match="repair a damaged one"):
+        tierstore.repair(path, tmp_path / "copy")
+    partition = path / "partitions" / "00002"
+    base = next((partition / "user").glob("g*/rows.npy"))
+    data = bytearray(base.read_bytes())
+    data[-1] ^= 1  # of a row that a later test need not know
+    base.write_bytes(data)
+    tierstore.repair(partition, tmp_path / "copy", version=2)
+    shutil.rmtree(partition)
+    (tmp_path / "copy").rename(partition)
+    assert tierstore.verify(path).ok
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        assert same(contents(store), contents(reader))
+        assert np.array_equal(contents(store)["item"]["weight"], expected["item"]["weight"])
+
+
+def test_a_reader_goes_on_in_a_forked_child(path: Path) -> None:
+    with tierstore.open(path) as reader, distributed.open(path) as store:
+        values = reader["item"][:]
+        child = os.fork()
+        if child == 0:
+            same_values = np.array_equal(reader["item"][:], values)
+            refused = False
+            try:
+                store["item"].read([1])
+            except ForkedStoreError:
+                refused = True
+            os._exit(0 if same_values and refused else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        store["item"].write([1], [[1, 2, 3, 4, 5.0]])
+        store.commit()
+
+
+def test_a_store_that_is_not_closed(path: Path) -> None:
+    program = f"""
+import numpy as np, tierstore.distributed
+store = tierstore.distributed.open({str(path)!r})
+store["item"].write([1], np.ones((1, 5), np.float32))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.count("UncommittedRowsWarning") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    distributed.open(path).close()
+    store = distributed.open(path)
+    with pytest.warns(UnclosedStoreWarning):
+        del store
+        gc.collect()
+    distributed.open(path).close()
 
 
 def test_a_copy_is_a_plain_store(path: Path, tmp_path: Path) -> None:

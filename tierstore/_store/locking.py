@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tierstore import _io
 from tierstore._disk.manifest import MAX_VERSION
@@ -340,7 +341,7 @@ def _locked(directory: _io.Directory) -> LockedError:
 
 def _is_one_of_many() -> bool:
     """Whether this process is a rank of a process group of several."""
-    dist = sys.modules.get("torch.distributed")
+    dist: Any = sys.modules.get("torch.distributed")
     ready = dist is not None and dist.is_available() and dist.is_initialized()
     return bool(ready and dist.get_world_size() > 1)
 

@@ -12,10 +12,10 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar, cast
 
 from tierstore import _io
 from tierstore._disk.base import Progress
@@ -57,6 +57,9 @@ from tierstore.spec import Field, TableSpec, check_name
 from tierstore.stats import StoreInfo, Version
 
 __all__ = ["DistributedStore"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NOTHING = Budget(host=0, gpu=0)
 _THREADS = 8
@@ -110,7 +113,12 @@ class DistributedStore(Mapping[str, Any]):
         except BaseException:
             self._release()
             raise
-        self._forget = closing.watch(self, str(self.path), ())
+        owned = [*self._parts, *([] if self._root is None else [self._root])]
+        for each in owned:
+            each._forget()
+            closing.leave_to_owner(each)
+        locks = [lock for each in owned for lock in each._state.locks]
+        self._forget = closing.watch(self, str(self.path), locks)
 
     # -- opening
 
@@ -193,8 +201,7 @@ class DistributedStore(Mapping[str, Any]):
     def _open_parts(self) -> None:
         """Open the partitions of this rank at the version of the root; newer ones are dropped."""
         first, end = self._numbers.first, self._numbers.first + self._numbers.count
-        with ThreadPoolExecutor(_THREADS) as pool:
-            calls = [pool.submit(self._open_part, number) for number in range(first, end)]
+        calls = _side_by_side(self._open_part, range(first, end))
         self._parts = [call.result() for call in calls if call.exception() is None]
         for call in calls:
             call.result()
@@ -450,12 +457,7 @@ class DistributedStore(Mapping[str, Any]):
 
     def _each_part(self, work: Callable[[Store], object]) -> None:
         """Do something to every partition of this rank, several at a time, and raise after all."""
-        if len(self._parts) == 1:
-            work(self._parts[0])
-            return
-        with ThreadPoolExecutor(min(_THREADS, len(self._parts))) as pool:
-            calls = [pool.submit(work, part) for part in self._parts]
-        for call in calls:
+        for call in _side_by_side(work, self._parts):
             call.result()
 
     def _publish(self, prepared: Sequence[_Prepared], draft: CommitDraft | None) -> None:
@@ -519,9 +521,8 @@ class DistributedStore(Mapping[str, Any]):
                     part.confirm(oldest)
 
             numbered = list(enumerate(self._parts, self._numbers.first))
-            with ThreadPoolExecutor(min(_THREADS, len(numbered))) as pool:
-                for call in [pool.submit(confirm, item) for item in numbered]:
-                    call.result()
+            for call in _side_by_side(confirm, numbered):
+                call.result()
         except (TierStoreError, OSError, MemoryError) as error:
             warnings.warn(
                 f"version {self.version} is committed; confirming it to the partitions of rank "
@@ -784,3 +785,24 @@ class DistributedStore(Mapping[str, Any]):
     ) -> None:
         """Close the store."""
         self.close()
+
+
+def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:
+    """Call `work` with each item, several at a time, and return the calls when all have ended.
+
+    One after the other where the program is ending, which starts no thread any more.
+    """
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return [pool.submit(work, item) for item in items]
+    except RuntimeError:
+        return [_ended(work, item) for item in items]
+
+
+def _ended(work: Callable[[T], R], item: T) -> Future[R]:
+    call: Future[R] = Future()
+    try:
+        call.set_result(work(item))
+    except Exception as error:
+        call.set_exception(error)
+    return call

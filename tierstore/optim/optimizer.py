@@ -162,6 +162,12 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{table.name!r} is {element.name}"
             )
+        owner = table._owner
+        if self._at_random and isinstance(owner, DistributedStore) and owner.ranks > 1:
+            raise InvalidInputError(
+                f"table {table.name!r} is shared by {owner.ranks} ranks, where stochastic rounding "
+                "would depend on their number; keep its weights in float32"
+            )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
         state = StoredState(
