@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import statistics
@@ -46,7 +47,9 @@ class Tiered:
         self._kind = getattr(torch.optim, optimizer)
         # torch has no fused Adagrad for CUDA
         ways = [way for way in WAYS if optimizer == "Adam" or "fused" not in way]
-        self.layers = {way: TieredEmbedding(self.scratch.table) for way in ways}
+        first = TieredEmbedding(self.scratch.table)
+        # copies have a parameter of their own, which gives its gradient up after one optimizer
+        self.layers = {way: copy.deepcopy(first) for way in ways}
         self._optimizers = {
             way: TieredOptimizer(self._kind, [layer], lr=1e-3, **WAYS[way])
             for way, layer in self.layers.items()
