@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "many-gpus.md"
 
 def block(start: str) -> str:
     """Return the fenced block that begins with a text."""
-    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     (found,) = [each for each in blocks if each.startswith(start)]
     return found
 
