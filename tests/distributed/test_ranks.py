@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 import tierstore
-from tests.distributed.ranks import run, values
+from tests.distributed.ranks import Killed, run, values
 from tierstore import distributed
+from tierstore.errors import RanksError
 from tierstore.nn import TieredEmbedding, TieredEmbeddingBag
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer
 
@@ -231,3 +232,84 @@ def test_beside_data_parallel_training(tmp_path: Path) -> None:
     assert_same(contents(tmp_path / "1"), contents(tmp_path / "2"), exact=False)
     for one, other in zip(*dense, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4)
+
+
+def counted(rank: int, path: Path) -> list[tuple[int, int]]:
+    """Return for each step the bytes this rank sent, and those of the distinct remote rows."""
+    ranks, found = dist.get_world_size(), []
+    with distributed.open(path) as store:
+        emb = TieredEmbedding(store["item"])
+        optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+        sent = [0]
+        send = dist.all_to_all_single
+
+        def watched(
+            out: Any, given: Any, taken: Any = None, counts: Any = None, **more: Any
+        ) -> Any:
+            own = len(given) // ranks if counts is None else counts[rank]
+            sent[0] += (len(given) - own) * given[0:1].numel() * given.element_size()
+            return send(out, given, taken, counts, **more)
+
+        dist.all_to_all_single = watched
+        for step in range(3):
+            ids, _, _ = batch(step * ranks + rank)
+            wanted: list[Any] = [None] * ranks
+            dist.all_gather_object(wanted, ids.unique().numpy())
+            place = store["item"]._place
+            asked = [
+                place.partition_of(each) * ranks // place.partitions != of
+                for of, each in enumerate(wanted)
+            ]
+            of_mine = int(asked[rank].sum())
+            of_others = sum(
+                int((place.partition_of(each) * ranks // place.partitions == rank).sum())
+                for of, each in enumerate(wanted)
+                if of != rank
+            )
+            sent[0] = 0
+            emb(ids).sum().backward()
+            optimizer.step()
+            found.append((sent[0], (of_mine + of_others) * DIM * 4 + of_mine * 8))
+    return found
+
+
+def test_no_more_is_sent_than_distinct_remote_rows(tmp_path: Path) -> None:
+    distributed.create(tmp_path / "store", specs(), partitions=8).close()
+    for found in values(run(3, counted, tmp_path / "store")):
+        for sent, least in found:
+            assert least <= sent <= least + 3 * 3 * 8  # and how many are asked for
+
+
+def killed_in_a_step(rank: int, path: Path, at: int) -> None:
+    import os
+    import signal
+
+    with distributed.open(path) as store:
+        emb = TieredEmbedding(store["item"])
+        optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+        send, calls = dist.all_to_all_single, [0]
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if rank == 1 and calls[0] == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return send(*arguments, **options)
+
+        dist.all_to_all_single = watched
+        for step in range(3):
+            ids, _, _ = batch(step)
+            emb(ids).sum().backward()
+            optimizer.step()
+        store.commit(3)
+
+
+@pytest.mark.parametrize("at", range(1, 9, 2))
+def test_a_rank_is_killed_in_a_step(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "store"
+    distributed.create(path, specs(), partitions=4).close()
+    before = contents(path)
+    found = run(2, killed_in_a_step, path, at, timeout=10)
+    assert isinstance(found[1], Killed)
+    assert isinstance(found[0], RanksError)
+    assert_same(contents(path), before, exact=True)
+    values(run(2, train_and_commit, path, "sgd", range(1)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,7 @@ from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._strictjson import json_values
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
+from tierstore._tiers.memory import available_bytes
 from tierstore.budget import Budget
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
@@ -124,17 +126,18 @@ class DistributedStore(Mapping[str, Any]):
 
     def _open(self) -> None:
         ranks = self._ranks
+        hosts = ranks.gather("count the ranks of each host", socket.gethostname())
+        options = _within_share(self._options, hosts.count(hosts[ranks.rank]))
+        self._spaces = Spaces(self._tables, options)
         ranks.together("open the directory of the store", self._open_directory)
         leaders = ranks.leaders(self.path)
-        self._leads = leaders[ranks.rank] == ranks.rank
+        self._leader: int = leaders[ranks.rank]
+        self._leads: bool = self._leader == ranks.rank
         seen = ranks.together("read the versions of the store", self._read_versions)
         newest = self._newest_common([each for each in seen if each is not None])
         found = ranks.together("open the root of the store", lambda: self._open_root(newest))
-        manifest = found[leaders[ranks.rank]]
-        if manifest is None:  # which no leader returns
-            raise RanksError("the leader of this rank has no root of the store")
-        self._manifest: Manifest = manifest
-        count = len(manifest.partitions)
+        self._manifest: Manifest = self._of_leader(found)
+        count = len(self._manifest.partitions)
         if ranks.count > count:
             raise InvalidInputError(
                 f"{self.path} has {count} partitions, and {ranks.count} ranks need at least one "
@@ -144,6 +147,10 @@ class DistributedStore(Mapping[str, Any]):
         ranks.together("open its partitions", self._open_parts)
         ranks.together("place its tables", self._place)
         ranks.together("name the kept versions", self._follow_names)
+
+    def _of_leader(self, found: Sequence[Manifest | None]) -> Manifest:
+        """Return what the leader of this rank returned: other hosts have other files."""
+        return cast(Manifest, found[self._leader])
 
     def _open_directory(self) -> None:
         self._directory = open_directory(self.path)
@@ -423,10 +430,11 @@ class DistributedStore(Mapping[str, Any]):
                 prepared = self._ranks.together(
                     "commit its partitions", lambda: self._commit_parts(draft)
                 )
+                version = _agreed(prepared)
             except BaseException:
                 drop()
                 raise
-            self._publish(prepared, draft)
+            self._publish(version, draft)
             return self.version
 
     def _commit_parts(self, draft: CommitDraft | None) -> _Prepared:
@@ -460,37 +468,18 @@ class DistributedStore(Mapping[str, Any]):
         for call in _side_by_side(work, self._parts):
             call.result()
 
-    def _publish(self, prepared: Sequence[_Prepared], draft: CommitDraft | None) -> None:
-        """Publish a version of the root that names what all ranks have ready, and confirm it."""
-        partitions = dict(self._with_all(prepared))
-        for rank, each in enumerate(prepared):
-            if each.tables != prepared[0].tables:
-                raise InvalidInputError(
-                    f"ranks disagree on what the tables are: the scalars or fields of rank {rank} "
-                    "are not those of rank 0; every rank takes every step"
-                )
-        version = 1 + max(each.last_version for each in prepared)
-        changes = {
-            "version": version,
-            "confirmed": version,
-            "mark": prepared[0].mark,
-            "tables": prepared[0].tables,
-            "partitions": tuple(partitions[number] for number in sorted(partitions)),
-        }
+    def _publish(self, changes: dict[str, Any], draft: CommitDraft | None) -> None:
+        """Publish a version of the root, and confirm it to the partitions."""
         found = self._ranks.together(
             "publish the version", lambda: self._publish_root(changes, draft)
         )
-        self._manifest = next(each for each in found[self._ranks.rank :: -1] if each is not None)
+        self._manifest = self._of_leader(found)
         for name, table in self._tables.items():
             info = self._manifest.tables[name]
             table._generation.info = dataclasses.replace(
                 table._generation.info, scalars=info.scalars
             )
         self._ranks.together("confirm the version", self._confirm)
-
-    def _with_all(self, prepared: Sequence[_Prepared]) -> Iterable[tuple[int, tuple[int, str]]]:
-        for each in prepared:
-            yield from each.partitions.items()
 
     def _publish_root(self, changes: dict[str, Any], draft: CommitDraft | None) -> Manifest | None:
         """Publish a manifest of the root, as a leader."""
@@ -619,7 +608,7 @@ class DistributedStore(Mapping[str, Any]):
             draft = None
             if self._root is not None:
                 draft = CommitDraft(self._root._state, None, None, confirm=True)
-            self._publish(prepared, draft)
+            self._publish(_agreed(prepared), draft)
             try:
                 self._ranks.together("place its tables", self._place)
             except TierStoreError as error:
@@ -785,6 +774,38 @@ class DistributedStore(Mapping[str, Any]):
     ) -> None:
         """Close the store."""
         self.close()
+
+
+def _within_share(options: Options, ranks: int) -> Options:
+    """Return options whose host tier takes this rank's part of what one process would by itself."""
+    budget = options.budget
+    if ranks == 1 or not (budget.host is None and budget.host_rows is None):
+        return options
+    share = available_bytes() // 4 // ranks
+    return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))
+
+
+def _agreed(prepared: Sequence[_Prepared]) -> dict[str, Any]:
+    """Return what a manifest says of the version that all ranks have ready.
+
+    Raises InvalidInputError where they differ in what the tables are.
+    """
+    partitions: dict[int, tuple[int, str]] = {}
+    for rank, each in enumerate(prepared):
+        partitions |= each.partitions
+        if each.tables != prepared[0].tables:
+            raise InvalidInputError(
+                f"ranks disagree on what the tables are: the scalars or fields of rank {rank} are "
+                "not those of rank 0; every rank takes every step"
+            )
+    version = 1 + max(each.last_version for each in prepared)
+    return {
+        "version": version,
+        "confirmed": version,
+        "mark": prepared[0].mark,
+        "tables": prepared[0].tables,
+        "partitions": tuple(partitions[number] for number in sorted(partitions)),
+    }
 
 
 def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:
