@@ -327,3 +327,39 @@ def test_numbers_of_partitions(tmp_path: Path, partitions: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="partitions"):
         distributed.create(tmp_path / "emb.tier", specs(), partitions=partitions)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("partitions", [2, 7])
+def test_a_store_is_spread_over_other_partitions(
+    path: Path, tmp_path: Path, partitions: int
+) -> None:
+    with distributed.open(path) as store:
+        for table in ("item", "empty"):
+            rows, dim = store[table].shape
+            store[table].write(np.arange(rows), RANDOM.standard_normal((rows, dim), np.float32))
+        store["item"].scalars["step"] = 12
+        store.commit(12, payload={"state": {"epoch": 3}})
+        expected = contents(store)
+    with tierstore.open(path) as reader:
+        reader.save(tmp_path / "plain")
+    for source in (path, tmp_path / "plain"):
+        copy = tmp_path / f"{source.name}-copy"
+        distributed.save(source, copy, partitions=partitions)
+        assert tierstore.verify(copy).ok
+        with distributed.open(copy) as store:
+            assert same(contents(store), expected)
+            assert store["item"].scalars == {"step": 12}
+            assert (store.version, store.step) == (2, 12)
+            assert store.payload["state"].tree() == {"epoch": 3}
+            store["user"].write([1], np.ones((1, 4), np.float16))
+            assert store.commit() == 3
+        with tierstore.open(copy) as reader, tierstore.open(source) as before:
+            assert reader.parent == (before.uuid, 2)
+            assert (reader["user"][1] == 1).all()
+
+
+def test_keys_are_not_spread_over_partitions(tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "plain", {"item": tierstore.TableSpec(3, 2)}) as store:
+        store.set_keys("item", ["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="external keys"):
+        distributed.save(tmp_path / "plain", tmp_path / "copy", partitions=2)

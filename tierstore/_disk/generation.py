@@ -121,13 +121,15 @@ def create_partitions(
     tables: Sequence[_io.Directory],
     shard: Shard,
     spec: TableSpec,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
     progress: Progress | None = None,
 ) -> list[TableInfo]:
     """Create the generation of a table in each partition of a shard, one directory each.
 
-    `spec` is that of the whole table, seeded: the first records of a row depend on its id alone.
-    Rows that stand for no id are zero. All partitions are filled together, so that the records are
-    made once. Returns what the manifest of each partition says.
+    `spec` is that of the whole table, and `blocks` are all its records in order; without them the
+    fields' initializers, which have seeds, give them. Rows that stand for no id are zero. All
+    partitions are filled together, so that records are made once. Returns what the manifest of each
+    partition says.
     """
     fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
     part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
@@ -138,8 +140,8 @@ def create_partitions(
         bases = [Base.begin(directory, part) for directory in made]
         for base in bases:
             stack.callback(base.close)
-        if not spec.sparse:
-            _fill(bases, shard, spec, progress)
+        if blocks is not None or not spec.sparse:
+            _fill(bases, shard, initial_records(spec) if blocks is None else blocks, progress)
         for base in bases:
             base.sync()
         digests = [_bound(directory, part, 1) for directory in made]
@@ -149,8 +151,13 @@ def create_partitions(
     return [TableInfo(part, name, digest=digest) for digest in digests]
 
 
-def _fill(bases: Sequence[Base], shard: Shard, spec: TableSpec, progress: Progress | None) -> None:
-    """Write the first records of a table to those of its partitions that have them."""
+def _fill(
+    bases: Sequence[Base],
+    shard: Shard,
+    blocks: Iterable[npt.NDArray[np.uint8]],
+    progress: Progress | None,
+) -> None:
+    """Write the records of a table to those of its partitions that have them."""
     waiting: list[npt.NDArray[np.uint8]] = []
     done, first = [0] * len(bases), 0
 
@@ -165,10 +172,10 @@ def _fill(bases: Sequence[Base], shard: Shard, spec: TableSpec, progress: Progre
         first += len(records)
         waiting.clear()
         if progress is not None:
-            progress(first, spec.rows)
+            progress(first, shard.rows)
 
     held = 0
-    for block in initial_records(spec):
+    for block in blocks:
         waiting.append(block)
         held += block.nbytes
         if held >= _FILLED_BYTES:

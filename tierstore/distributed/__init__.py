@@ -13,8 +13,8 @@ from __future__ import annotations
 from tierstore.errors import needs
 
 with needs("torch", "torch", "this needs PyTorch"):
-    from tierstore.distributed.opening import create, open
+    from tierstore.distributed.opening import create, open, save
     from tierstore.distributed.store import DistributedStore
     from tierstore.distributed.table import DistributedTable
 
-__all__ = ["DistributedStore", "DistributedTable", "create", "open"]
+__all__ = ["DistributedStore", "DistributedTable", "create", "open", "save"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,20 @@ from pathlib import Path
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
-from tierstore._disk.manifest import Identity, Manifest, TableInfo, new_mark
+from tierstore._disk.manifest import (
+    Identity,
+    Manifest,
+    Parent,
+    TableInfo,
+    new_mark,
+    unique_name,
+)
 from tierstore._disk.partitioning import MOST_PARTITIONS, PARTITIONS, Shard, partition_name
 from tierstore._store.copy import Overall
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
+from tierstore._store.payload import copy_payload
+from tierstore._store.store import Store
 from tierstore.errors import InvalidInputError
 from tierstore.spec import TableSpec
 
@@ -44,11 +54,12 @@ def make_store(
     specs: Mapping[str, TableSpec],
     identities: list[tuple[str, str]],
     progress: Progress | None = None,
+    source: Store | None = None,
 ) -> None:
     """Write a partitioned store, which appears under its name when it is complete.
 
     `specs` are seeded and bound to the names of their tables: hosts that are given the same make
-    the same store.
+    the same store. With a `source`, a reader that has these tables, it is a copy of that.
     """
     (root_uuid, root_mark), *parts = identities
     report = Overall(progress, sum(spec.rows for spec in specs.values()) * _rounds(len(parts)))
@@ -61,7 +72,7 @@ def make_store(
                 for first in range(0, len(parts), _TOGETHER):
                     count = min(_TOGETHER, len(parts) - first)
                     shard = Shard(spec.rows, len(parts), first, count)
-                    found = _make_tables(place, shard, name, spec, report)
+                    found = _make_tables(place, shard, name, spec, report, source)
                     for number, info in enumerate(found, first):
                         infos[number][name] = info
                     report.passed(spec.rows)
@@ -74,7 +85,36 @@ def make_store(
         manifest = Manifest(
             root_uuid, 1, 1, tables, confirmed=1, mark=root_mark, partitions=partitions
         )
-        write_skeleton(root, Identity(root_uuid), manifest)
+        if source is None:
+            write_skeleton(root, Identity(root_uuid), manifest)
+        else:
+            write_skeleton(root, *_copied(root, manifest, source))
+
+
+def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identity, Manifest]:
+    """Copy the payload of a store; return the identity and manifest of the copy."""
+    before = source._state.manifest
+    payload = {
+        name: copy_payload(value, root, unique_name("payload-", 1))
+        for name, value in source.payload.items()
+    }
+    tables = {
+        name: dataclasses.replace(info, scalars=dict(source[name].scalars))
+        for name, info in made.tables.items()
+    }
+    manifest = dataclasses.replace(
+        made,
+        version=before.version,
+        tables=tables,
+        step=before.step,
+        confirmed=before.version,
+        payload=payload,
+        previous=before.previous,
+        mark=before.mark,
+        payload_mark=before.payload_mark,
+    )
+    parent = Parent(before.uuid, before.version, before.previous)
+    return Identity(made.uuid, parent), manifest
 
 
 def kept(specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
@@ -87,7 +127,12 @@ def _rounds(partitions: int) -> int:
 
 
 def _make_tables(
-    place: _io.Directory, shard: Shard, name: str, spec: TableSpec, report: Progress
+    place: _io.Directory,
+    shard: Shard,
+    name: str,
+    spec: TableSpec,
+    report: Progress,
+    source: Store | None,
 ) -> list[TableInfo]:
     """Make a table in some partitions."""
     with contextlib.ExitStack() as stack:
@@ -95,4 +140,5 @@ def _make_tables(
         for number in range(shard.first, shard.first + shard.count):
             partition = stack.enter_context(place.directory(partition_name(number)))
             tables.append(stack.enter_context(partition.make_directory(name)))
-        return generations.create_partitions(tables, shard, spec, report)
+        blocks = None if source is None else source[name]._records()
+        return generations.create_partitions(tables, shard, spec, blocks, report)

@@ -13,6 +13,7 @@ from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._store.locking import require_tested
 from tierstore._store.opening import check_tables
+from tierstore._store.opening import open as open_plain
 from tierstore._store.options import Options
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import check_names, find_device
@@ -27,7 +28,7 @@ from tierstore.spec import DeviceName, TableSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["create", "open"]
+__all__ = ["create", "open", "save"]
 
 
 def create(
@@ -176,6 +177,38 @@ def open(
             store.close()
             raise
         return store
+
+
+def save(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    partitions: int = 64,
+    version: int | str | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Copy a store, plain or of another number of partitions, to a partitioned one. Not collective.
+
+    Args:
+        source: the store; a writer may have it open.
+        path: the directory to make, which must not exist.
+        partitions: how many stores the rows are spread over.
+        version: a kept version, or its name; the newest if None.
+        progress: called with rows done and in all.
+
+    Rows, optimizer state, scalars, step, payload and the number of the version are those of the
+    source, which is the `parent` of the copy. Damage raises, as do external keys, which partitions
+    do not have. Raises what `tierstore.open` and `Store.save` do.
+    """
+    with internal_errors(), open_plain(source, version=version, budget=Budget(host=0)) as reader:
+        number = check_partitions(partitions, 1)
+        for name in reader:
+            if reader[name].keys is not None:
+                raise InvalidInputError(
+                    f"table {name!r} of {source} has external keys, which partitions do not have"
+                )
+        specs = {name: reader[name].spec for name in reader}
+        make_store(_local(path), specs, new_identities(number), progress, reader)
 
 
 def _local(path: str | os.PathLike[str]) -> Path:
