@@ -16,12 +16,14 @@ from click.testing import CliRunner
 import tierstore
 from tierstore import distributed
 from tierstore.errors import (
+    CapacityError,
     CorruptStoreError,
     ForkedStoreError,
     InvalidInputError,
     LockedError,
     UnclosedStoreWarning,
     UncommittedRowsWarning,
+    UnknownNameError,
     VersionError,
 )
 from tierstore_cli.main import cli
@@ -320,6 +322,13 @@ def test_commands_take_it_as_one_store(path: Path, tmp_path: Path) -> None:
     command("save", path, tmp_path / "copy")
     with tierstore.open(path) as reader:
         assert np.array_equal(np.load(tmp_path / "item.npy"), reader["item"][:])
+
+
+@pytest.mark.parametrize("budget", ["10B", tierstore.Budget(host={"other": "1MiB"})])
+def test_a_store_that_cannot_be_opened_is_not_left(tmp_path: Path, budget: Any) -> None:
+    with pytest.raises((CapacityError, UnknownNameError)):
+        distributed.create(tmp_path / "emb.tier", specs(), partitions=2, budget=budget)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 5000, 1.5])

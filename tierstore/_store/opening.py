@@ -32,7 +32,7 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_tables", "create", "open", "open_or_create"]
+__all__ = ["check_tables", "create", "discard_store", "open", "open_or_create"]
 
 _MEMORY = "/dev/shm"
 
@@ -95,7 +95,7 @@ def create(
         try:
             return Store(options)
         except BaseException as error:
-            _discard_store(where, error)
+            discard_store(where, error)
             raise
 
 
@@ -246,7 +246,7 @@ def _create_store(
         write_skeleton(directory, identity, first)
 
 
-def _discard_store(path: str | Path, error: BaseException) -> None:
+def discard_store(path: str | Path, error: BaseException) -> None:
     """Remove a store that was just made and that its maker could not open because of `error`.
 
     A store that another process writes to by now stays, and so does one that cannot be removed: a

@@ -12,7 +12,7 @@ from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._store.locking import require_tested
-from tierstore._store.opening import check_tables
+from tierstore._store.opening import check_tables, discard_store
 from tierstore._store.opening import open as open_plain
 from tierstore._store.options import Options
 from tierstore._tiers.gpu.device import Device
@@ -21,7 +21,7 @@ from tierstore.budget import Budget, Size
 from tierstore.distributed.creating import check_partitions, make_store, new_identities
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.store import DistributedStore
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, RanksError
 from tierstore.policy import Policies
 from tierstore.spec import DeviceName, TableSpec
 
@@ -50,7 +50,7 @@ def create(
 
     Collective. First values are those of a store that `tierstore.create` makes with the same seeds,
     bit for bit, whatever the number of partitions; without seeds those of rank 0 count. It is made
-    once on each file system that the ranks see.
+    once on each file system that the ranks see, and removed again where it cannot be opened.
 
     Args:
         path: the directory to make.
@@ -97,18 +97,23 @@ def create(
             ranks.together("make the store", make)
         finally:
             ranks.close()
-    return open(
-        path,
-        "r+",
-        budget=budget,
-        policy=policy,
-        keep=keep,
-        allow_untested=allow_untested,
-        device=device,
-        check_ids=check_ids,
-        average=average,
-        timeout=timeout,
-    )
+    try:
+        return open(
+            path,
+            "r+",
+            budget=budget,
+            policy=policy,
+            keep=keep,
+            allow_untested=allow_untested,
+            device=device,
+            check_ids=check_ids,
+            average=average,
+            timeout=timeout,
+        )
+    except BaseException as error:
+        if leaders[ranks.rank] == ranks.rank and not isinstance(error, RanksError):
+            discard_store(where, error)
+        raise
 
 
 def open(
