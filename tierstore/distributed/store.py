@@ -503,9 +503,15 @@ class DistributedStore(Mapping[str, Any]):
             kept = History(self._place_of_root, self.uuid).versions()
             self._follow_names()
 
+            named = set(self._manifest.names.values()) - {self.version}
+
             def confirm(item: tuple[int, Store]) -> None:
                 number, part = item
-                oldest = min(each.partitions[number][0] for each in kept.values())
+                oldest = min(
+                    each.partitions[number][0]
+                    for version, each in kept.items()
+                    if version not in named
+                )
                 if oldest > part._state.manifest.confirmed:
                     part.confirm(oldest)
 
@@ -535,6 +541,32 @@ class DistributedStore(Mapping[str, Any]):
             for name, version in wanted.items():
                 if there.get(name) != version:
                     part.keep(version, name)
+
+    def keep(self, version: int | str, name: str) -> int:
+        """Keep a version by a name until `release`; return its number. Collective.
+
+        As `Store.keep` does.
+        """
+        self._agree("keep a version", {"version": version, "name": name})
+        keeping.check_version_name(name)
+        self._rename("keep the version", lambda root: root.keep(version, name))
+        return self._manifest.names[name]
+
+    def release(self, name: str) -> None:
+        """Let the version that is kept by a name go, as `Store.release` does. Collective."""
+        self._agree("release a version", {"name": name})
+        self._rename("release the version", lambda root: root.release(name))
+
+    def _rename(self, what: str, change: Callable[[Store], object]) -> None:
+        def work() -> Manifest | None:
+            if self._root is None:
+                return None
+            change(self._root)
+            return self._root._state.manifest
+
+        with self._door.use(write=True), self._closed_when_broken():
+            self._manifest = self._of_leader(self._ranks.together(what, work))
+            self._ranks.together("name the kept versions", self._follow_names)
 
     def rollback(self) -> None:
         """Drop everything that any rank wrote since the last commit. Collective."""

@@ -43,7 +43,9 @@ class RemoteBatch:
         `of_each` `(ids, dim)` is that of this rank's ids. Sums by row go to the owners, which add
         them in the order of ranks.
         """
-        sums = sum_by_row(of_each, self._request.positions, self._request.size)
+        sums = of_each[:0]
+        if self._request.size:
+            sums = sum_by_row(of_each, self._request.positions, self._request.size)
         arrived = self._request.deliver(sums)
         gradient = self.local.gradient(arrived)
         if self._scale != 1:
