@@ -178,6 +178,26 @@ def test_versions_are_kept_named_and_opened(path: Path) -> None:
         tierstore.open(path, version=4)
 
 
+def test_a_writer_goes_back_to_a_version(path: Path) -> None:
+    seen = {}
+    with distributed.open(path, keep=3) as store:
+        for step in range(3):
+            store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+            seen[store.commit(step)] = contents(store)
+    with pytest.raises(VersionError, match=r"9 of .* is not kept; there are: 2, 3, 4"):
+        distributed.open(path, version=9, discard_newer=True)
+    with pytest.raises(InvalidInputError, match="discard_newer"):
+        distributed.open(path, version=3)
+    with distributed.open(path, version=3, discard_newer=True) as store:
+        assert same(contents(store), seen[3])
+        store["item"].write([1], [[1, 2, 3, 4, 5.0]])
+        assert store.commit(7) == 5
+        assert [each.version for each in store.versions()] == [2, 3, 5]
+    assert tierstore.verify(path).ok
+    with distributed.open(path, version=5, discard_newer=True) as store:
+        assert store["item"][1].tolist() == [1, 2, 3, 4, 5]
+
+
 def test_altering_needs_all_committed_and_constants(path: Path) -> None:
     with distributed.open(path) as store:
         store["item"].write([4], [[1, 2, 3, 4, 5.0]])

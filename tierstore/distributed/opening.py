@@ -122,6 +122,8 @@ def open(
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
+    version: int | str | None = None,
+    discard_newer: bool = False,
     keep: int | None = None,
     allow_untested: bool = False,
     device: DeviceName | torch.device | Device = "cpu",
@@ -142,6 +144,8 @@ def open(
         mode: "r+".
         budget: memory for the tiers of this rank; see `tierstore.open`.
         policy: which rows the tiers keep.
+        version: a kept version to go on from, or its name; with `discard_newer`.
+        discard_newer: drop the versions after it.
         keep: how many versions are kept; None keeps as many as the last writer did.
         allow_untested: write on a file system on which locks and syncs were not tested.
         device: where the nearest tier of this rank is, such as f"cuda:{local_rank}".
@@ -164,6 +168,8 @@ def open(
             mode=mode,
             budget=Budget.of(budget),
             policy=policy,
+            version=version,
+            discard_newer=discard_newer,
             keep=keep,
             allow_untested=allow_untested,
             device=find_device(device),
@@ -171,7 +177,8 @@ def open(
         )
         ranks = Ranks(timeout)
         try:
-            ranks.agree("open", {"keep": keep, "average": average, "check_ids": check_ids})
+            given = {"version": version, "keep": keep, "average": average, "check_ids": check_ids}
+            ranks.agree("open", given)
             store = DistributedStore(options, ranks, average=average)
         except BaseException:
             ranks.close()

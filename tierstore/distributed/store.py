@@ -68,6 +68,14 @@ _THREADS = 8
 """Partitions of a rank that sync their files at a time."""
 
 
+class _Seen(NamedTuple):
+    """Which versions a leader sees: the store's uuid, marks by version, versions by name."""
+
+    uuid: str
+    marks: dict[int, str]
+    names: dict[str, int]
+
+
 class _Prepared(NamedTuple):
     """What a rank has ready for a version.
 
@@ -134,8 +142,8 @@ class DistributedStore(Mapping[str, Any]):
         self._leader: int = leaders[ranks.rank]
         self._leads: bool = self._leader == ranks.rank
         seen = ranks.together("read the versions of the store", self._read_versions)
-        newest = self._newest_common([each for each in seen if each is not None])
-        found = ranks.together("open the root of the store", lambda: self._open_root(newest))
+        chosen = self._chosen([each for each in seen if each is not None])
+        found = ranks.together("open the root of the store", lambda: self._open_root(chosen))
         self._manifest: Manifest = self._of_leader(found)
         count = len(self._manifest.partitions)
         if ranks.count > count:
@@ -164,40 +172,54 @@ class DistributedStore(Mapping[str, Any]):
             raise NotAStoreError(f"{self.path} is not open")
         return self._directory
 
-    def _read_versions(self) -> tuple[str, dict[int, str]] | None:
-        """Return, as a leader, the store's uuid and the mark of each version that can be opened."""
+    def _read_versions(self) -> _Seen | None:
+        """Return, as a leader, which versions of the store can be opened."""
         if not self._leads:
             return None
         history = History(self._place_of_root, self.uuid)
-        if not history.newest().partitions:
+        newest = history.newest()
+        if not newest.partitions:
             raise InvalidInputError(
                 f"{self.path} has no partitions, so one process writes it, with "
                 "tierstore.open(path, 'r+'); tierstore.distributed.create makes a store for ranks"
             )
-        return self.uuid, {number: each.mark for number, each in history.versions().items()}
+        marks = {number: each.mark for number, each in history.versions().items()}
+        return _Seen(self.uuid, marks, dict(newest.names))
 
-    def _newest_common(self, seen: Sequence[tuple[str, dict[int, str]]]) -> int:
-        """Return the newest version that all leaders have; raises InvalidInputError."""
-        uuids = {uuid for uuid, _ in seen}
+    def _chosen(self, seen: Sequence[_Seen]) -> int:
+        """Return the version to open: the one asked for, or the newest that all leaders have.
+
+        Raises InvalidInputError and VersionError.
+        """
+        uuids = {each.uuid for each in seen}
         if len(uuids) > 1:
             raise InvalidInputError(
                 f"the ranks see different stores at their paths: {', '.join(sorted(uuids))}; each "
                 "host needs the same store, or a share of it"
             )
-        common = set.intersection(*({*versions.items()} for _, versions in seen))
+        common = dict(set.intersection(*({*each.marks.items()} for each in seen)))
         if not common:
             raise InvalidInputError(
                 f"the copies of the root of {self.path} have no version in common; copy the newest "
                 "one to every host"
             )
-        return max(common)[0]
+        wanted = self._options.version
+        if wanted is None:
+            return max(common)
+        number = seen[0].names.get(wanted) if isinstance(wanted, str) else wanted
+        if number not in common:
+            listed = ", ".join(map(str, sorted(common)))
+            raise VersionError(
+                f"version {wanted!r} of {self.path} is not kept; there are: {listed}"
+            )
+        return number
 
-    def _open_root(self, newest: int) -> Manifest | None:
+    def _open_root(self, chosen: int) -> Manifest | None:
         """Open the root as its writer, as a leader, and go back to a version where it is ahead."""
         if not self._leads:
             return None
-        ahead = History(self._place_of_root, self.uuid).newest().version != newest
-        back: dict[str, Any] = {"version": newest, "discard_newer": True} if ahead else {}
+        ahead = History(self._place_of_root, self.uuid).newest().version != chosen
+        back: dict[str, Any] = {"version": chosen if ahead else None, "discard_newer": ahead}
         self._root = Store(
             dataclasses.replace(
                 self._options, budget=_NOTHING, policy=None, device=None, root_only=True, **back
