@@ -91,8 +91,8 @@ ROW_CURE = (
 
 FOR_RANKS = (
     "for ranks that share the rows, make the store with tierstore.distributed.create(path, "
-    "tables), open it on every rank with tierstore.distributed.open(path, 'r+'), and start the "
-    "ranks with torchrun"
+    "tables), open it on every rank with tierstore.distributed.open(path, 'r+') after "
+    "init_process_group, and start the ranks with torchrun"
 )
 """What makes a script for one process one for many."""
 

@@ -435,3 +435,27 @@ def test_a_second_rank_that_opens_a_plain_store_is_told(tmp_path: Path) -> None:
     found = [each for each in values(run(2, alone, tmp_path / "plain")) if each]
     assert len(found) == 1
     assert "tierstore.distributed.create" in found[0][0]
+
+
+def apart(rank: int, paths: list[Path]) -> str:
+    import torch
+
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    with tierstore.open(paths[rank], "r+") as store:
+        emb = TieredEmbedding(store["item"])
+        optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+        emb(torch.arange(5)).sum().backward()
+        with pytest.raises(InvalidInputError) as info:
+            optimizer.step()
+        optimizer.zero_grad()
+        return str(info.value)
+
+
+def test_ranks_that_would_train_rows_apart_are_told(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for path in paths:
+        tierstore.create(path, SPEC).close()
+    for text in values(run(2, apart, paths)):
+        assert "tierstore.distributed.open" in text

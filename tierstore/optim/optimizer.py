@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from tierstore._door import interrupts_deferred
+from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
 from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
@@ -162,11 +163,10 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{table.name!r} is {element.name}"
             )
-        owner = table._owner
-        if self._at_random and isinstance(owner, DistributedStore) and owner.ranks > 1:
+        if self._at_random and _ranks_of(table) > 1:
             raise InvalidInputError(
-                f"table {table.name!r} is shared by {owner.ranks} ranks, where stochastic rounding "
-                "would depend on their number; keep its weights in float32"
+                f"table {table.name!r} is shared by {_ranks_of(table)} ranks, where stochastic "
+                "rounding would depend on their number; keep its weights in float32"
             )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
@@ -369,18 +369,23 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
 
 def _check_alone(fields: Iterable[TrainedField]) -> None:
     """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
-    if all(isinstance(field.table._owner, DistributedStore) for field in fields):
-        return
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    if (ranks := distributed.get_world_size()) > 1:
+    ranks = distributed.get_world_size()
+    if ranks > 1 and any(_ranks_of(field.table) != ranks for field in fields):
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
             f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
             "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
             "store"
         )
+
+
+def _ranks_of(table: Table) -> int:
+    """Return how many ranks share the rows of a table."""
+    owner = table._owner
+    return owner.ranks if isinstance(owner, DistributedStore) else 1
 
 
 def _check_apart(every: Iterable[RowsParameter]) -> None:
