@@ -1,6 +1,7 @@
 # make demo     train embeddings of real text through the tiers, look at the store, export it
 # make test     the tests but the slow ones;  make test TESTS=tests/test_spec.py: some of them
-# make test-all all tests, and as root those that mount file systems (skipped otherwise)
+# make test-all all tests, those of the integrations with their libraries, and as root those
+#               that mount file systems (skipped otherwise)
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md and the layers in CONTRIBUTING.md
 # make wheel    build the wheel and use it in fresh environments
@@ -39,6 +40,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n auto $(TESTS)
 
 test-all: $(READY)
+	$(BIN)/pip install --quiet -e '.[integrations]' -c $(CONSTRAINTS)
 	$(BIN)/python -m pytest -q -n auto --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 

@@ -1,8 +1,8 @@
-"""What the benchmarks share: measuring in turn, the machine, an answer that is printed and kept.
+"""Common code of the benchmarks: interleaved measurements, the machine, and saved answers.
 
-A benchmark asks one question. It writes down what must move, measures tierstore and its peers in
-turn in the same run, compares medians, prints a small table, and keeps it as JSON with the machine
-and its load. Trust ratios, not seconds: they were measured side by side.
+A benchmark asks one question. It states the bytes that must move, measures tierstore and its peers
+alternately in the same run, compares medians, prints a small table, and saves it as JSON with the
+machine and its load. Trust ratios, not seconds, since they were measured side by side.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def arguments(question: str, **defaults: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=question)
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    parser.add_argument("--repeat", type=int, default=15, help="measurements of each")
-    parser.add_argument("--directory", type=Path, help="where stores are made for the time being")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--repeat", type=int, default=15, help="number of measurements of each")
+    parser.add_argument("--directory", type=Path, help="directory for temporary stores")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="directory for the JSON")
     return parser
 
 
@@ -54,7 +54,7 @@ def in_turn(
     repeat: int,
     before: Callable[[str], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Time every contestant `repeat` times, one after another in each round; the first is unseen.
+    """Time every contestant `repeat` times, alternating in rounds; the first round is discarded.
 
     `before` prepares each measurement and is not timed. Returns seconds by name.
     """
@@ -76,18 +76,18 @@ def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def back_free_memory(nbytes: int = 64 << 20) -> None:
-    """Touch free memory, so that the next pages taken are backed by the machine.
+    """Touch free memory, so that the machine backs the next allocated pages.
 
-    A virtual machine may hand memory that was freed back to its host, and the first touch of such
-    a page then takes some 10 µs in any program. Elsewhere this changes nothing.
+    A virtual machine may return freed memory to its host, and the first touch of such a page then
+    takes some 10 µs in any program. On other machines this has no effect.
     """
     np.ones(nbytes, np.uint8)
 
 
 def in_child(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function of a module in a process of its own and return what it returns.
+    """Call a function of a module in a separate process and return its result.
 
-    The process is forked from one that has imported what takes seconds, and done nothing else.
+    The process is forked from one that has only imported modules, which takes seconds.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([name for name in SLOW_IMPORTS if name in sys.modules])
@@ -109,13 +109,13 @@ class Answer:
 
     Attributes:
         name: of the JSON file.
-        question: what is asked.
-        must_move: the bytes any implementation has to move for it.
-        target: what was promised.
-        met: whether the figures reach it; None where it could not be told here.
-        rows: the table, one dict a line.
-        ratios: what the target is about.
-        notes: what one has to know to read the figures.
+        question: the question.
+        must_move: the bytes that any implementation has to move.
+        target: the goal for the ratios.
+        met: whether the figures reach the target; None if this machine cannot tell.
+        rows: the table, one dict per line.
+        ratios: the ratios to which the target applies.
+        notes: remarks needed to understand the figures.
     """
 
     name: str

@@ -8,11 +8,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import MemoryTable
-from tierstore._tiers.gpu.device import CudaDevice
+import numpy as np
+
+from tierstore import Budget, Field, TableSpec, _rowcopy
+from tierstore._disk.generation import Generation
+from tierstore._door import Door
+from tierstore._memory_table import MemoryTable, Origin, _Ground
+from tierstore._table.prefetch import Prefetcher
+from tierstore._table.table import Table, Touched
+from tierstore._tiers.gpu.device import CudaDevice, Device
+from tierstore._tiers.gpu.memory import GpuMemory
+from tierstore._tiers.placement import Placement
 from tierstore.errors import DeviceError, MissingExtraError
 
 # Threads of a contestant on the CPU sleep when it is done, and do not disturb the next.
@@ -54,31 +62,103 @@ def filled(
     return scratch
 
 
-def power_law(rows: int, ids: int, alpha: float, count: int, seed: int = 7) -> list[Any]:
+class _Noise(Origin):
+    """Begins every row with random float32 values from 0 to 1, without making each of them."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec)
+        rng = np.random.default_rng(1)
+        self._noise = rng.random((4096, self.record_bytes // 4), np.float32).view(np.uint8)
+
+    def read(self, rows: Any, out: Any) -> None:
+        _rowcopy.gather(self._noise, rows % len(self._noise), out, 0)
+
+
+class Scratch:
+    """Tables of equally long records in memory alone, which share their tiers.
+
+    The host tier has a place for every row, the GPU tier for a share of them. Looked up by name.
+    """
+
+    sync_checks = False
+    store = None
+
+    def __init__(
+        self,
+        rows: Mapping[str, int],
+        fields: Mapping[str, int],
+        share: float,
+        device: Device | None,
+    ) -> None:
+        """Make tables of these rows, with float32 fields of these dims."""
+        self.door = Door("benchmark", writable=True)
+        self.prefetcher = Prefetcher(self.door)
+        self.touched = Touched()
+        spec = {name: Field(dim) for name, dim in fields.items()}
+        specs = {name: TableSpec(rows=each, fields=spec) for name, each in rows.items()}
+        every = sum(rows.values())
+        width = next(iter(specs.values())).layout.record_bytes
+        gpu = GpuMemory.bytes_for(every, width, max(1, int(share * every)))
+        budget = Budget(host_rows=max(rows.values()), gpu=gpu)
+        tiers = {name: _Noise(each) for name, each in specs.items()}
+        placement = Placement(budget, None, device)
+        (part,) = placement.plan(specs)
+        self._space = placement.place(part, tiers)
+        self._tables = {
+            extent.table: Table(
+                self,
+                extent.table,
+                cast(Generation, _Ground(specs[extent.table], tiers[extent.table])),
+                self._space,
+                extent,
+            )
+            for extent in self._space.extents
+        }
+
+    def __getitem__(self, name: str) -> Table:
+        return self._tables[name]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.prefetcher.close()
+        with self.door.use():
+            self.door.close()
+            self._space.close()
+
+
+def power_law(
+    rows: int, ids: int, alpha: float, count: int, seed: int = 7, device: str = "cuda"
+) -> list[Any]:
     """Draw batches of ids: the k-th most used row, any one, has a share of k^-alpha."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(seed)
-    ranks = torch.arange(1, rows + 1, device="cuda", dtype=torch.float64)
+    generator = torch.Generator(device).manual_seed(seed)
+    ranks = torch.arange(1, rows + 1, device=device, dtype=torch.float64)
     shares = torch.cumsum(ranks.pow_(-alpha), 0)
-    order = torch.randperm(rows, device="cuda", generator=generator)
+    order = torch.randperm(rows, device=device, generator=generator)
 
     def draw() -> Any:
-        where = torch.rand(ids, device="cuda", dtype=torch.float64, generator=generator)
+        where = torch.rand(ids, device=device, dtype=torch.float64, generator=generator)
         found = torch.searchsorted(shares, where * shares[-1])
         return order[found.clamp_(max=rows - 1)]
 
     return [draw() for _ in range(count)]
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Time a call until the device has done all it asked for."""
+def wait() -> None:
+    """Let the device, if there is one, finish what it was given."""
     import torch
 
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Time a call until the device has done all it asked for."""
+    wait()
     begin = time.perf_counter()
     run()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - begin
 
 
@@ -116,12 +196,10 @@ def link() -> dict[str, float]:
 
 def issue_seconds(run: Callable[[], object], calls: int = 100) -> float:
     """Return the host's time to issue a call, when the device is not waited for."""
-    import torch
-
-    torch.cuda.synchronize()
+    wait()
     begin = time.perf_counter()
     for _ in range(calls):
         run()
     taken = time.perf_counter() - begin
-    torch.cuda.synchronize()
+    wait()
     return taken / calls

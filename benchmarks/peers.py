@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 
 def have(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
+
+
+def _fbgemm(
+    rows: Sequence[int], dim: int, load_factor: float | None, optimizer: str, pooling: str
+) -> Any:
+    """Make FBGEMM's operator over tables, in managed memory under a cache or in device memory."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+        CacheAlgorithm,
+        EmbeddingLocation,
+        PoolingMode,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    where = EmbeddingLocation.DEVICE if load_factor is None else EmbeddingLocation.MANAGED_CACHING
+    made = SplitTableBatchedEmbeddingBagsCodegen(
+        [(each, dim, where, ComputeDevice.CUDA) for each in rows],
+        optimizer=getattr(EmbOptimType, optimizer),
+        learning_rate=1e-3,
+        cache_algorithm=CacheAlgorithm.LRU,
+        cache_load_factor=load_factor or 0.0,
+        pooling_mode=getattr(PoolingMode, pooling),
+    )
+    made.init_embedding_weights_uniform(-1, 1)
+    return made
+
+
+class FbgemmTables:
+    """FBGEMM's table-batched embedding, which updates rows in its backward pass."""
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        dim: int,
+        load_factor: float | None,
+        optimizer: str,
+        *,
+        pooled: bool = False,
+    ) -> None:
+        """Make tables of a dim; `pooled` bags are summed, else each id has a row of its own."""
+        self._tables = _fbgemm(rows, dim, load_factor, optimizer, "SUM" if pooled else "NONE")
+
+    def step(self, values: Any, offsets: Any, gradient: Any) -> None:
+        """Train on the bags of all tables, one table after another."""
+        self._tables(values, offsets).backward(gradient)
 
 
 class Fbgemm:
@@ -16,29 +65,7 @@ class Fbgemm:
     def __init__(
         self, rows: int, dim: int, load_factor: float | None, optimizer: str = "EXACT_SGD"
     ) -> None:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-            CacheAlgorithm,
-            EmbeddingLocation,
-            PoolingMode,
-        )
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        where = (
-            EmbeddingLocation.DEVICE if load_factor is None else EmbeddingLocation.MANAGED_CACHING
-        )
-        self._table = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, where, ComputeDevice.CUDA)],
-            optimizer=getattr(EmbOptimType, optimizer),
-            learning_rate=1e-3,
-            cache_algorithm=CacheAlgorithm.LRU,
-            cache_load_factor=load_factor or 0.0,
-            pooling_mode=PoolingMode.NONE,
-        )
-        self._table.init_embedding_weights_uniform(-1, 1)
+        self._table = _fbgemm([rows], dim, load_factor, optimizer, "NONE")
         self._offsets: dict[int, Any] = {}
 
     def _rows(self, ids: Any) -> Any:

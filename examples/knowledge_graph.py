@@ -1,7 +1,7 @@
 """Knowledge-graph embedding: which facts are missing? ComplEx on tables of a store.
 
     python examples/knowledge_graph.py                     # families it makes up
-    python examples/knowledge_graph.py --data facts.tsv    # lines `head relation tail`, or an .npz
+    python examples/knowledge_graph.py --data facts.tsv    # see `read` for the files
 
 Trains complex vectors of entities and relations so that the end of a fact scores above other
 entities, and ends with the filtered mean reciprocal rank of facts it has not seen. Trouillon et
@@ -9,6 +9,8 @@ al., "Complex embeddings for simple link prediction", ICML 2016; Lacroix et al.,
 """
 
 import argparse
+import json
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -22,22 +24,20 @@ from tierstore.nn import TieredEmbedding
 from tierstore.optim import TieredOptimizer
 
 arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-arguments.add_argument("--data", type=Path, help="lines `head relation tail`, or `triples_htr`")
+arguments.add_argument("--data", type=Path, help="a folder, an .npz, or `head relation tail`")
 arguments.add_argument("--store", type=Path, help="where to keep the tables; goes on from there")
-arguments.add_argument("--epochs", type=int, default=30)
+arguments.add_argument("--memory", type=float, default=0.5, help="share of the entities kept there")
 arguments.add_argument("--device", default="auto")
+arguments.add_argument("--epochs", type=int, default=30)
+arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no epoch after them")
+arguments.add_argument("--every", type=int, default=5, help="epochs to a commit and an MRR")
+arguments.add_argument("--dim", type=int, default=128, help="two for each complex number")
+arguments.add_argument("--batch", type=int, default=512)
+arguments.add_argument("--negatives", type=int, default=512, help="entities drawn; 0 takes all")
+arguments.add_argument("--lr", type=float, default=0.1)
+arguments.add_argument("--decay", type=float, default=5e-2, help='of the "N3" norm')
 given = arguments.parse_args()
 
-# ----- configuration
-dim = 128  # 64 complex numbers
-batch = 512
-negatives = 512  # entities drawn for a batch, besides the answers of its other facts
-lr = 0.1
-decay = 1e-2  # of the cubes of the sizes, the "N3" norm
-host_share = 0.5  # of the entities that fit into memory
-# -----
-
-rng = np.random.default_rng(0)
 torch.manual_seed(0)
 
 
@@ -57,32 +57,47 @@ def made_up(families=200, generations=4):
     return np.array(facts, np.str_)
 
 
-if given.data is None:
-    facts = made_up()
-elif given.data.suffix == ".npz":
-    facts = np.load(given.data)["triples_htr"][:, [0, 2, 1]]
-else:
-    facts = np.loadtxt(given.data, np.str_, delimiter="\t")
+def read(path):
+    """Return facts (head, relation, tail) to train on, to look at meanwhile, and to test with.
+
+    A folder has `train.txt`, `valid.txt` and `test.txt` of lines `head relation tail`, as FB15k-237
+    is published. An `.npz` has them as `triples_htr`, `valid_htr` and `test_htr`, in the order that
+    the name says. Any other file has such lines, and one of 20 each is for `valid` and `test`.
+    """
+    if path is not None and path.is_dir():
+        return [
+            np.loadtxt(path / f"{part}.txt", np.str_, delimiter="\t", comments=None)
+            for part in ("train", "valid", "test")
+        ]
+    if path is not None and path.suffix == ".npz":
+        with np.load(path) as found:
+            return [found[f"{part}_htr"][:, [0, 2, 1]] for part in ("triples", "valid", "test")]
+    facts = made_up() if path is None else np.loadtxt(path, np.str_, delimiter="\t", comments=None)
+    part = np.random.default_rng(0).choice(3, len(facts), p=(0.9, 0.05, 0.05))
+    return [facts[part == number] for number in range(3)]
+
+
+parts = read(given.data)
+facts = np.concatenate(parts)
 # Ids are rows: numbers from 0. What a file calls them are the keys of the tables.
 entity_keys, ends = np.unique(facts[:, [0, 2]], return_inverse=True)
 relation_keys, relation = np.unique(facts[:, 1], return_inverse=True)
+entities, relations = len(entity_keys), 2 * len(relation_keys)
 head, tail = ends.reshape(-1, 2).T
 # Every fact is read in both directions, backwards by a relation of its own.
-backwards = relation + len(relation_keys)
-both = np.stack([np.stack([head, relation, tail], 1), np.stack([tail, backwards, head], 1)], 1)
-held_out = rng.random(len(facts)) < 0.05
-train, test = (torch.from_numpy(both[where].reshape(-1, 3)) for where in (~held_out, held_out))
-answers = {}
-for one, by, other in both.reshape(-1, 3).tolist():
-    answers.setdefault((one, by), []).append(other)
+forth = torch.from_numpy(np.stack([head, relation, tail], 1))
+back = torch.from_numpy(np.stack([tail, relation + len(relation_keys), head], 1))
+bounds = [len(part) for part in parts]
+train, valid, test = map(torch.cat, zip(forth.split(bounds), back.split(bounds), strict=True))
+number = torch.tensor([relations * entities, entities, 1])
+known = (torch.cat([forth, back]) * number).sum(1).unique()  # one number a fact
 
 folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "facts.tier"
-entities, relations = len(entity_keys), 2 * len(relation_keys)
+sizes = {"entity": entities, "relation": relations}
 if not path.exists():
-    init = tierstore.normal(std=0.1, seed=1)
-    sizes = {"entity": entities, "relation": relations}
-    specs = {name: tierstore.TableSpec(rows, dim, init=init) for name, rows in sizes.items()}
+    init = tierstore.normal(std=1e-3, seed=1)
+    specs = {name: tierstore.TableSpec(rows, given.dim, init=init) for name, rows in sizes.items()}
     with tierstore.create(path, specs) as made:
         made.set_keys("entity", entity_keys.tolist())
 
@@ -93,41 +108,76 @@ def product(one, other):
     return torch.view_as_real(parts[0] * parts[1]).flatten(-2)
 
 
-budget = tierstore.Budget(host_rows={"entity": int(entities * host_share), "relation": relations})
+rows = {"entity": math.ceil(given.memory * entities), "relation": relations}
+budget = tierstore.Budget(host_rows=rows, gpu_rows=rows)
 with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     entity, link = TieredEmbedding(store["entity"]), TieredEmbedding(store["relation"])
-    opt = TieredOptimizer(torch.optim.Adagrad, [entity, link], lr=lr)
+    opt = TieredOptimizer(torch.optim.Adagrad, [entity, link], lr=given.lr)
     run = tierstore.Checkpoint(store, opt=opt)
-    for epoch in range(run.resume(), given.epochs):
-        start, losses = time.perf_counter(), []
-        for one, by, other in train[torch.randperm(len(train))].T.split(batch, dim=1):
-            candidates = torch.cat([other, torch.randint(entities, (negatives,))])
-            subject, relation, found = entity(one), link(by), entity(candidates)
-            scores = product(subject, relation) @ found.T
-            same = candidates == other[:, None]  # the answer, once more among the others
-            same.fill_diagonal_(False)
-            scores = scores.masked_fill(same.to(scores.device), -torch.inf)
-            loss = cross_entropy(scores, torch.arange(len(other), device=scores.device))
+    device, every_id = entity.table.device, torch.arange(entities)
+    known = known.to(device)
+
+    def shuffled():
+        return train[torch.randperm(len(train))].T.contiguous()
+
+    def candidates(one, other):
+        """Return the entities that answers compete with, ascending; the facts' own are in."""
+        if not given.negatives:
+            return every_id
+        return torch.cat([one, other, torch.randint(entities, (given.negatives,))]).unique()
+
+    def ranks(facts):
+        """Return the rank of each answer among the entities that are no other known answer."""
+        found, every = [], entity(every_id)
+        for one, by, other in facts.T.contiguous().split(1000, dim=1):
+            scores = product(every[one.to(device)], link(by)) @ every.T
+            first = ((one * relations + by) * entities).to(device)
+            begin, end = torch.searchsorted(known, torch.stack([first, first + entities]))
+            row = torch.arange(len(one), device=device).repeat_interleave(end - begin)
+            nth = torch.arange(len(row), device=device)
+            start = (end - begin).cumsum(0) - (end - begin)
+            answers = known[begin[row] + nth - start[row]] - first[row]
+            score = scores.gather(1, other.to(device)[:, None])
+            scores[row, answers] = -torch.inf
+            found.append(1 + (scores > score).sum(1) + (scores == score).sum(1) / 2)
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def mrr(facts):
+        return ranks(facts).reciprocal().mean().item()
+
+    start, minutes, epoch = time.perf_counter(), 0.0, run.resume()
+    while epoch < given.epochs and minutes < given.minutes:
+        epoch, losses = epoch + 1, []
+        for one, by, other in shuffled().split(given.batch, dim=1):
+            ids = candidates(one, other)
+            found, relation = entity(ids), link(by)
+            subject, target = (torch.searchsorted(ids, each).to(device) for each in (one, other))
+            scores = product(found[subject], relation) @ found.T
             size = sum(
                 x.unflatten(-1, (-1, 2)).norm(dim=-1).pow(3).sum(1).mean()
-                for x in (subject, relation, found[: len(other)])
+                for x in (found[subject], relation, found[target])
             )
-            (loss + decay * size).backward()
+            loss = cross_entropy(scores, target)
+            (loss + given.decay * size).backward()
             opt.step()
-            losses.append(loss.item())
-        run.commit(epoch + 1)
-        seconds = time.perf_counter() - start
-        print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}, {len(train) / seconds:,.0f} facts/s")
+            losses.append(loss.detach())
+        minutes = (time.perf_counter() - start) / 60
+        if epoch % given.every == 0:
+            run.commit(epoch)
+            loss = torch.stack(losses).mean().item()
+            print(f"epoch {epoch}, {minutes:.1f} min: loss {loss:.4f}, MRR {mrr(valid):.4f}")
+    run.commit(epoch)
 
-    # Filtered rank: of the answer among all entities that are no other known answer.
     with torch.no_grad():
-        every, ranks = entity(torch.arange(entities)), []
-        for one, by, other in test.T.split(256, dim=1):
-            scores = (product(entity(one), link(by)) @ every.T).cpu()
-            for row, asked in enumerate(zip(one.tolist(), by.tolist(), strict=True)):
-                answer = scores[row, other[row]].item()
-                scores[row, answers[asked]] = -torch.inf
-                ranks.append(1 + (scores[row] > answer).sum().item())
-    ranks = np.array(ranks)
-    hits = f"hits@1 {np.mean(ranks <= 1):.3f}, hits@10 {np.mean(ranks <= 10):.3f}"
-    print(f"filtered MRR on {len(test) // 2:,} held-out facts: {np.mean(1 / ranks):.3f}, {hits}")
+        rank = ranks(test)
+    figures = {
+        "MRR": rank.reciprocal().mean().item(),
+        "hits@1": (rank <= 1).float().mean().item(),
+        "hits@10": (rank <= 10).float().mean().item(),
+        "epochs": epoch,
+        "minutes": round(minutes, 1),
+        "memory": given.memory,
+        "device": str(device),
+    }
+    print(json.dumps(figures))

@@ -1,10 +1,10 @@
-"""Mutants: small mistakes in the library, each of which the tests of `make test` must notice.
+"""Mutants: small mistakes in the library, each of which the tests of `make test` must detect.
 
     python -m tests.mutants               every mutant, one at a time
     python -m tests.mutants -j 4 slots    those with the word in file or text, four at a time
 
-Each is made in a copy of the tree, where the tests named beside it must fail. Those tests must pass
-without it, which is tried first. Where one survives, a test is missing.
+Each mutant is applied to a copy of the tree, where its tests must fail. First, the tests must pass
+without mutants. If a mutant survives, a test is missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 _COPIED = ("tierstore", "cli", "tests", "docs", "pyproject.toml")
 _PASSED, _FAILED = 0, 1
-"""pytest's exit codes; others above 0 say that it could not run."""
+"""Exit codes of pytest; other positive codes mean that it could not run."""
 _TIMEOUT = 900
 
 
 class Mutant(NamedTuple):
-    """A mistake: `old`, which stands once in `file`, replaced by `new`; `tests` notice it."""
+    """A mistake: `old`, which occurs once in `file`, is replaced by `new`; `tests` detect it."""
 
     file: str
     old: str
@@ -50,7 +50,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    # The host tier: what changed is handed down, what finds no room is served from below.
+    # The host tier: changed rows are written down, rows without a slot are served from below.
     Mutant(
         "_tiers/host.py",
         "self.map.dirty[slots] = 1",
@@ -478,16 +478,64 @@ MUTANTS = [
         "tests/training/test_in_place.py",
     ),
     Mutant(
+        "nn/pool.cu",
+        "for (u32 k = 0; k < TOGETHER; ++k) field[k] = next[k];",
+        ";",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pool.cu",
+        "divided ? 1.0f / counted : 1;",
+        "1;",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pool.cu",
+        "return found < 0 ? 0 : found < rows.n ? found : rows.n;",
+        "return found;",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/pooled.py",
+        "order = ids.argsort(stable=True)",
+        "order = ids.argsort(stable=True, descending=True).flip(0)",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
+        "nn/bags.py",
+        "if self._seen() == self._versions:",
+        "if True:",
+        "tests/training/test_pooling.py",
+    ),
+    Mutant(
         "optim/in_place.py",
         "(1 - beta2**step) ** 0.5",
         "(1 - beta2**step)",
         "tests/training/test_in_place.py",
     ),
     Mutant(
-        "optim/in_place.py",
-        "        self._state.count_step()\n        return True",
-        "        return True",
-        "tests/training/test_in_place.py",
+        "optim/trained.py",
+        "        for number in share.tables:\n            self.states[number].count(state)",
+        "        self.states[share.tables[0]].count(state)",
+        "tests/training/test_collections.py",
+    ),
+    Mutant(
+        "optim/trained.py",
+        "                key = group, averaged, self.states[number].shared",
+        "                key = group, averaged, ()",
+        "tests/training/test_collections.py",
+    ),
+    Mutant(
+        "_table/joint.py",
+        "        if before is now:",
+        "        if True:",
+        "tests/training/test_collections.py",
+    ),
+    Mutant(
+        "_table/joint.cu",
+        "        const bool good = (u64)id < (u64)bounds.rows[feature];",
+        "        const bool good = true;",
+        "tests/training/test_collections.py",
     ),
     Mutant(
         "optim/step.cu",
@@ -544,12 +592,36 @@ MUTANTS = [
         "if len(data) - at <= nbytes:",
         "tests/formats/test_word2vec.py",
     ),
+    Mutant(
+        "_formats/_arrow.py",
+        "return numbers if np.isfinite(numbers).all() else None",
+        "return numbers",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/_layout.py",
+        "if len(labels) > 2 and all(",
+        "if len(labels) > 1 and all(",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/_layout.py",
+        "if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):",
+        "if others and distinct[0] in (0, self.columns - 1):",
+        "tests/formats/test_text.py",
+    ),
+    Mutant(
+        "_formats/base.py",
+        "yield block[self._chosen[start : start + len(block)]]",
+        "yield block",
+        "tests/test_notes.py",
+    ),
 ]
 
 
 @contextmanager
 def copy() -> Iterator[Path]:
-    """Make a copy of the tree, compiled modules included, as long as it is used."""
+    """Yield a temporary copy of the tree, including compiled modules."""
     with tempfile.TemporaryDirectory(prefix="tierstore-mutant-") as folder:
         tree = Path(folder)
         for name in _COPIED:
@@ -590,7 +662,7 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str) -> tuple[int, str
 
 
 def survives(mutant: Mutant) -> bool:
-    """Try a mutant, and print what became of it."""
+    """Try a mutant and print the result; return whether it survives."""
     start = time.monotonic()
     with copy() as tree:
         mutant.apply(tree)

@@ -22,7 +22,7 @@ OWN = np.random.default_rng(3).standard_normal((ROWS, DIM)).astype(np.float32)
 
 
 class Odd:
-    """Raises whatever is done with it."""
+    """Raises on any operation."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

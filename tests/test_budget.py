@@ -84,10 +84,12 @@ def test_a_size_is_a_budget_of_the_host():
 
 
 def test_a_budget_is_shared_by_the_tables_or_given_to_each():
-    assert Budget(host=1000)._nbytes("host", "item", 0.25) == 250
-    assert Budget(host={"item": "1kB"})._nbytes("host", "item", 0.25) == 1000
-    assert Budget(host={"item": "1kB"})._nbytes("host", "user", 0.25) is None
-    assert Budget()._nbytes("gpu", "item", 1.0) is None
+    assert Budget(host=1000)._total("host") == 1000
+    assert Budget(host=1000)._nbytes("host", "item") is None
+    assert Budget(host={"item": "1kB"})._total("host") is None
+    assert Budget(host={"item": "1kB"})._nbytes("host", "item") == 1000
+    assert Budget(host={"item": "1kB"})._nbytes("host", "user") is None
+    assert Budget()._total("gpu") is Budget()._nbytes("gpu", "item") is None
     assert Budget(host_rows=7)._slots("host", "item") == 7
     assert Budget(gpu_rows={"item": 3})._slots("gpu", "item") == 3
     assert Budget(gpu_rows={"item": 3})._slots("gpu", "user") is None

@@ -72,7 +72,7 @@ def groups_of(writer: int) -> np.ndarray:
 
 
 class SlowTier(ArrayTier):
-    """Lets other threads in before it reads, before it writes and before it returns."""
+    """Yields to other threads before it reads, before it writes and before it returns."""
 
     def read(self, rows: Any, out: Any) -> None:
         time.sleep(0)
@@ -434,7 +434,7 @@ def test_what_does_not_match_is_read_again_under_the_lock(
 
 
 class NoLock:
-    """Stands in for a lock, and lets everyone pass."""
+    """Replaces a lock, and never blocks."""
 
     def __enter__(self) -> None:
         time.sleep(0)

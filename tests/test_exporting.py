@@ -143,9 +143,9 @@ def test_keys_that_are_given(store, tmp_path):
     ]:
         export_table(store["item"], tmp_path / f"{name}.tsv", rows=rows, keys=keys)
         assert list(read_keys_of(tmp_path / f"{name}.tsv")) == expected
-    with pytest.raises(InvalidInputError, match=r"9 keys; need .* 700 rows or of the 10 rows"):
+    with pytest.raises(InvalidInputError, match=r"9 keys .* 700 rows or of the 10 rows"):
         export_table(store["item"], tmp_path / "out.tsv", rows=(10, 20), keys=words[:9])
-    with pytest.raises(InvalidInputError, match="no keys"):
+    with pytest.raises(InvalidInputError, match="cannot hold keys"):
         export_table(store["item"], tmp_path / "out.npy", keys=words)
 
 
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_nothing(store, tmp_path, suffix):
     before = sorted(tmp_path.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
     try:
-        with pytest.raises(StoreFullError, match="nothing was left"):
+        with pytest.raises(StoreFullError, match="no file was left"):
             export_table(store["item"], tmp_path / f"out{suffix}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -216,7 +216,7 @@ first, second, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
 block = np.random.default_rng(0).standard_normal((4096, 64), np.float32)
 
 def there_and_back(path, rows):
-    keys = None if path.endswith(".npy") else range(rows)
+    keys = None if path.endswith((".npy", ".fbin", ".fvecs")) else range(rows)
     with open_sink(path, rows=rows, dim=64, dtype="float32", keys=keys) as sink:
         for start in range(0, rows, 4096):
             sink.write(block[: rows - start])
@@ -233,7 +233,7 @@ print(-there_and_back(first, 4096) + there_and_back(second, rows))
 @pytest.mark.slow
 def test_memory_stays_flat(tmp_path, suffix):
     """The first file, of 1 MiB, takes what is only taken once; the second may add a few blocks."""
-    mebibytes, limit = (24, 12) if suffix in (".vec", ".tsv") else (240, 120)
+    mebibytes, limit = (72, 36) if suffix in (".vec", ".tsv", ".csv") else (240, 120)
     paths = [tmp_path / f"{name}{suffix}" for name in ("first", "second")]
     command = [sys.executable, "-c", MEASURE, *paths, str(mebibytes << 12)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -66,7 +66,7 @@ def test_rates_are_those_between_samples(store):
     assert [each["step"] for each in samples] == [0, 10, 15, 20]
     assert samples[-1]["occupancy"]["host"] == {"slots": 100, "used": 75, "dirty": 0}
     assert samples[-1]["stats"]["host"]["requested"] == 100
-    with pytest.raises(InvalidInputError, match="step 19 comes before step 20"):
+    with pytest.raises(InvalidInputError, match="step 19 is before the last sample, of step 20"):
         history.sample(19)
 
 

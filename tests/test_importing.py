@@ -191,7 +191,7 @@ def test_shapes_that_do_not_fit(store, two_fields, tmp_path):
 def test_requests_that_do_not_fit(store, two_fields, tmp_path):
     path = tmp_path / "file.npy"
     write_file(path, random_matrix(ROWS, DIM), "float32")
-    with pytest.raises(InvalidInputError, match="stays so"):
+    with pytest.raises(InvalidInputError, match="cannot become float16"):
         import_table(store, path, dtype="float16")
     with pytest.raises(UnknownNameError, match="add_fields"):
         import_table(store, path, field="exp_avg_sq")
@@ -224,7 +224,7 @@ def test_a_file_that_breaks_off_changes_nothing(store, two_fields, tmp_path):
     (tmp_path / "file.vec").write_text(f"{ROWS} 5\n{rows}last 1 2 3 4 x\n")
     before, version = all_rows(two_fields), store.version
     for table in ("item", "new"):
-        with pytest.raises(FormatError, match="row 699"):
+        with pytest.raises(FormatError, match="line 701, column 6"):
             import_table(store, tmp_path / "file.vec", table=table, keys=range(ROWS))
     assert store.version == version
     assert set(store) == {"item"}

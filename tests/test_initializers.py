@@ -247,7 +247,7 @@ def test_an_initializer_that_is_not_known_here_is_kept_and_named(tmp_path, monke
         pass
     monkeypatch.delitem(initializers.INITIALIZERS, "spikes")
     with tierstore.open(tmp_path / "s", "r+") as store:
-        with pytest.raises(tierstore.errors.InvalidInputError, match=r"made with spikes\(\)"):
+        with pytest.raises(tierstore.errors.InvalidInputError, match=r"the table uses spikes\(\)"):
             store.grow("t", 8)
         store.commit()
     monkeypatch.setitem(initializers.INITIALIZERS, "spikes", Spikes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import tierstore
 from tierstore._disk.manifest import Manifest
-from tierstore.errors import ClosedError, CorruptStoreError
+from tierstore.errors import ClosedError, CorruptRowError, CorruptStoreError
 
 ROWS, DIM = 50, 4
 NAMES = [f"t{number}" for number in range(12)]
@@ -30,10 +32,85 @@ def store(path: Path) -> Iterator[tierstore.Store]:
         yield opened
 
 
-def write(store: tierstore.Store, name: str, seed: int) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal((3, DIM)).astype(np.float32)
-    store[name].write([4, 2, 9], values)
+def write(
+    store: tierstore.Store, name: str, seed: int, ids: Sequence[int] = (4, 2, 9)
+) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal((len(ids), DIM)).astype(np.float32)
+    store[name].write(ids, values)
     return values
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions, of Python and of C, a call of `work` calls in this thread."""
+    count = 0
+
+    def note(frame: object, event: str, what: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    gc.collect()
+    gc.disable()  # which calls what is to be called when something is gone
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count
+
+
+def many(count: int) -> tierstore.Store:
+    """Return a store of so many tables, each of which has a row that was committed."""
+    made = tierstore.create(None, {f"t{n}": tierstore.TableSpec(7, DIM) for n in range(count)})
+    for name in made:
+        write(made, name, 0, [0])
+    made.commit()
+    return made
+
+
+def test_a_commit_of_one_row_calls_the_same_functions_however_many_tables() -> None:
+    counts = []
+    for count in (3, 30, 300):
+        with many(count) as store:
+            found = []
+            for version in range(6):
+                write(store, "t2", version, [version % 7])
+                if version == 3:
+                    store["t1"].scalars["step"] = 1
+                found.append(calls_of(lambda store=store, version=version: store.commit(version)))
+            counts.append(found[1:])  # the first one drops what all tables were written to
+    assert np.ptp(np.array(counts), axis=0).max() <= 25, counts  # of some thousands
+
+
+@pytest.mark.parametrize(
+    "what", ["open", "write", "info", "refresh", "commit", "rollback", "close"]
+)
+def test_what_is_done_to_every_table_costs_each_the_same(what: str) -> None:
+    """Nothing looks at all tables for each table."""
+    counts = {}
+    for count in (30, 300):
+        with many(count) as store, tierstore.open(store.path) as reader:
+            path = store.path
+            if what == "close":
+                opened = tierstore.open(path)
+                opened["t0"].read([0])
+                counts[count] = calls_of(opened.close)
+                continue
+            for name in store:
+                write(store, name, 1, [3])
+            if what == "refresh":
+                store.commit()
+            acts: dict[str, Callable[[], object]] = {
+                "open": lambda path=path: tierstore.open(path).close(),
+                "write": lambda store=store: [write(store, name, 2, [5]) for name in store],
+                "info": lambda store=store: [str(store.info()), store.info().to_dict()],
+                "refresh": reader.refresh,
+                "commit": store.commit,
+                "rollback": store.rollback,
+            }
+            counts[count] = calls_of(acts[what])
+            store.rollback()
+    assert counts[300] <= 20 * counts[30], counts  # 100 where each looks at all
 
 
 def test_a_commit_encodes_the_tables_that_changed(store: tierstore.Store) -> None:
@@ -112,3 +189,63 @@ def test_a_refresh_follows_what_changed_and_ends_leases_of_all(store: tierstore.
         with pytest.raises(ClosedError):
             lease.read("weight")
         lease.release()
+
+
+# One table is damaged, and the others share tiers
+
+
+@pytest.fixture
+def damaged(path: Path) -> Path:
+    """Return a store whose table t6 does not open, and whose t7 has one damaged row."""
+    for name, at in (("t6", 20), ("t7", 4096 + 16 * 9)):
+        (file,) = (path / name).rglob("rows.npy")
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("budget", [None, tierstore.Budget(host_rows=4), tierstore.Budget(host=0)])
+def test_tables_beside_a_damaged_one_go_on(damaged: Path, budget: tierstore.Budget | None) -> None:
+    with tierstore.open(damaged, "r+", budget=budget) as store:
+        assert list(store.damaged) == ["t6"]
+        with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
+            store["t6"]
+        with pytest.raises(CorruptRowError, match="'t7'"):
+            store["t7"].read([8, 9])
+        written = {}
+        for seed, name in enumerate(name for name in NAMES if name != "t6"):
+            written[name] = write(store, name, seed, [4, 2, 11])
+        with store["t5"].lease([2, 7]) as lease:
+            lease.write("weight", np.full((2, DIM), 3, np.float32))
+        written["t5"][1] = 3
+        store.commit(1)
+        assert store["t7"].read([8, 4]).shape == (2, DIM)
+        with tierstore.open(damaged, budget=budget) as reader:
+            write(store, "t0", 99, [30])
+            store.commit(2)
+            assert reader.refresh()
+            for name, values in written.items():
+                assert np.array_equal(reader[name].read([4, 2, 11]), values)
+            assert list(reader.damaged) == ["t6"]
+        report = store.verify()
+        assert not report.ok
+
+
+def test_layers_beside_a_damaged_table_train(damaged: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tierstore.nn import TieredEmbedding
+    from tierstore.optim import TieredOptimizer
+
+    with tierstore.open(damaged, "r+", budget=tierstore.Budget(host_rows=5)) as store:
+        layers = [TieredEmbedding(store[name]) for name in ("t5", "t8")]
+        before = [layer.table.read([1, 2]) for layer in layers]
+        optimizer = TieredOptimizer(torch.optim.SparseAdam, layers, lr=0.1)
+        for layer in layers:
+            layer(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        store.commit()
+        for layer, rows in zip(layers, before, strict=True):
+            assert (layer.table.read([1, 2]) < rows).all()
+        with pytest.raises(CorruptStoreError, match="table 't6' is damaged"):
+            TieredEmbedding(store["t6"])

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn is what was measured, and a picture is whole or not there."""
+"""Plots: they show the measured values, and are written completely or not at all."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The public names: what is there in a fresh process, with and without the optional packages."""
+"""The public names in a fresh process, with and without the optional packages."""
 
 import ast
 import inspect

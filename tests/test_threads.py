@@ -220,7 +220,7 @@ def test_a_prefetch_without_a_thread_is_dropped(
     assert store["t"].stats()["host"].hits == before + 2
 
 
-@pytest.mark.filterwarnings("default:.*thread that was to fold ended")  # a later commit may warn
+@pytest.mark.filterwarnings("default:.*the fold thread died")  # a later commit may warn
 def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,13 +228,13 @@ def test_a_fold_whose_thread_dies_is_told_of_and_done_again(
     with tierstore.create(tmp_path / "s", {"t": SPEC}, keep=1) as store:
         with (
             monkeypatch.context() as patch,
-            pytest.warns(RuntimeWarning, match="thread that was to fold ended"),
+            pytest.warns(RuntimeWarning, match="the fold thread died"),
         ):
             patch.setattr(_threads._thread, "start_new_thread", start_dead)
             for step in range(3):
                 store["t"].write([step], np.full((1, DIM), step, np.float32))
                 assert in_time(store.commit) == step + 2
-        with pytest.warns(UpkeepWarning, match="thread that was to fold ended"):
+        with pytest.warns(UpkeepWarning, match="the fold thread died"):
             store.commit()  # tells of the last of the threads that died
         in_time(store.fold)
         assert store.info().folded
@@ -250,7 +250,7 @@ def test_parts_come_without_a_thread_that_runs_ahead(
 
 
 def test_first_requests_of_many_threads_start_one(store: tierstore.Store) -> None:
-    """Two threads beside one queue were one too many: `close` waited for the other for ever."""
+    """Two threads at one queue: `close` would wait for the other one forever."""
     before, started = sys.getswitchinterval(), []
     sys.setswitchinterval(1e-6)
     try:

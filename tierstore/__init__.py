@@ -1,7 +1,7 @@
 """A parameter store for embedding tables larger than the GPU and larger than RAM.
 
-Rows live on disk, hot rows in host and GPU memory; changed rows are written back, and what a
-commit returned for survives a crash.
+Rows are stored on disk and hot rows are cached in host and GPU memory. Changed rows are written
+back, and everything that was committed survives a crash.
 
     import tierstore
 
@@ -142,9 +142,9 @@ _MODULES = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or module when it is first used: `import tierstore` costs nothing.
+    """Import a public name or module on first use, so that `import tierstore` is fast.
 
-    Where a package that it needs is missing, the AttributeError names the extra to install.
+    If a required package is missing, the AttributeError names the extra to install.
     """
     if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'tierstore' has no attribute {name!r}")

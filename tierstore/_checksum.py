@@ -1,9 +1,9 @@
 """crc32c of rows and files.
 
-A row's checksum is crc32c(row id as eight little-endian bytes ‖ record), so a record that lands in
-the wrong place fails as surely as one whose bits changed. crc32c is linear: the checksum of the
-eight id bytes is an exclusive-or of one table entry a byte, computed for a whole batch in NumPy,
-and the record continues from there in the library's hardware instruction.
+A row's checksum is crc32c(row id as eight little-endian bytes ‖ record), so a record in the wrong
+place is detected like one with changed bits. crc32c is linear: the checksum of the eight id bytes
+is the exclusive-or of one table entry per byte, computed for a whole batch in NumPy. The crc32c
+library then continues over the record with the hardware instruction.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
 def row_checksums(
     rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.uint32]:
-    """Return the uint32 checksum of each of `records` `(n, record_bytes)` as row `rows` `(n,)`."""
+    """Return the uint32 checksums of `records` `(n, record_bytes)` as rows `rows` `(n,)`."""
     count, width = records.shape
-    whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items that are not copied
+    whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items without a copy
     seeds = _id_checksums(rows).tolist()
     return np.fromiter(map(_crc32c, cast(Any, whole), seeds), np.uint32, count)
 
@@ -40,9 +40,9 @@ def mismatches(
     *,
     sparse: bool = False,
 ) -> npt.NDArray[np.intp]:
-    """Return the positions whose record does not have the expected checksum.
+    """Return the positions of records that do not have the expected checksum.
 
-    In a sparse file a checksum of 0 may also mean a row that was never written, which reads zeros.
+    In a sparse file, a checksum of 0 may also mark a row that was never written and reads as zeros.
     """
     wrong = np.flatnonzero(row_checksums(rows, records) != expected)
     if sparse and wrong.size:
@@ -53,7 +53,7 @@ def mismatches(
 
 @cache
 def _tables() -> tuple[npt.NDArray[np.uint32], int]:
-    """Return, for each of eight byte positions, what each value changes, and the crc of zeros."""
+    """Return the effect of each value at each of eight byte positions, and the crc of zeros."""
     zero = _crc32c(bytes(8))
     table = np.empty((8, 256), np.uint32)
     for position in range(8):

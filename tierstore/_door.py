@@ -1,11 +1,11 @@
-"""The door of an open store: who may enter, beside others or alone, until it is closed."""
+"""Access control of an open store: shared or exclusive, until it is closed."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-# What the module signal wraps, which makes enums of handlers and takes ten times as long for it.
+# The C module behind `signal`, whose conversion of handlers to enums takes ten times as long.
 from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,24 +29,24 @@ from tierstore.errors import (
 
 __all__ = ["INTERNAL", "Door", "Use", "internal_error", "internal_errors", "interrupts_deferred"]
 
-_PATIENCE = 0.05
-"""Seconds after which a thread that waits for the store looks whether it was interrupted."""
+_POLL_SECONDS = 0.05
+"""Seconds between checks for an interrupt while a thread waits for the store."""
 
-# Tuples that exist already: after a MemoryError, what decides about closing allocates nothing.
+# Preallocated tuples: after a MemoryError, the decision about closing must not allocate.
 _FINAL = (CommitFailedError, ConcurrentWriterError, DeviceLostError)
-_HARMLESS = (TierStoreError, Warning)
+_SAFE_ERRORS = (TierStoreError, Warning)
 INTERNAL = (SystemError, ArgumentError)
-"""What only the interior of Python, NumPy and ctypes raises; see `internal_error`."""
-_PASSING = (MemoryError, TimeoutError)
-_BROKEN_OFF = "a call was broken off in the middle"
+"""Errors that only the internals of Python, NumPy and ctypes raise; see `internal_error`."""
+_EXPECTED_ERRORS = (MemoryError, TimeoutError)
+_INTERRUPTED = "a call was interrupted in the middle"
 
 _Handler = Callable[[int, FrameType | None], object]
 
 
 class internal_errors:  # noqa: N801 - used like a function
-    """Raise InternalError for what only the interior of Python, NumPy or ctypes raises.
+    """Raise InternalError for errors that only the internals of Python, NumPy or ctypes raise.
 
-    For calls that use no store, or run code of the caller's, whose own errors pass.
+    For calls that use no store, or run code of the caller, whose own errors are not changed.
     """
 
     __slots__ = ()
@@ -60,31 +60,30 @@ class internal_errors:  # noqa: N801 - used like a function
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Raise InternalError from such an error."""
+        """Raise InternalError from an internal error."""
         if error is not None and _is_internal(error):
             raise internal_error(error) from error
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Whether no code of the caller's can have meant to raise this."""
+    """Whether the error cannot have been raised deliberately by the caller's code."""
     return isinstance(error, INTERNAL) or (
         type(error) is RuntimeError and str(error).startswith("can't ")  # … allocate lock
     )
 
 
 def internal_error(error: BaseException, outcome: str = "nothing was changed") -> InternalError:
-    """Return the InternalError that such an error, which no caller can expect, becomes."""
+    """Return the InternalError for an unexpected error."""
     return InternalError(
-        f"{type(error).__name__}: {error}, which this call does not expect; memory may have run "
-        f"out; {outcome}"
+        f"unexpected {type(error).__name__}: {error}; memory may have run out; {outcome}"
     )
 
 
 class interrupts_deferred:  # noqa: N801 - used like a function
-    """Hold back a Ctrl-C until the body is done, so that it finds nothing half changed.
+    """Defer a Ctrl-C until the body is done, so that it cannot interrupt a change halfway.
 
-    A second Ctrl-C is not held back. Only the main thread receives signals, and a process with a
-    handler of its own keeps it: the handler is called late. Within another, this does nothing.
+    A second Ctrl-C is not deferred. Only the main thread receives signals. A custom handler of the
+    process remains in place and is called late. Nested uses do nothing.
     """
 
     __slots__ = ("_caught", "_handler", "_through")
@@ -94,9 +93,9 @@ class interrupts_deferred:  # noqa: N801 - used like a function
     _deferring: ClassVar[bool] = False  # in the main thread
 
     def __enter__(self) -> Self:
-        """Take the handler's place, where there is one and this thread may."""
+        """Replace the handler, if there is one and this thread may do so."""
         self._handler = None
-        if interrupts_deferred._deferring:  # the cheaper question first: uses within a step nest
+        if interrupts_deferred._deferring:  # the cheaper check first: uses within a step are nested
             return self
         if threading.get_ident() == threading.main_thread().ident:
             handler = getsignal(SIGINT)
@@ -112,7 +111,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         self._caught.append(frame)
         if self._handler is not None and (self._through or len(self._caught) > 1):
             self._handler(number, frame)
-            self._caught.clear()  # it raised nothing, so nothing can have been lost
+            self._caught.clear()  # it raised nothing, so nothing was lost
 
     def __exit__(
         self,
@@ -120,7 +119,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Put the handler back, and tell it what came meanwhile."""
+        """Restore the handler, and call it for a signal that came meanwhile."""
         if self._handler is not None:
             interrupts_deferred._deferring = False
             signal(SIGINT, self._handler)
@@ -129,7 +128,7 @@ class interrupts_deferred:  # noqa: N801 - used like a function
 
 
 class _LetThrough:
-    """A part of a use in which a Ctrl-C is not held back; see `Use.interruptible`."""
+    """A part of a use in which a Ctrl-C is not deferred; see `Use.interruptible`."""
 
     __slots__ = ("_use",)
 
@@ -137,7 +136,7 @@ class _LetThrough:
         self._use = use
 
     def __enter__(self) -> None:
-        """Deliver an interrupt that came before, and those that come from now on."""
+        """Deliver an earlier interrupt, and all later ones immediately."""
         use = self._use
         try:
             if use._handler is not None:
@@ -154,7 +153,7 @@ class _LetThrough:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Hold back again; what was raised and has not come here was lost, and is still to tell."""
+        """Defer again; an interrupt that was raised but lost is still to be delivered."""
         use = self._use
         try:
             if error is not None:
@@ -171,14 +170,14 @@ class _LetThrough:
 class Use(interrupts_deferred):
     """One use of a store by one thread; see `Door.call` and `Door.use`.
 
-    Interrupts are deferred before anything is taken and until all of it is given back: one raised
-    in between would leave the store taken.
+    Interrupts are deferred from before any lock is taken until all are released: an interrupt in
+    between would leave the store locked.
     """
 
     __slots__ = ("_alone", "_door", "_harmless", "_thread", "_write")
 
     def __init__(self, door: Door, *, write: bool, alone: bool = True) -> None:
-        """Prepare to enter; nothing is held yet."""
+        """Prepare to enter; no lock is held yet."""
         self._door = door
         self._write = write
         self._alone = alone
@@ -186,7 +185,7 @@ class Use(interrupts_deferred):
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
-        """Defer interrupts, wait for the other threads as far as needed, check that all is well."""
+        """Defer interrupts, wait for other threads if needed, check that the store is usable."""
         door = self._door
         if os.getpid() != door.pid:
             door.check_process()
@@ -199,7 +198,7 @@ class Use(interrupts_deferred):
             else:
                 if not door.lock.acquire(blocking=False):
                     self._wait()
-                if not self._alone:  # a call has the lock only while it counts itself
+                if not self._alone:  # a call holds the lock only while it increments its count
                     try:
                         door.calls[self._thread] = 1
                     finally:
@@ -219,30 +218,29 @@ class Use(interrupts_deferred):
 
     def _wait(self) -> None:
         """Wait for the lock; an interrupt is raised at once."""
-        while not self._door.lock.acquire(timeout=_PATIENCE):
+        while not self._door.lock.acquire(timeout=_POLL_SECONDS):
             self._tell()
 
     def _wait_for_calls(self) -> None:
-        """Wait until no other thread is in a call; none begins meanwhile."""
+        """Wait until no other thread is in a call; no new call starts meanwhile."""
         door = self._door
         door.fenced = True
         while door.busy(self._thread):
-            door.ended.wait(_PATIENCE)
+            door.ended.wait(_POLL_SECONDS)
             door.ended.clear()
             self._tell()
         door.fenced = False
 
     def _tell(self) -> None:
-        """Deliver an interrupt that was held back."""
+        """Deliver a deferred interrupt."""
         if self._handler is not None and self._caught:
             self._handler(SIGINT, self._caught.pop())
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Deliver interrupts in a part of this use, and leave the store open after any error.
+        """Deliver interrupts in a part of this use, and keep the store open after any error.
 
-        For what takes long, or runs code of the caller's, and changes nothing in memory that could
-        be left half done. An interrupt that Python drops there, as it does where one comes in a
-        destructor, is raised at the end.
+        For parts that take long or run code of the caller, and that leave no state in memory half
+        changed. An interrupt that Python drops there, as in a destructor, is raised at the end.
         """
         return _LetThrough(self)
 
@@ -252,34 +250,34 @@ class Use(interrupts_deferred):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Give back what was taken; close the store after an error that demands it."""
+        """Release the locks; close the store after an error that requires it."""
         try:
             if error is not None:
                 self._judge(error)
             elif self._door.reason and not self._alone:
-                self._door.check_open(write=False)  # another thread's call broke off beside this
+                self._door.check_open(write=False)  # a concurrent call of another thread failed
         finally:
-            self._harmless = None  # its traceback holds this
+            self._harmless = None  # its traceback refers to this object
             self._leave()
 
     def _judge(self, error: BaseException) -> None:
-        """Close the store after an error that its memory may not be whole after.
+        """Close the store after an error that may leave its memory inconsistent.
 
-        Errors of this library are raised before anything has changed, or where all is whole. What
-        else comes from here may have come from anywhere, and is an InternalError if it is not
-        MemoryError, an interrupt, or an exception of the caller's.
+        Errors of this library are raised before anything has changed, or in a consistent state. Any
+        other error may have occurred anywhere. It becomes an InternalError unless it is a
+        MemoryError, an interrupt, or an exception of the caller.
         """
         door = self._door
         if isinstance(error, _FINAL) or (isinstance(error, NotAStoreError) and door.writable):
-            door.close(error.args[0] if error.args else _BROKEN_OFF)
+            door.close(error.args[0] if error.args else _INTERRUPTED)
         elif error is self._harmless:
             if _is_internal(error):
-                raise internal_error(error, "the store stays open, with all that it had") from error
-        elif not isinstance(error, _HARMLESS):
-            door.close(_BROKEN_OFF)
+                raise internal_error(error, "the store stays open and is unchanged") from error
+        elif not isinstance(error, _SAFE_ERRORS):
+            door.close(_INTERRUPTED)
             if (
                 isinstance(error, Exception)
-                and not isinstance(error, _PASSING)
+                and not isinstance(error, _EXPECTED_ERRORS)
                 and type(error).__module__ in ("builtins", "ctypes")
             ):
                 raise internal_error(
@@ -287,7 +285,8 @@ class Use(interrupts_deferred):
                 ) from error
 
     def _leave(self) -> None:
-        # Nothing here takes memory, as super() would: else Ctrl-C might be held back for ever.
+        # Nothing here allocates memory, as super() would: otherwise Ctrl-C might be deferred
+        # forever.
         door = self._door
         try:
             if self._alone:
@@ -300,7 +299,7 @@ class Use(interrupts_deferred):
                     door.ended.set()
             if door.then is not None and not door.held:
                 then, door.then = door.then, None
-                if then is not None:  # else another thread that is leaving has taken it
+                if then is not None:  # otherwise another leaving thread has taken it
                     then()
         finally:
             if self._handler is not None:
@@ -308,17 +307,17 @@ class Use(interrupts_deferred):
 
 
 class Door:
-    """What every public call of a store passes through: open or closed, this process, whose turn.
+    """Guards every public call of a store: checks that it is open in this process, and locks.
 
-    Calls (`call`) run beside each other: what they share is guarded by the tiers' own locks. A use
-    (`use`) is alone: it waits until no call is under way, and none begins before it ends. This one
-    fence is what commit, rollback, refresh, growth, folds and closing stand on: no version holds
-    half a call. The thread that has the fence may make calls of its own.
+    Calls (`call`) run concurrently; the tiers' own locks protect shared state. A use (`use`) is
+    exclusive: it waits until no call is in progress, and no call starts before it ends. Commit,
+    rollback, refresh, growth, folds and closing rely on this single fence, so that no version
+    contains half a call. The thread that holds the fence may make calls itself.
 
     Attributes:
-        reason: why the store can no longer be used, empty while it is open.
-        calls: how many calls deep each thread is inside.
-        fenced: whether a use waits for calls to end, and `ended` tells it of each.
+        reason: why the store can no longer be used; empty while it is open.
+        calls: nesting depth of the calls of each thread.
+        fenced: whether a use waits for calls to end; each signals `ended`.
     """
 
     def __init__(self, path: str, *, writable: bool) -> None:
@@ -335,13 +334,13 @@ class Door:
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed, or cannot be used any more."""
+        """Whether the store was closed or can no longer be used."""
         return bool(self.reason)
 
     @property
     def held(self) -> bool:
-        """Whether the calling thread is inside, alone or beside others."""
-        # `_is_owned` is what threading.Condition asks of a lock.
+        """Whether the calling thread is inside, in a use or a call."""
+        # threading.Condition calls the same `_is_owned` of its lock.
         alone: bool = self.lock._is_owned()  # type: ignore[attr-defined]
         return alone or threading.get_ident() in self.calls
 
@@ -350,29 +349,30 @@ class Door:
         return len(self.calls) > (thread in self.calls)
 
     def call(self, *, write: bool = False) -> Use:
-        """Enter beside the calls of other threads; an interrupt waits until the body is done.
+        """Enter concurrently with the calls of other threads; interrupts wait for the body.
 
-        For what changes nothing but through tiers that guard themselves. Errors count as in `use`;
-        a call beside which another broke off raises ClosedError instead of returning.
+        For operations that change state only through tiers, which lock themselves. Errors have the
+        same effect as in `use`; if a concurrent call fails and closes the store, this call raises
+        ClosedError instead of returning.
         """
         return Use(self, write=write, alone=False)
 
     def use(self, *, write: bool = False) -> Use:
-        """Enter alone, once every call of other threads has ended; interrupts wait as in `call`.
+        """Enter exclusively, once all calls of other threads have ended; interrupts are deferred.
 
-        A failed sync, and whatever breaks off the body in the middle, closes the store for good:
-        its last commit is intact, its memory may not be. So arguments are checked before, or raise
-        an error of this library. `Use.interruptible` is for parts that may be broken off.
+        A failed sync, or any error that interrupts the body, closes the store permanently: its last
+        commit is intact, its memory may not be. Arguments must therefore be checked before, or
+        raise an error of this library. `Use.interruptible` marks parts that may be interrupted.
         """
         return Use(self, write=write)
 
     def check(self, *, write: bool = False) -> None:
-        """Raise ForkedStoreError, ClosedError, or ReadOnlyError for a `write` by a reader."""
+        """Raise ForkedStoreError, ClosedError, or for a `write` by a reader ReadOnlyError."""
         self.check_process()
         self.check_open(write=write)
 
     def check_open(self, *, write: bool) -> None:
-        """Raise as `check` does, in the process the store was opened in."""
+        """Raise the errors of `check` within the process that opened the store."""
         if self.reason:
             raise ClosedError(f"{self._path} cannot be used: {self.reason}; open it again")
         if write and not self.writable:
@@ -391,9 +391,9 @@ class Door:
     def close(
         self, reason: str = "it was closed", *, then: Callable[[], object] | None = None
     ) -> None:
-        """Refuse every call from now on; call `then` when the calling thread's uses have ended.
+        """Reject all further calls; call `then` when the calling thread's uses have ended.
 
-        The first `then` counts: an error afterwards does not take it back.
+        Only the first `then` is called; a later error does not change that.
         """
         self.reason = self.reason or reason
         self.then = self.then or then

@@ -1,8 +1,8 @@
-"""Element types: what one element of a field is on disk, in NumPy, in torch and in other files.
+"""Element types: how an element is represented on disk, in NumPy, in torch and in other files.
 
-An element type is one `ElementType`, registered under its name in ELEMENT_TYPES. Other modules ask
-it and never compare names, so that one more type changes this module alone. Types that NumPy lacks
-are stored as unsigned integers of the same bits.
+Each type is an `ElementType`, registered under its name in ELEMENT_TYPES. Other modules query these
+objects and never compare names, so adding a type changes only this module. Types that NumPy lacks
+are stored as unsigned integers with the same bits.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"] | str
-"""The name of an element type: one of these, which editors complete, or a registered one."""
+"""The name of an element type: one of these (for completion in editors), or a registered one."""
 
 DEFAULT_DTYPE: DTypeName = "float32"
-"""The element type where none is named: of fields, and of numbers in text."""
+"""The default element type, of fields and of numbers in text files."""
 
 
 class ElementType:
-    """A floating type that NumPy has; a subclass says how another type differs.
+    """A floating-point type that NumPy supports; subclasses override what differs.
 
     Attributes:
-        name: the name for users, in manifests, and in NumPy and torch where they have the type.
-        stored: the NumPy dtype of a stored element, little-endian.
-        numpy: the dtype of the arrays that NumPy users read and write.
+        name: the name for users, in manifests, and in NumPy and torch if they have the type.
+        stored: the little-endian NumPy dtype of a stored element.
+        numpy: the dtype of the arrays that users read and write.
         safetensors: the code in safetensors files.
-        held_by: types that hold each of its values exactly, the narrowest first. Fields of those
-            take its values, and files that lack the type hold them instead.
-        kernel: its name in the CUDA kernels of `optim`; None if they cannot compute with it.
+        held_by: types that represent all its values exactly, narrowest first. Fields of these types
+            accept its values, and files without the type use them instead.
+        kernel: its name in the CUDA kernels of `optim`; None if they do not support it.
         trainable: whether torch computes gradients of this type.
-        stochastic: whether training may round to it at random.
-        beyond: what a value beyond its range becomes, for warnings.
+        stochastic: whether training may use stochastic rounding to it.
+        beyond: the result for values out of range, for warnings.
     """
 
     kernel: str | None = None
@@ -77,47 +77,47 @@ class ElementType:
 
     @cached_property
     def as_bits(self) -> bool:
-        """Whether NumPy lacks the type, so that elements are stored as their bits."""
+        """Whether NumPy lacks the type, so that the bits of elements are stored."""
         return self.numpy != self.stored
 
     def accepts(self, name: str) -> bool:
-        """Whether a field takes values of the torch or CuPy type `name` without losing digits."""
+        """Whether a field represents values of the torch or CuPy type `name` exactly."""
         return name == self.name or (
             name in ELEMENT_TYPES and self.name in ELEMENT_TYPES[name].held_by
         )
 
     def accepts_array(self, dtype: np.dtype[Any]) -> bool:
-        """Whether a field takes NumPy values of `dtype` without losing digits."""
+        """Whether a field represents NumPy values of `dtype` exactly."""
         return dtype.kind == self.numpy.kind and np.can_cast(dtype, self.numpy, "safe")
 
     def from_numbers(self, array: Array) -> Array:
-        """Return an array that NumPy made of Python numbers as `numpy` values, where it can."""
+        """Convert an array that NumPy made of Python numbers to `numpy` values, if possible."""
         return array.astype(self.numpy) if array.dtype.kind in "if" else array
 
     def encode(self, values: Array) -> Array:
-        """Return numbers of any shape as stored elements, rounded to nearest, ties to even.
+        """Convert numbers of any shape to stored elements, rounding to nearest, ties to even.
 
-        The array itself where nothing changes. Values beyond the range become infinite.
+        Returns the array itself if nothing changes. Values out of range become infinite.
         """
         with np.errstate(over="ignore"):
             return values.astype(self.stored, copy=False)
 
     def decode(self, stored: Array) -> Array:
-        """Return stored elements as `numpy` values, exactly; the array itself where it is that."""
+        """Convert stored elements to `numpy` values exactly, without a copy if possible."""
         return stored
 
     def overflowed(self, values: Array, stored: Array) -> int:
-        """Count the `values` whose `stored` elements are not the nearest number: out of range."""
+        """Count the `values` that were out of range when converted to `stored` elements."""
         after = int(np.isinf(self.decode(stored)).sum())
         return after - int(np.isinf(values).sum()) if after else 0
 
     def nan(self) -> np.generic | None:
-        """Return the stored element that says that there is no value; None if the type has none."""
+        """Return the stored element that marks a missing value; None if the type has none."""
         stored: np.generic = self.encode(np.array([np.nan], np.float32))[0]
         return stored
 
     def torch_dtype(self) -> Any:
-        """Return torch's dtype; imports torch."""
+        """Return the torch dtype; imports torch."""
         import torch
 
         return getattr(torch, self.name)
@@ -139,18 +139,18 @@ class ElementType:
         return array
 
     def to_cupy(self, data: Any) -> Any:
-        """Return a contiguous CuPy array of stored elements or bytes as one of this type."""
+        """View a contiguous CuPy array of stored elements or bytes as an array of this type."""
         import cupy
 
         return data.view(cupy.dtype(self.name))
 
     def from_cupy(self, array: Array) -> Array:
-        """Return an array of this type that CuPy copied to the host as stored elements."""
+        """View an array of this type that CuPy copied to the host as stored elements."""
         return array.view(self.stored) if self.as_bits else array
 
 
 class _BFloat16(ElementType):
-    """The upper half of a float32, which NumPy users read and write as float32."""
+    """bfloat16, the upper half of a float32; NumPy users read and write it as float32."""
 
     stochastic = True
 
@@ -161,10 +161,9 @@ class _BFloat16(ElementType):
         self.numpy = np.dtype("<f4")
 
     def encode(self, values: Array) -> Array:
-        """Round, as fresh bits; other types than float32 go through it first.
+        """Round to new bits; types other than float32 are converted to float32 first.
 
-        NaN stays NaN: its quiet bit is set, so that dropping the low half cannot turn it into an
-        infinity.
+        NaN stays NaN: its quiet bit is set, so dropping the low half cannot make it an infinity.
         """
         with np.errstate(over="ignore"):
             bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -175,11 +174,11 @@ class _BFloat16(ElementType):
         return np.where(is_nan, quiet, rounded).astype(np.uint16)
 
     def decode(self, stored: Array) -> Array:
-        """Widen to a fresh float32 array."""
+        """Convert to a new float32 array."""
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
     def to_cupy(self, data: Any) -> Any:
-        """Return the array as one of `ml_dtypes.bfloat16`, which CuPy uses."""
+        """View the array as `ml_dtypes.bfloat16`, which CuPy uses."""
         import ml_dtypes
 
         return data.view(ml_dtypes.bfloat16)
@@ -196,13 +195,13 @@ ELEMENT_TYPES: dict[str, ElementType] = {
         ElementType("float64", "<f8", safetensors="F64"),
     )
 }
-"""The element types of fields, by name, narrow ones first."""
+"""The element types of fields by name, narrowest first."""
 
 
 def check_dtype(dtype: object) -> str:
     """Return the name of an element type given as a name, a NumPy dtype or a torch dtype.
 
-    Raises InvalidInputError for any other type.
+    Raises InvalidInputError for other types.
     """
     if isinstance(dtype, str) and dtype in ELEMENT_TYPES:
         return dtype
@@ -219,9 +218,9 @@ def check_dtype(dtype: object) -> str:
 
 
 def convert(block: Array, source: str, target: str) -> Array:
-    """Return a block stored as `source` stored as `target`: rounded to nearest, ties to even.
+    """Convert a block stored as `source` to `target`, rounding to nearest, ties to even.
 
-    The block itself, not a copy, where nothing changes.
+    Returns the block itself, not a copy, if nothing changes.
     """
     if source == target:
         return block
@@ -229,10 +228,10 @@ def convert(block: Array, source: str, target: str) -> Array:
 
 
 def held_dtype(dtype: str, held: Collection[str], what: str) -> str:
-    """Return the element type in which a file that can hold `held` takes values of `dtype`.
+    """Return the element type for values of `dtype` in a file that supports only `held`.
 
-    That is `dtype` itself or the narrowest that holds its values exactly. Raises InvalidInputError
-    where digits would be lost unasked; `what` is the file, for the message.
+    This is `dtype` itself or the narrowest type that represents its values exactly. Raises
+    InvalidInputError if precision would be lost without a request; messages call the file `what`.
     """
     for name in (dtype, *ELEMENT_TYPES[dtype].held_by):
         if name in held:
@@ -243,10 +242,10 @@ def held_dtype(dtype: str, held: Collection[str], what: str) -> str:
 
 
 class Converter:
-    """Converts blocks of one stored type to another and counts what is out of range.
+    """Converts blocks between stored types and counts values out of range.
 
     Attributes:
-        overflowed: values so far that are beyond the range of the target.
+        overflowed: number of values so far that were out of range of the target type.
     """
 
     def __init__(self, source: str, target: str) -> None:
@@ -256,7 +255,7 @@ class Converter:
         self.overflowed = 0
 
     def __call__(self, block: Array) -> Array:
-        """Return the block stored as the target; itself, not a copy, where nothing changes."""
+        """Convert a block to the target type; return the block itself if nothing changes."""
         if self._source is self._target:
             return block
         values = self._source.decode(block)
@@ -265,7 +264,7 @@ class Converter:
         return converted
 
     def warn(self, what: str) -> None:
-        """Warn the caller's caller if any value was out of range."""
+        """Issue a warning in the caller's caller if any value was out of range."""
         if self.overflowed:
             warnings.warn(
                 f"{self.overflowed} values of {what} are too large for {self._target.name} and "

@@ -1,9 +1,9 @@
-"""A table without a store: the same tiers in memory alone, gone when it is closed.
+"""A table without a store: the same tiers, only in memory, discarded when closed.
 
     with MemoryTable(TableSpec(rows=1_000_000, dim=64), device="auto") as memory:
         memory.table.write([3, 5], rows)
 
-For rows that need not outlive the process: nothing is written to a disk, nothing can be committed.
+For rows that need not outlive the process: nothing is written to disk or committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore._tiers.base import Bytes, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
@@ -40,12 +40,11 @@ _PART_BYTES = 2 << 20
 
 
 class Origin:
-    """The lowest tier of a table that has no files: where its rows begin.
+    """The lowest tier of a table without files.
 
-    Gives rows their first values, by their fields' initializers, and keeps what is handed down.
-
-    Where a tier above holds every row nothing is handed down, and no memory is taken for it. Rows
-    are made in blocks, so reading them in order costs each block once.
+    Initializes rows with the initializers of their fields, and stores rows written by the tier
+    above. If a tier above holds every row, nothing is written here and no memory is used. Rows are
+    initialized in blocks, so reading them in order computes each block once.
     """
 
     deltas: tuple[()] = ()
@@ -54,7 +53,7 @@ class Origin:
     queue_bytes = 0
 
     def __init__(self, spec: TableSpec) -> None:
-        """Make nothing yet."""
+        """Set up the tier; no row is initialized yet."""
         self.rows = spec.rows
         self.record_bytes = spec.layout.record_bytes
         self.stats = TierStats()
@@ -86,7 +85,7 @@ class Origin:
             out[which] = self._block(number)[rows[which] - number * BLOCK_ROWS]
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
-        """Yield the records of `rows` part by part; an array is good until the next one."""
+        """Yield the records of `rows` part by part; each array is valid until the next."""
         step = max(1, _PART_BYTES // self.record_bytes)
         block = np.empty((min(rows.size, step), self.record_bytes), np.uint8)
         for start in range(0, rows.size, step):
@@ -95,39 +94,39 @@ class Origin:
             yield part, block[: part.stop - start]
 
     def _block(self, number: int) -> Bytes:
-        """Return the first records of a block of rows; the last one made is at hand."""
+        """Return the initial records of a block of rows; the last block is cached."""
         if self._last_block[0] != number:
             block = next(initial_records(self._spec, number * BLOCK_ROWS))
             self._last_block = number, block
         return self._last_block[1]
 
     def write(self, rows: Rows, records: Bytes, *, resident: bool = False) -> None:
-        """Keep `records` `(n, record_bytes)` as those of `rows` `(n,)`, distinct."""
+        """Store `records` `(n, record_bytes)` of distinct `rows` `(n,)`."""
         with self._lock:
             if self._records is None:
-                # Pages are taken as they are written to.
+                # Pages are allocated as they are written.
                 self._records = np.zeros((self.rows, self.record_bytes), np.uint8)
             _rowcopy.scatter(self._records, rows, np.ascontiguousarray(records))
             self._kept[rows] = True
             tally(self.stats, written=rows.size, bytes_in=rows.size * self.record_bytes)
 
     def stage(self, rows: Rows) -> None:
-        """Return nothing to do: there is nowhere to bring rows nearer from."""
+        """Return no work: there is no tier below to prefetch from."""
 
     def flush(self) -> None:
         """Do nothing: there is no tier below."""
 
     def discard(self) -> npt.NDArray[np.int64]:
-        """Return no rows: there are no versions to go back to."""
+        """Return no rows: there is no version to return to."""
         return np.empty(0, np.int64)
 
 
 class MemoryTable:
-    """A table in memory, and the owner it needs.
+    """A table in memory, and its owner.
 
     Attributes:
         table: the table, which has all that a table of a store has but the store.
-        door, prefetcher, sync_checks, store: for the table.
+        door, prefetcher, sync_checks, touched, store: for the table.
     """
 
     sync_checks = False
@@ -142,23 +141,25 @@ class MemoryTable:
         device: DeviceName | Device = "cpu",
         progress: Progress | None = None,
     ) -> None:
-        """Make every row by the initializers of its fields.
+        """Create the table and initialize its rows.
 
         Args:
-            spec: what the table is made of; its backend does not matter.
-            name: what errors call the table.
-            budget: memory for the tiers; None gives every row a place on the host.
+            spec: the specification of the table; its backend is ignored.
+            name: the name of the table in errors.
+            budget: memory for the tiers; None keeps every row in host memory.
             device: as in `tierstore.open`.
-            progress: called with rows done and in all while rows are made.
+            progress: called with the number of rows done and the total during initialization.
 
-        Rows that have no place in a tier are kept in memory below all tiers. Raises CapacityError.
+        Rows that do not fit into a tier are kept in memory below all tiers. Raises CapacityError.
         """
         self.door: Door = Door(f"table {name!r}", writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
+        self.touched: Touched = Touched()
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))
-        self._space = placement.place({name: origin}, {name: spec})
+        (part,) = placement.plan({name: spec})
+        self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
         self.table: Table = Table(
             self, name, cast(Generation, _Ground(spec, origin)), self._space, extent
@@ -167,7 +168,7 @@ class MemoryTable:
             self._load(progress)
 
     def _load(self, progress: Progress | None) -> None:
-        """Bring every row into the tiers, in order: made singly, each would cost a block."""
+        """Load every row into the tiers in order: a single row costs a whole block."""
         rows = self.table.rows
         step = max(1, _LOAD_BYTES // self.table.spec.layout.record_bytes)
         for start in range(0, rows, step):
@@ -178,7 +179,7 @@ class MemoryTable:
                 progress(stop, rows)
 
     def close(self) -> None:
-        """Give the memory back, and the rows with it; harmless when repeated."""
+        """Free the memory and discard the rows; may be called again."""
         self.prefetcher.close()
         with contextlib.suppress(ClosedError), self.door.use():
             self.door.close()
@@ -200,7 +201,7 @@ class MemoryTable:
 
 
 class _Ground:
-    """Stands in for a generation, under a table that has no files."""
+    """Replaces the generation for a table without files."""
 
     disk_bytes = 0
     base_path = ""

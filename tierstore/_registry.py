@@ -1,6 +1,6 @@
-"""Registries: the kinds of one thing by name, each kind in a module of its own.
+"""Registries: extensible sets of named kinds, each defined in its own module.
 
-A new kind is a new module in the package of its registry. Nothing lists the modules.
+To add a kind, add a module to the package of the registry; no list of modules exists.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Kinds by name, in the order of their names.
+    """Kinds by name, sorted by name.
 
-    Kinds add themselves when their module is imported. The modules of the package are imported when
-    the registry is first looked at, so they may import whatever imports the registry. Modules with
-    a leading underscore belong to a kind and are left to it.
+    Kinds register themselves when their module is imported. The modules of the package are imported
+    on first access, so they may import modules that import the registry. Modules with a leading
+    underscore are helpers of a kind and are not imported here.
     """
 
     def __init__(self, what: str, package: str) -> None:
-        """Look for kinds in the modules of `package`; `what` one is, for messages."""
+        """Find kinds in the modules of `package`; messages call a kind `what`."""
         self._what = what
         self._package = package
         self._kinds: dict[str, T] = {}
@@ -35,11 +35,11 @@ class Registry(Mapping[str, T]):
     def add(self, name: str, kind: T) -> None:
         """Add a kind; raises ValueError if the name is taken."""
         if name in self._kinds:
-            raise ValueError(f"there is a {self._what} {name!r} already: {self._kinds[name]!r}")
+            raise ValueError(f"{self._what} {name!r} is already registered: {self._kinds[name]!r}")
         self._kinds[name] = kind
 
     def find(self, name: object) -> T:
-        """Return a kind; raises InvalidInputError, listing those there are, for another name."""
+        """Return a kind; for an unknown name, raise InvalidInputError that lists all names."""
         if not isinstance(name, str) or name not in self:
             raise InvalidInputError(f"not a {self._what}: {name!r}; choose from {', '.join(self)}")
         return self[name]

@@ -1,7 +1,7 @@
-"""Arrays of rows: copies of scattered records, over all cores, and distinct values.
+"""Copies of scattered records on all cores, and distinct values.
 
-One `np.take` moves 512-byte rows as fast as a C loop of memcpy (9 M rows a second and core) and
-lets go of the interpreter lock while it does, so large batches are split among threads.
+`np.take` copies 512-byte rows as fast as a C loop of memcpy (9 M rows per second and core) and
+releases the interpreter lock meanwhile, so large batches are split among threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 
 _MOST_UNITS = 4
 _BYTES_PER_THREAD = 4 << 20
-"""Two threads take half as long again as one for 2 MiB, as long for 4, two thirds for 32."""
+"""Two threads take 1.5 times as long as one for 2 MiB, equally long for 4, two thirds for 32."""
 _MOST_THREADS = 16
 
 
@@ -38,10 +38,11 @@ def _most() -> int:
 
 @cache
 def _threads(pid: int) -> ThreadPoolExecutor:
-    """The copying threads of this process; a forked child makes its own.
+    """The copying threads of this process; a forked child creates its own.
 
-    All are started before any gets work: a pool that cannot start a thread keeps the work, and
-    would do it when the arrays are another's. Raises RuntimeError where not all can be had.
+    All are started before any gets work: a pool that fails to start a thread keeps the work queued,
+    and might execute it after the arrays were reused. Raises RuntimeError if a thread cannot be
+    started.
     """
     pool = ThreadPoolExecutor(_most(), thread_name_prefix="tierstore-copy")
     begun = Event()
@@ -57,7 +58,7 @@ def _threads(pid: int) -> ThreadPoolExecutor:
 
 
 def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
-    """Call `work` on parts of the rows, in threads where they can be had."""
+    """Call `work` on parts of the rows, in threads if possible."""
     parts = min(_most(), nbytes // _BYTES_PER_THREAD)
     pool: ThreadPoolExecutor | None = None
     if parts >= 2:
@@ -72,15 +73,15 @@ def _split(work: Callable[[slice], None], rows: int, nbytes: int) -> None:
 
 
 def _refuse(slots: Index) -> None:
-    """Raise IndexError for a negative slot, which would silently be another record."""
-    raise IndexError(f"slot {slots.min()} of a copy does not exist; report this as a bug")
+    """Raise IndexError for a negative slot, which would silently select another record."""
+    raise IndexError(f"slot {slots.min()} of a copy does not exist; please report this bug")
 
 
 def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
-    """Copy bytes `lo …` of records `slots` `(n,)` into `out` `(n, width)`, contiguous.
+    """Copy bytes `lo …` of records `slots` `(n,)` into contiguous `out` `(n, width)`.
 
-    `records` is `(slots, record_bytes)`, contiguous; slots may repeat and must exist. Raises
-    IndexError for a negative one.
+    `records` is contiguous `(slots, record_bytes)`; slots must exist and may repeat. Raises
+    IndexError for a negative slot.
     """
     if slots.size and np.minimum.reduce(slots) < 0:
         _refuse(slots)
@@ -110,7 +111,7 @@ def gather(records: Bytes, slots: Index, out: Bytes, lo: int = 0) -> None:
 
 
 def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
-    """Number the units of the asked byte range of each slot, slot by slot."""
+    """Return the indices of the units in the byte range of each slot, slot by slot."""
     if per_record == 1:
         return slots
     index = slots.astype(np.int64) * per_record + first
@@ -118,7 +119,7 @@ def _unit_index(slots: Index, per_record: int, first: int, count: int) -> Index:
 
 
 def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
-    """Copy contiguous `values` `(n, width)` over bytes `lo …` of records `slots`, distinct.
+    """Copy contiguous `values` `(n, width)` to bytes `lo …` of distinct records `slots`.
 
     Raises IndexError for a negative slot.
     """
@@ -126,7 +127,7 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
         _refuse(slots)
     width, record = values.shape[1], records.shape[1]
     unit = math.gcd(lo, width, record)
-    if width == unit:  # as single items, short records are copied five times faster than as bytes
+    if width == unit:  # copying short records as single items is five times faster than as bytes
         item = np.dtype(f"V{unit}")
         target, source = records.reshape(-1).view(item), values.reshape(-1).view(item)
         scale, first = record // unit, lo // unit
@@ -145,10 +146,10 @@ def scatter(records: Bytes, slots: Index, values: Bytes, lo: int = 0) -> None:
 
 
 def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
-    """Return each of `values` `(n,)` once, ascending, as a new array.
+    """Return the distinct `values` `(n,)` in ascending order, as a new array.
 
-    `np.unique` hashes integers since NumPy 2.3: 5 ms for 32k that are mostly distinct, 850 ms for
-    a million. A sort takes 0.2 and 11 (NumPy 2.4.6).
+    Since NumPy 2.3, `np.unique` hashes integers: 5 ms for 32k mostly distinct values, 850 ms for a
+    million. Sorting takes 0.2 ms and 11 ms (NumPy 2.4.6).
     """
     ordered = np.sort(values)
     first = np.ones(ordered.size, np.bool_)

@@ -1,8 +1,8 @@
-"""JSON that is written in one way and read without trust.
+"""JSON in a canonical form, read without trust.
 
-An object is sealed in an envelope with the crc32c of its bytes, so a file that was changed in any
-bit is refused. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors.
-The caller caps the size of a file before reading it.
+An object is wrapped in an envelope with the crc32c of its bytes, so a file with any changed bit is
+rejected. Types are exact; duplicate and unknown keys, NaN and deep nesting are errors. The caller
+limits the size of a file before reading it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["MAX_SCALARS_BYTES", "Section", "canonical", "json_values", "parse", 
 _ENVELOPE = re.compile(rb'\{"crc32c":(\d{1,10}),"body":(\{.*\})\}\n', re.DOTALL)
 _MAX_INT = 2**63 - 1
 MAX_SCALARS_BYTES = 64 << 10
-"""Bytes of JSON that the scalars of one table may take: every version repeats them."""
+"""Maximum bytes of JSON for the scalars of one table, which every version repeats."""
 _MAX_DEPTH = 64
-"""How deep values in scalars may be nested: any program can parse that, wherever it is called."""
+"""Maximum nesting of values in scalars, which any program can parse at any stack depth."""
 
 
 def canonical(body: Any) -> bytes:
-    """Return the one way this format writes a JSON value."""
+    """Return the canonical bytes of a JSON value."""
     return json.dumps(body, sort_keys=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def seal(text: bytes) -> bytes:
-    """Return an object, the bytes of which `canonical` gave, in its envelope."""
+    """Wrap the canonical bytes of an object in an envelope."""
     return b'{"crc32c":%d,"body":%s}\n' % (crc32c(text), text)
 
 
 def unseal(data: bytes, name: str, newest: int) -> Section:
     """Return the body of a sealed object of a format from 1 to `newest`; raises FormatError.
 
-    The checksum is compared before a byte is parsed. `name` is the file's, for messages.
+    The checksum is verified before parsing. `name` is the file's name, for messages.
     """
     match = _ENVELOPE.fullmatch(data)
     if match is None or int(match[1]) != crc32c(match[2]):
@@ -50,7 +50,7 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
     found = body.integer("format")
     if found > newest:
         raise FormatError(
-            f"{name} has format {found}, this tierstore reads up to {newest}: "
+            f"{name} has format {found}, but this tierstore reads formats up to {newest}: "
             "it was written by a newer version; pip install --upgrade tierstore"
         )
     if found < 1:
@@ -59,7 +59,7 @@ def unseal(data: bytes, name: str, newest: int) -> Section:
 
 
 def parse(data: bytes, name: str) -> Any:
-    """Return a JSON value; raises FormatError for duplicate keys, NaN, deep nesting and no JSON."""
+    """Parse a JSON value; raises FormatError, also for duplicate keys, NaN and deep nesting."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) != len(pairs):
@@ -85,7 +85,7 @@ def parse(data: bytes, name: str) -> Any:
 
 
 class Section:
-    """A JSON object that is read key by key, each of an exact type."""
+    """A JSON object whose keys are read with exact types."""
 
     def __init__(self, content: Any, name: str) -> None:
         if type(content) is not dict:
@@ -98,78 +98,78 @@ class Section:
         return iter(self.content)
 
     def only(self, allowed: set[str]) -> None:
-        """Refuse any key but these."""
+        """Reject all keys except these."""
         unknown = sorted(set(self.content) - allowed)
         if unknown:
             raise FormatError(f"{self.name}: unknown key {unknown[0]!r}")
 
     def value(self, key: str) -> Any:
-        """Return what is under a key."""
+        """Return the value of a key."""
         if key not in self.content:
             raise FormatError(f"{self.name}: {key!r} is missing")
         return self.content[key]
 
     def section(self, key: str) -> Section:
-        """Return the object under a key."""
+        """Return the object of a key."""
         return Section(self.value(key), f"{self.name}: {key}")
 
     def items(self, key: str) -> list[Any]:
-        """Return the list under a key."""
+        """Return the list of a key."""
         value = self.value(key)
         if type(value) is not list:
             raise FormatError(f"{self.name}: {key!r} is not a list")
         return value
 
     def integer(self, key: str) -> int:
-        """Return the whole number under a key."""
+        """Return the integer of a key."""
         value = self.value(key)
         if type(value) is not int or abs(value) > _MAX_INT:
-            raise FormatError(f"{self.name}: {key!r} is not a whole number")
+            raise FormatError(f"{self.name}: {key!r} is not an integer")
         return value
 
     def natural(self, key: str) -> int:
-        """Return the whole number, 0 or more, under a key."""
+        """Return the non-negative integer of a key."""
         value = self.integer(key)
         if value < 0:
             raise FormatError(f"{self.name}: {key!r} is negative")
         return value
 
     def text(self, key: str) -> str:
-        """Return the text under a key."""
+        """Return the string of a key."""
         value = self.value(key)
         if type(value) is not str:
-            raise FormatError(f"{self.name}: {key!r} is not a text")
+            raise FormatError(f"{self.name}: {key!r} is not a string")
         return value
 
     def flag(self, key: str) -> bool:
-        """Return the truth value under a key."""
+        """Return the boolean of a key."""
         value = self.value(key)
         if type(value) is not bool:
             raise FormatError(f"{self.name}: {key!r} is not true or false")
         return value
 
     def matching(self, key: str, pattern: re.Pattern[str]) -> str:
-        """Return the text under a key, all of which must match."""
+        """Return the string of a key, which must match a pattern entirely."""
         value = self.text(key)
         if pattern.fullmatch(value) is None:
-            raise FormatError(f"{self.name}: {key!r} is not as expected: {value[:80]!r}")
+            raise FormatError(f"{self.name}: {key!r} has an invalid value: {value[:80]!r}")
         return value
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scalars of a table as JSON will give them back.
+    """Return the scalars of a table as JSON restores them.
 
-    Raises InvalidTypeError for what JSON cannot hold, InvalidInputError for more than
-    MAX_SCALARS_BYTES and for what is nested too deep.
+    Raises InvalidTypeError for values that JSON cannot represent, InvalidInputError for more than
+    MAX_SCALARS_BYTES and for too deep nesting.
     """
     try:
         text = canonical(dict(values))
         parsed: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidTypeError(f"scalars are numbers, texts and lists of them: {error}") from None
+        raise InvalidTypeError(f"scalars are numbers, strings and lists of them: {error}") from None
     if len(text) > MAX_SCALARS_BYTES:
         raise InvalidInputError(
-            f"the scalars of a table take {len(text)} bytes, at most {MAX_SCALARS_BYTES} are kept; "
+            f"the scalars of a table take {len(text)} bytes; at most {MAX_SCALARS_BYTES}: "
             "keep large values in the payload"
         )
     if _depth(parsed) > _MAX_DEPTH:
@@ -180,14 +180,14 @@ def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Return how deep a JSON value is nested, as far as one more than is allowed."""
-    depth, level = 0, [value]
-    while level and depth <= _MAX_DEPTH:
-        containers = [each for each in level if isinstance(each, dict | list)]
-        level = [
+    """Return the nesting depth of a JSON object or list, at most one more than the limit."""
+    depth, containers = 0, [value]
+    while containers and depth <= _MAX_DEPTH:
+        depth += 1
+        containers = [
             inner
             for each in containers
             for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
         ]
-        depth += bool(containers)
     return depth

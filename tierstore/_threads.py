@@ -1,8 +1,8 @@
-"""Threads that leave nothing waiting for ever: one that cannot be started, or dies, is noticed.
+"""Threads that never block others forever, even if one cannot be started or dies.
 
-`threading.Thread.start` waits until the new thread says that it has begun; where memory runs out
-before it can, that is never. Here only those wait that need what the thread does, and they look
-whether it is alive.
+`threading.Thread.start` waits for a signal of the new thread, which never comes if the thread runs
+out of memory first. Here, only consumers of the thread's result wait, and they check whether the
+thread is alive.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tierstore.errors import StoreIOError
 
 __all__ = ["Condition", "Event", "Worker"]
 
-_PATIENCE = 0.05
-"""Seconds after which what waits for a thread looks whether it is alive."""
+_POLL_SECONDS = 0.05
+"""Seconds between checks whether an awaited thread is still alive."""
 
 
 class Condition(threading.Condition):
-    """A condition whose lock is free again even where memory runs out as it is left.
+    """A condition that releases its lock even if memory runs out in `__exit__`.
 
-    The inherited `__exit__` makes a tuple of its arguments first.
+    The inherited `__exit__` allocates a tuple of its arguments first.
     """
 
     def __exit__(
@@ -36,7 +36,7 @@ class Condition(threading.Condition):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Release the lock, unless a wait that broke off could not take it again."""
+        """Release the lock, unless an interrupted wait failed to take it again."""
         try:
             self.release()
         except RuntimeError:
@@ -45,7 +45,7 @@ class Condition(threading.Condition):
 
 
 class Event(threading.Event):
-    """An event whose lock is free again even where memory runs out in `set` or `wait`."""
+    """An event that releases its lock even if memory runs out in `set` or `wait`."""
 
     def __init__(self) -> None:
         """Start unset."""
@@ -54,16 +54,16 @@ class Event(threading.Event):
 
 
 class _Life:
-    """Exists as long as the thread that it was handed to."""
+    """Exists as long as the thread that owns it."""
 
     __slots__ = ("__weakref__",)
 
 
 class Worker:
-    """A thread that calls a function once. The end of the program does not wait for it."""
+    """A daemon thread that calls a function once."""
 
     def __init__(self, work: Callable[[], object], purpose: str) -> None:
-        """Start it; raises StoreIOError, naming the purpose, where no thread can be had."""
+        """Start the thread; raises StoreIOError with the purpose if that fails."""
         life = _Life()
         self._pid = os.getpid()
         self._life = weakref.ref(life)
@@ -72,33 +72,33 @@ class Worker:
             _thread.start_new_thread(_run, (work, self._over, life))
         except RuntimeError as error:
             raise StoreIOError(
-                f"no thread can be started to {purpose} ({error}); raise the limit (ulimit -u), "
+                f"cannot start a thread to {purpose} ({error}); raise the limit (ulimit -u), "
                 "or free memory, and try again"
             ) from error
 
     @property
     def alive(self) -> bool:
-        """Whether the thread is still there; never in a forked child."""
+        """Whether the thread still exists; always False in a forked child."""
         return self._life() is not None and os.getpid() == self._pid
 
     @property
     def ended(self) -> bool:
-        """Whether the function has returned or raised, or the thread is gone."""
+        """Whether the function has returned or raised, or the thread has died."""
         return self._over.is_set() or not self.alive
 
     def wait(self, event: threading.Event, timeout: float | None = None) -> bool:
-        """Wait for an event that the thread sets, at most `timeout` seconds; return whether it is.
+        """Wait at most `timeout` seconds for an event set by the thread; return whether it is set.
 
-        Ends, too, where the thread is gone, and by Ctrl-C.
+        Also returns if the thread has died; Ctrl-C interrupts the wait.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while not event.wait(min(_PATIENCE, max(0.0, end - time.monotonic()))):
+        while not event.wait(min(_POLL_SECONDS, max(0.0, end - time.monotonic()))):
             if not self.alive or time.monotonic() >= end:
                 return event.is_set()
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the function has returned or the thread is gone, at most `timeout` seconds."""
+        """Wait at most `timeout` seconds until the function has returned or the thread has died."""
         self.wait(self._over, timeout)
 
 

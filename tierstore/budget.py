@@ -1,8 +1,8 @@
-"""How much memory a store may take, for all its tables or table by table, and the reader of a file.
+"""Memory limits: the budget of a store and its tables, and the allowance for reading a file.
 
-A file that comes from elsewhere claims sizes: of headers, of lists, of what its parts unpack to.
-Each reader asks an `Allowance` for what a claim would cost before it believes it, so that a made-up
-file costs an error and not the machine's memory.
+A file from elsewhere claims sizes: of headers, lists and decompressed parts. A reader charges each
+claim to an `Allowance` before it allocates memory, so a malicious file causes an error and does not
+exhaust the machine's memory.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 __all__ = ["Budget", "Size", "format_bytes", "parse_bytes"]
 
 Size = int | str
-"""A number of bytes: an int, or a text such as "2GiB"."""
+"""A number of bytes: an int, or a string such as "2GiB"."""
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(size: Size) -> int:
-    """Turn a size into a whole number of bytes.
+    """Convert a size to a whole number of bytes.
 
-    `"2GiB"` counts in powers of 1024, `"2GB"` and `"2G"` in powers of 1000, and a plain number in
-    bytes. Raises InvalidInputError for anything else and for negative sizes.
+    `"2GiB"` uses powers of 1024, `"2GB"` and `"2G"` powers of 1000; a plain number is in bytes.
+    Raises InvalidInputError for anything else and for negative sizes.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise InvalidTypeError(f"a size is an int or a text such as '2GiB', not {size!r}")
+        raise InvalidTypeError(f"a size is an int or a string such as '2GiB', not {size!r}")
     if isinstance(size, int):
         if size < 0:
             raise InvalidInputError(f"a size cannot be negative: {size}")
@@ -44,7 +44,7 @@ def parse_bytes(size: Size) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Write a number of bytes for people, in powers of 1024: `"14.3 GiB"`."""
+    """Format a number of bytes for people, in powers of 1024: `"14.3 GiB"`."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
@@ -56,7 +56,7 @@ def format_bytes(nbytes: int) -> str:
 def _check_slots(count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int):
         raise InvalidTypeError(
-            f"a number of rows is an int, not {count!r}; bytes go to host= or gpu="
+            f"a number of rows is an int, not {count!r}; give bytes as host= or gpu="
         )
     if count < 0:
         raise InvalidInputError(f"a number of rows cannot be negative: {count}")
@@ -76,11 +76,15 @@ class Budget:
 
     `host` and `gpu` are bytes and cover slots, per-row maps, policy arrays and staging. `host_rows`
     and `gpu_rows` are numbers of slots a table instead, with the maps on top. Each is one value, or
-    a dict from table name to value. Tables whose records are equally long share tiers, in which the
-    rows of each get the slots that they use, unless a dict names them or their policy needs tiers
-    of its own. Such groups divide bytes in proportion to their own. None takes the default: the
-    host tier the tables or a quarter of the available RAM, the GPU tier the tables or half of the
-    free device memory, whichever is less. 0 leaves the tier out.
+    a dict from table name to value. None takes the default: the host tier the tables or a quarter
+    of the available RAM, the GPU tier the tables or half of the free device memory, whichever is
+    less. 0 leaves the tier out.
+
+    Tables whose records are equally long share tiers, in which the rows of each get the slots that
+    they use, unless a dict names them or their policy needs tiers of its own. Where there are
+    several such groups, one that fits whole in an equal part of the bytes gets that; the others
+    divide the rest in proportion to their own bytes, each at least what its maps and one record
+    take.
 
     >>> Budget(host="1GiB", gpu_rows=1000)
     Budget(host='1GiB', gpu_rows=1000)
@@ -92,7 +96,7 @@ class Budget:
     gpu_rows: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be read, before any memory is taken."""
+        """Reject invalid sizes before any memory is allocated."""
         for name, check in _CHECKS.items():
             value = getattr(self, name)
             for size in value.values() if isinstance(value, Mapping) else (value,):
@@ -104,7 +108,7 @@ class Budget:
 
     @classmethod
     def of(cls, value: Budget | Size | None) -> Budget:
-        """Take a budget, or a size as that of the host tier; None is the default.
+        """Return a budget as it is, a size as the budget of the host tier, None as the default.
 
         >>> Budget.of("8GiB")
         Budget(host='8GiB')
@@ -115,13 +119,13 @@ class Budget:
             return value
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise InvalidTypeError(
-                f"a budget is a tierstore.Budget, or a size such as '8GiB', not {value!r}"
+                f"a budget is a tierstore.Budget or a size such as '8GiB', not {value!r}"
             )
         return cls(host=value)
 
     @property
     def _tables(self) -> set[str]:
-        """The tables that have a value of their own."""
+        """The tables with individual values."""
         values = (getattr(self, name) for name in _CHECKS)
         return {name for value in values if isinstance(value, Mapping) for name in value}
 
@@ -131,54 +135,56 @@ class Budget:
         return f"Budget({shown})"
 
     def _slots(self, tier: str, table: str) -> int | None:
-        """Return the number of slots given for `table` in `tier`, or None where bytes decide."""
+        """Return the number of slots of `table` in `tier`, or None if bytes determine it."""
         value = getattr(self, f"{tier}_rows")
         return value.get(table) if isinstance(value, Mapping) else value
 
-    def _nbytes(self, tier: str, table: str, share: float) -> int | None:
-        """Return the bytes for `table` in `tier`, or None for the default.
-
-        `share` is the table's part (0..1) of a value that is given for all tables together.
-        """
+    def _nbytes(self, tier: str, table: str) -> int | None:
+        """Return the bytes for `table` alone in `tier`, or None where there are none."""
         value = getattr(self, tier)
-        if isinstance(value, Mapping):
-            return None if table not in value else parse_bytes(value[table])
-        return None if value is None else int(parse_bytes(value) * share)
+        if not isinstance(value, Mapping) or table not in value:
+            return None
+        return parse_bytes(value[table])
+
+    def _total(self, tier: str) -> int | None:
+        """Return the bytes of `tier` for all tables together, or None where none are given."""
+        value = getattr(self, tier)
+        return None if value is None or isinstance(value, Mapping) else parse_bytes(value)
 
 
 DEFAULT_MEMORY = 512 << 20
-"""Bytes that reading a file may take where the caller does not say."""
+"""Default limit in bytes for reading a file."""
 
 OBJECT_BYTES = 112
-"""What a small Python object and the places that refer to it take, rounded up."""
+"""Memory of a small Python object and the references to it, rounded up."""
 
 JSON_COST = 32
-"""Bytes of Python objects that one byte of JSON becomes at most: `{},` is a dict."""
+"""Maximum bytes of Python objects per byte of JSON: `{},` is a dict."""
 
 
 class Allowance:
-    """Bytes of memory that are left for reading a file.
+    """Memory limit for reading a file.
 
     Attributes:
-        left: bytes that have not been taken yet.
+        left: bytes not yet charged.
     """
 
     def __init__(self, name: object, memory: Size = DEFAULT_MEMORY) -> None:
-        """Allow `memory` bytes for the file `name`, which is for messages."""
+        """Allow `memory` bytes for a file; error messages call it `name`."""
         self._name = name
         self.memory: int = parse_bytes(memory)
         self.left: int = self.memory
 
     def check(self, nbytes: int, what: str) -> None:
-        """Raise FormatError if `what`, which is given back, takes more bytes than are left."""
+        """Raise FormatError if `what`, which is freed again, needs more bytes than are left."""
         if nbytes > self.left:
             raise FormatError(
-                f"{self._name}: {what} would take {format_bytes(nbytes)} of memory, "
+                f"{self._name}: {what} would take {format_bytes(nbytes)} of memory, but only "
                 f"{format_bytes(max(0, self.left))} of {format_bytes(self.memory)} are left; "
-                "if the file is to be trusted, allow more (memory=, --memory)"
+                "if you trust the file, allow more (memory=, --memory)"
             )
 
     def take(self, nbytes: int, what: str) -> None:
-        """Take the bytes of `what`, which stays; raises FormatError if fewer are left."""
+        """Charge the bytes of `what`, which is kept; raise FormatError if fewer are left."""
         self.check(nbytes, what)
         self.left -= nbytes

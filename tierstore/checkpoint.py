@@ -1,13 +1,12 @@
-"""Committing a training run as a whole: tables, model, optimizers, random numbers."""
+"""Commits a training run as a whole: tables, model, optimizers, random number generators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tierstore._random import get_state, python_state, set_python_state, set_state
+from tierstore._random import every_state, python_state, set_every_state, set_python_state
 from tierstore._store.store import Store
-from tierstore.errors import InvalidInputError, InvalidTypeError, needs
+from tierstore.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["Checkpoint"]
 
@@ -16,11 +15,11 @@ _EXTRA = "extra"
 
 
 class Checkpoint:
-    """Binds what a training run consists of to its store, so that a commit holds all of it.
+    """Commits all state of a training run together with its store.
 
-    A run that was killed continues from its last commit as if nothing had happened: rows, state of
-    their optimizer, model, and the generators of torch, NumPy and Python are those of that step. A
-    plain `store.commit()` afterwards keeps step and state.
+    A run that was killed continues from its last commit as if nothing had happened: the rows, their
+    optimizer state, the model and the generators of torch, NumPy and Python are restored as of that
+    step. A plain `store.commit()` afterwards keeps the step and the state.
 
     >>> run = Checkpoint(store, model=model, dense=dense_optimizer, tiered=opt, schedule=schedule)
     >>> for step in range(run.resume(), steps):
@@ -30,44 +29,44 @@ class Checkpoint:
     """
 
     def __init__(self, store: Store, /, **parts: Any) -> None:
-        """Bind parts, each under the name its state is committed by.
+        """Add the parts of the run, each under the name for its state in the commit.
 
-        A part is whatever has `state_dict` and `load_state_dict`, a `lookahead` too, or is a
-        generator: of torch, NumPy or Python, or anything with `get_state` and `set_state`. The
-        names "random" and "extra" are taken. Give the TieredOptimizer too: its learning rates are
-        part of the run.
+        A part is an object with `state_dict` and `load_state_dict` (a `lookahead` too), or a random
+        number generator: of torch, NumPy or Python, or any object with `get_state` and `set_state`.
+        The names "random" and "extra" are reserved. Include the TieredOptimizer: its learning rates
+        are part of the run.
         """
         for name, part in parts.items():
             if name in (_RANDOM, _EXTRA):
-                raise InvalidInputError(f"{name!r} is a name of the checkpoint's own")
+                raise InvalidInputError(f"{name!r} is reserved for the checkpoint itself")
             if not any(all(hasattr(part, each) for each in pair) for pair in _PROTOCOLS):
                 raise InvalidTypeError(
-                    f"{name} has no state_dict and is no generator of random numbers: {part!r}"
+                    f"{name} has no state_dict and is not a random number generator: {part!r}"
                 )
         self._store = store
         self._parts = parts
         self.extra: dict[str, Any] = {}
-        """What was committed beside the parts; filled by `resume`."""
+        """The additional values of the last commit; filled in by `resume`."""
 
     def commit(self, step: int, *, keep: str | None = None, **extra: Any) -> int:
-        """Commit the store at a step, with the state of every part and values of your own.
+        """Commit the store at a step, with the state of every part and additional values.
 
-        `extra` are texts, numbers, arrays, tensors, lists and dicts of them. `keep` is a name to
-        keep the version by; see `Store.commit`. Returns the version; raises what `Store.commit`
-        raises. Nothing is pickled.
+        `extra` may contain strings, numbers, arrays, tensors, and lists and dicts of them. `keep`
+        is a name under which the version is kept; see `Store.commit`. Returns the version, and
+        raises what `Store.commit` raises. Nothing is pickled.
         """
         payload: dict[str, object] = {name: _state_of(part) for name, part in self._parts.items()}
-        payload[_RANDOM] = _random_state()
+        payload[_RANDOM] = every_state()
         payload[_EXTRA] = extra
         version = self._store.commit(step=step, payload=payload, keep=keep)
         self.extra = extra
         return version
 
     def resume(self) -> int:
-        """Give every part the state of the last commit; return its step, 0 where there is none.
+        """Load the state of the last commit into every part; return its step (0 if none).
 
-        Raises InvalidInputError if that version lacks the state of a part: it was committed without
-        this checkpoint. `store.restore(version)` goes back to one that has it.
+        Raises InvalidInputError if that version lacks the state of a part because it was committed
+        without this checkpoint. `store.restore(version)` goes back to a version that has it.
         """
         saved, step = self._store.payload, self._store.step
         if _RANDOM not in saved and step is None and not self._with_state():
@@ -77,18 +76,18 @@ class Checkpoint:
             has = f"it has {', '.join(saved)}" if saved else "it has none at all"
             older = ", ".join(map(str, self._with_state())) or "none"
             raise InvalidInputError(
-                f"version {self._store.version} of step {step} has no state of "
+                f"version {self._store.version} of step {step} lacks the state of "
                 f"{', '.join(missing) or 'a checkpoint'}; {has}. Versions that have it: {older}; "
-                "store.restore(version) goes back to one"
+                "go back to one with store.restore(version)"
             )
         for name, part in self._parts.items():
             _set_state(part, saved[name].state_dict())
         self.extra = saved[_EXTRA].state_dict()
-        _set_random_state(saved[_RANDOM].state_dict())
+        set_every_state(saved[_RANDOM].state_dict())
         return step or 0
 
     def _with_state(self) -> list[int]:
-        """Return the versions that were committed by a checkpoint of such parts."""
+        """Return the versions committed by a checkpoint with these parts."""
         wanted = {_RANDOM, *self._parts}
         return [each.version for each in self._store.versions() if wanted <= set(each.payload)]
 
@@ -99,11 +98,11 @@ _PROTOCOLS = (
     ("getstate", "setstate"),
     ("bit_generator",),
 )
-"""What a part has: that of a module, of a torch.Generator, of random.Random, of NumPy's."""
+"""The accepted interfaces: a module, a torch.Generator, random.Random, a NumPy generator."""
 
 
 def _state_of(part: Any) -> object:
-    """Return the state of a generator; a part with `state_dict` is asked by the commit."""
+    """Return the state of a generator; the commit itself calls `state_dict` of other parts."""
     if hasattr(part, "state_dict"):
         return part
     if hasattr(part, "get_state"):
@@ -120,23 +119,3 @@ def _set_state(part: Any, state: Any) -> None:
         set_python_state(state, part)
     else:
         part.bit_generator.state = state
-
-
-def _random_state() -> dict[str, Any]:
-    """Return the state of the global generators, those of torch on every GPU too."""
-    with needs("torch", "torch", "this needs PyTorch"):
-        import torch
-
-    state = get_state()
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    with needs("torch", "torch", "this needs PyTorch"):
-        import torch
-
-    set_state(state)
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,41 +1,42 @@
 """Every error this library raises, in one tree, and every warning.
 
-Each class is also the builtin a caller would catch anyway, and each message says what happened, the
-numbers involved and the next step. Those that are OSErrors have an `errno`, and `filename` where
-one file or store is at fault.
+Each class also derives from the builtin that a caller would catch anyway, and each message says
+what happened, the numbers involved and the next step. Classes derived from OSError set `errno`, and
+`filename` when a single file or store is at fault.
 
     TierStoreError
     ├── NotAStoreError         FileNotFoundError   the path holds no store
-    ├── FormatError            ValueError          a file that is not what it claims to be
+    ├── FormatError            ValueError          a file that does not have the claimed format
+    │   └── AmbiguousFileError                     … or can be read in two ways
     ├── CorruptStoreError      OSError             a checksum or size does not match
     │   └── CorruptRowError                        … of single rows
-    ├── LockedError            BlockingIOError     another writer has the store
-    │   └── ConcurrentWriterError                  … and has published in between
-    ├── StoreFullError         OSError             no space, quota or file-size limit
+    ├── LockedError            BlockingIOError     another writer holds the store
+    │   └── ConcurrentWriterError                  … and has published a version meanwhile
+    ├── StoreFullError         OSError             no space left, or over a quota or file-size limit
     ├── StoreIOError           OSError             any other failure of the file system
-    ├── CommitFailedError      OSError             a commit failed; the last one is intact
-    ├── ExistsError            FileExistsError     the target exists already
+    ├── CommitFailedError      OSError             a commit failed; the previous one is intact
+    ├── ExistsError            FileExistsError     the target already exists
     ├── RowIndexError          IndexError          row ids outside the table
     ├── InvalidInputError      ValueError          a value that cannot be used
     ├── InvalidTypeError       TypeError           a value of the wrong kind
     ├── UnknownNameError       KeyError            no such table, field, key or payload
     ├── VersionError           LookupError         no such version
-    ├── CapacityError          MemoryError         a budget too small for what it must hold
+    ├── CapacityError          MemoryError         a memory budget that is too small
     ├── ClosedError            ValueError          the store was closed
     ├── ReadOnlyError          PermissionError     the store was opened for reading
-    ├── ForkedStoreError       RuntimeError        a store used in a forked child
-    ├── DeviceError            RuntimeError        a GPU that is absent, or the wrong one
-    │   └── DeviceLostError                        … or has failed, with what was only there
-    ├── RanksError             RuntimeError        another rank failed, is gone or does not answer
-    ├── InternalError          RuntimeError        an error that nothing here foresees
+    ├── ForkedStoreError       RuntimeError        a store used in a forked process
+    ├── DeviceError            RuntimeError        a GPU that is missing, or the wrong one
+    │   └── DeviceLostError                        … or one that failed, losing uncommitted data
+    ├── RanksError             RuntimeError        another rank failed, ended or does not answer
+    ├── InternalError          RuntimeError        an unexpected failure
     └── MissingExtraError      ImportError         an optional dependency is not installed
 
     TierStoreWarning           UserWarning
-    ├── UncommittedRowsWarning                     a store was closed with rows not committed
+    ├── UncommittedRowsWarning                     a store was closed with uncommitted rows
     ├── UnclosedStoreWarning   ResourceWarning     a store was dropped without being closed
-    ├── UpkeepWarning          RuntimeWarning      folding or removing old files was put off
+    ├── UpkeepWarning          RuntimeWarning      folding or removing old files was postponed
     ├── OverflowedValuesWarning                    values became infinite in a conversion
-    ├── DuplicateRowsWarning                       copies of a row were trained as one
+    ├── DuplicateRowsWarning                       copies of a row were trained as one row
     └── ZeroRowsWarning                            a layer over a table that is all zeros
 """
 
@@ -48,6 +49,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = [
+    "AmbiguousFileError",
     "CapacityError",
     "ClosedError",
     "CommitFailedError",
@@ -84,24 +86,24 @@ __all__ = [
 
 
 ROW_CURE = (
-    "write them again, all fields, and commit, or make a copy of what is whole with 'tierstore "
+    "write all fields of these rows again and commit, or copy the intact rows with 'tierstore "
     "repair'; 'tierstore verify' lists all damage"
 )
-"""What helps where rows are damaged."""
+"""The next step for damaged rows."""
 
 FOR_RANKS = (
-    "for ranks that share the rows, make the store with tierstore.distributed.create(path, "
+    "for ranks that share the rows, create the store with tierstore.distributed.create(path, "
     "tables), open it on every rank with tierstore.distributed.open(path, 'r+') after "
     "init_process_group, and start the ranks with torchrun"
 )
-"""What makes a script for one process one for many."""
+"""The change that turns a script for one process into one for many."""
 
-FILE_CURE = "restore it from a copy, or make one of what is whole with 'tierstore repair'"
-"""What helps where a file is damaged."""
+FILE_CURE = "restore it from a copy, or copy the intact rows with 'tierstore repair'"
+"""The next step for a damaged file."""
 
 
 class TierStoreError(Exception):
-    """Root of the tree: catches everything this library raises on purpose."""
+    """Base class of every error that this library raises deliberately."""
 
     def __str__(self) -> str:
         """Return the message alone; builtins such as KeyError would quote it."""
@@ -109,7 +111,7 @@ class TierStoreError(Exception):
 
 
 class _SystemError(TierStoreError, OSError):
-    """What the errors share that are OSErrors: `errno`, `strerror` and `filename` are filled in."""
+    """Base of the errors that are OSErrors: fills in `errno`, `strerror` and `filename`."""
 
     _number = errno.EIO
 
@@ -133,7 +135,11 @@ class NotAStoreError(_SystemError, FileNotFoundError):
 
 
 class FormatError(TierStoreError, ValueError):
-    """A file is not what it claims to be, or was written by a newer version."""
+    """A file does not have the format it claims, or was written by a newer version."""
+
+
+class AmbiguousFileError(FormatError):
+    """A file can be read in more than one way; the message says how to choose one."""
 
 
 class CorruptStoreError(_SystemError, OSError):
@@ -141,11 +147,12 @@ class CorruptStoreError(_SystemError, OSError):
 
 
 class CorruptRowError(CorruptStoreError):
-    """Rows whose bytes do not match their checksum; they are never returned.
+    """Rows that do not match their checksums; damaged rows are never returned.
 
     Attributes:
         rows: the ids of the damaged rows that were found, ascending.
         file: the file that holds them, relative to the store.
+        table: the name of the table; empty where it has none.
     """
 
     def __init__(
@@ -154,11 +161,13 @@ class CorruptRowError(CorruptStoreError):
         *,
         rows: Sequence[int] = (),
         file: str = "",
+        table: str = "",
         filename: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(message, filename=filename)
         self.rows: list[int] = list(rows)
         self.file = file
+        self.table = table
 
 
 class LockedError(_SystemError, BlockingIOError):
@@ -168,7 +177,7 @@ class LockedError(_SystemError, BlockingIOError):
 
 
 class ConcurrentWriterError(LockedError):
-    """Another writer, one that got past the lock, published a version in between."""
+    """Another writer bypassed the lock and published a version in the meantime."""
 
 
 class StoreFullError(_SystemError, OSError):
@@ -178,15 +187,15 @@ class StoreFullError(_SystemError, OSError):
 
 
 class StoreIOError(_SystemError, OSError):
-    """The file system failed in another way than being full."""
+    """The file system failed for a reason other than being full."""
 
 
 class CommitFailedError(_SystemError, OSError):
-    """A commit failed in a way that must not be retried; the last version is intact."""
+    """A commit failed and must not be retried; the last version is intact."""
 
 
 class ExistsError(_SystemError, FileExistsError):
-    """The target exists already and was left as it is."""
+    """The target already exists and was left unchanged."""
 
     _number = errno.EEXIST
 
@@ -200,11 +209,11 @@ class InvalidInputError(TierStoreError, ValueError):
 
 
 class InvalidTypeError(TierStoreError, TypeError):
-    """A value of a kind that cannot be used."""
+    """A value of the wrong type."""
 
 
 class UnknownNameError(TierStoreError, KeyError):
-    """No table, field, external key or payload of that name."""
+    """No table, field, external key or payload has that name."""
 
 
 class VersionError(TierStoreError, LookupError):
@@ -226,15 +235,15 @@ class ReadOnlyError(_SystemError, PermissionError):
 
 
 class ForkedStoreError(TierStoreError, RuntimeError):
-    """A store that was opened before a fork is used in the child."""
+    """A store opened before a fork was used in the child process."""
 
 
 class DeviceError(TierStoreError, RuntimeError):
-    """A GPU that is missing, or not the one the data is on."""
+    """A GPU is missing, or is not the one that holds the data."""
 
 
 class DeviceLostError(DeviceError):
-    """The GPU failed, and what was written only there is lost; the last commit is intact."""
+    """The GPU failed and its uncommitted data is lost; the last commit is intact."""
 
 
 class RanksError(TierStoreError, RuntimeError):
@@ -242,20 +251,20 @@ class RanksError(TierStoreError, RuntimeError):
 
 
 class InternalError(TierStoreError, RuntimeError):
-    """Python, NumPy or the C library failed in a way that nothing foresees; the cause is chained.
+    """Python, NumPy or the C library failed unexpectedly; the cause is chained.
 
-    Where memory runs out, what they raise is not always a MemoryError. If it happened in the middle
-    of a call that changes the store, the store is closed; its last commit is intact.
+    Running out of memory does not always raise a MemoryError there. If the failure interrupted a
+    call that changes the store, the store is closed; its last commit is intact.
     """
 
 
 class MissingExtraError(TierStoreError, ImportError):
-    """An optional dependency is missing; the message holds the pip line."""
+    """An optional dependency is missing; the message gives the pip command."""
 
 
 @contextlib.contextmanager
 def needs(package: str, extra: str, what: str) -> Iterator[None]:
-    """Import `package`, or what imports it: if it is missing, `what` needs `tierstore[extra]`."""
+    """Turn a missing `package` into MissingExtraError: `what` needs `tierstore[extra]`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -265,11 +274,11 @@ def needs(package: str, extra: str, what: str) -> Iterator[None]:
 
 
 class TierStoreWarning(UserWarning):
-    """Root of the warnings, for `warnings.filterwarnings`."""
+    """Base class of the warnings, for `warnings.filterwarnings`."""
 
 
 class UncommittedRowsWarning(TierStoreWarning):
-    """A store was closed with rows that were not committed; they were dropped."""
+    """A store was closed with uncommitted rows, which were discarded."""
 
 
 class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
@@ -277,16 +286,16 @@ class UnclosedStoreWarning(TierStoreWarning, ResourceWarning):
 
 
 class UpkeepWarning(TierStoreWarning, RuntimeWarning):
-    """Folding, or removing what is no longer needed, was put off; what is committed is safe."""
+    """Folding or removing unused files was postponed; committed data is safe."""
 
 
 class OverflowedValuesWarning(TierStoreWarning):
-    """Values were too large for an element type and became infinite."""
+    """Values overflowed an element type and became infinite."""
 
 
 class DuplicateRowsWarning(TierStoreWarning):
-    """Copies of a row in a batch were trained in another way than SpeedTorch's."""
+    """Copies of a row in a batch were trained differently than in SpeedTorch."""
 
 
 class ZeroRowsWarning(TierStoreWarning):
-    """A layer is over a table whose rows are all zeros, as they were made."""
+    """A layer uses a table whose rows still have their initial value of zero."""

@@ -1,4 +1,4 @@
-"""Exports one field of a table to a file that other tools read."""
+"""Exports one field of a table to a file for other tools."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ __all__ = ["ExportResult", "export_table"]
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
-        path: the file, or the directory of a `.zarr`; the name of a zarr store.
-        rows: rows written.
-        dim: elements of each.
+        path: the file, the directory of a `.zarr`, or the name of a zarr store.
+        rows: number of rows written.
+        dim: number of elements per row.
         dtype: element type in the file.
-        bytes: size of the file, or of all files in the directory; of the matrix in a zarr store.
-        overflowed: finite values that became infinite in the conversion to `dtype`.
-        skipped: rows that are damaged, and NaN in the file, ascending.
+        bytes: size of the file, of all files in the directory, or of the matrix in a zarr store.
+        overflowed: number of finite values that became infinite in the conversion to `dtype`.
+        skipped: ids of damaged rows, written as NaN, in ascending order.
+        notes: what was not written, a sentence each.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class ExportResult:
     bytes: int
     overflowed: int
     skipped: list[int] = dataclasses.field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def export_table(
@@ -57,41 +59,40 @@ def export_table(
     damaged: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
-    """Write a field's rows `(n, dim)` to a file, streamed; the suffix of `out` names the format.
+    """Stream a field's rows `(n, dim)` to a file; the suffix of `out` selects the format.
 
-    The file appears complete and synced, or not at all. Rows that were written but not yet
-    committed are part of it.
+    The file appears complete and synced, or not at all. It includes uncommitted rows.
 
     Args:
         table: the table to read; caches are neither filled nor emptied.
-        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`
-            or `.bin`. Or a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr
-            store: these have no rename, so readers see them grow, and `import_table` refuses them
-            until they are complete.
+        out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
+            `.csv`, `.bin`, `.fvecs` or `.fbin`. A URL for fsspec, such as "s3://bucket/items.zarr",
+            and a zarr store are accepted too: these have no rename, so readers see them grow, and
+            `import_table` refuses them until they are complete.
         field: the field to write; the first if None.
-        rows: the first row and the one after the last; all if None.
-        dtype: element type to convert to, rounding to nearest; the field's own if None. Where the
-            format cannot hold a half precision, float32 is written, which is exact.
-        keys: one for each row of the table, or of `rows`, or the file that holds them: .txt, .npy
-            or FILE.parquet:COLUMN. None takes the table's own where the format can hold keys.
-            `.vec`, `.bin` and `.tsv` number the rows if there are none.
-        memory: bytes that reading a file of keys may take.
+        rows: the range of rows as (start, stop); all rows if None.
+        dtype: element type to convert to, rounding to nearest; that of the field if None. If the
+            format cannot hold a half-precision type, float32 is written, which is exact.
+        keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
+            FILE.parquet:COLUMN. None uses the table's keys if the format can hold keys. Without
+            keys, `.vec`, `.bin` and `.tsv` number the rows.
+        memory: limit in bytes for reading a file of keys.
         force: replace an existing file.
-        damaged: "raise" CorruptRowError for rows that are damaged, or "skip" them: they are NaN in
-            the file, so that the others keep their places.
-        progress: called with the rows done and the rows in all.
+        damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
+            so the other rows keep their positions.
+        progress: called with the number of rows done and the total.
 
     Returns:
-        What was written. A value too large for `dtype` becomes infinite: such are counted, and a
-        warning says how many.
+        What was written. Values too large for `dtype` become infinite; they are counted, and a
+        warning gives the number.
 
     Raises:
         ExistsError: `out` exists, or is a link or a directory.
-        FormatError: the file of keys is missing, damaged or takes more than `memory`.
-        InvalidInputError: an unknown suffix, a format that cannot hold the keys or the dtype, or a
-            file inside a store.
-        RowIndexError: `rows` outside the table.
-        UnknownNameError: no such field.
+        FormatError: the file of keys is missing, damaged or needs more than `memory`.
+        InvalidInputError: the suffix is unknown, the format cannot hold the keys or the dtype, or
+            the file is inside a store.
+        RowIndexError: `rows` is outside the table.
+        UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
     target = locate(out, write=True)
@@ -102,7 +103,7 @@ def export_table(
         field = next(iter(table.fields))
     if field not in table.fields:
         raise UnknownNameError(
-            f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}"
+            f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}"
         )
     stored = table.fields[field]
     wanted = stored.dtype if dtype is None else check_dtype(dtype)
@@ -138,23 +139,37 @@ def export_table(
     width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
     nbytes = (stop - start) * width if into_store else _size(path)
     return ExportResult(
-        path, stop - start, stored.dim, sink.dtype, nbytes, converter.overflowed, skipped or []
+        path,
+        stop - start,
+        stored.dim,
+        sink.dtype,
+        nbytes,
+        converter.overflowed,
+        skipped or [],
+        _notes(table, path),
     )
+
+
+def _notes(table: Table, path: Path) -> tuple[str, ...]:
+    """Return what was left out, a sentence each."""
+    if table.keys is None or format_of(path, write=True).keys != "never":
+        return ()
+    return (f"the {table.rows:,} keys of the table are not written: {path.suffix} files hold none",)
 
 
 def _checked_choice(damaged: str) -> str:
     if damaged not in ("raise", "skip"):
-        raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
+        raise InvalidInputError(f"damaged must be 'raise' or 'skip', not {damaged!r}")
     return damaged
 
 
 def _blank(block: Any, element: ElementType, first: int, skipped: list[int] | None) -> None:
-    """Set the skipped rows of a block, which begins with row `first`, to NaN."""
+    """Set the skipped rows of a block that starts at row `first` to NaN."""
     nan = element.nan()
     if skipped and nan is None:
         raise InvalidInputError(
             f"{len(skipped)} rows are damaged, the first is row {skipped[0]}, and {element.name} "
-            "has no NaN to mark them with: repair the store first (tierstore repair)"
+            "has no NaN to mark them: repair the store first (tierstore repair)"
         )
     for row in reversed(skipped or []):
         if row < first:
@@ -167,7 +182,7 @@ def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
         return 0, count
     start, stop = rows
     if not (0 <= start <= count and 0 <= stop <= count):
-        raise RowIndexError(f"rows {start}:{stop} are not all within the table's 0:{count}")
+        raise RowIndexError(f"rows {start}:{stop} are outside the table's 0:{count}")
     if start > stop:
         raise InvalidInputError(f"rows {start}:{stop} end before they start")
     return start, stop
@@ -181,7 +196,7 @@ def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
         keys = table.keys
     if len(keys) not in (table.rows, stop - start):
         raise InvalidInputError(
-            f"{len(keys)} keys; need one for each of the table's {table.rows} rows"
+            f"{len(keys)} keys were given; give one for each of the table's {table.rows} rows"
             + (f" or of the {stop - start} rows to write" if stop - start != table.rows else "")
         )
     return keys if len(keys) == stop - start else keys[start:stop]

@@ -1,20 +1,21 @@
-"""Imports the rows of a file, in place of all rows of one field of a table."""
+"""Imports a file, replacing all rows of one field of a table."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, Converter, DTypeName, check_dtype
-from tierstore._formats import open_source, read_keys
-from tierstore._formats.base import Source, block_rows_for
+from tierstore._formats import TextOptions, open_source, read_keys
+from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._rowcopy import unique
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["DEFAULT_TABLE", "ImportResult", "import_table"]
+__all__ = ["DEFAULT_TABLE", "ImportResult", "Preview", "import_table", "preview", "read_keys"]
 
 DEFAULT_TABLE = "embeddings"
-"""Name of the table that is made in a store without one."""
+"""Name of the table created in an empty store."""
 
 _NO_CACHES = Budget(host=0, gpu=0)
 
@@ -41,18 +42,21 @@ Records = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True)
 class ImportResult:
-    """What an import did.
+    """The result of an import.
 
     Attributes:
         table: name of the table.
         field: name of the field.
-        rows: rows loaded, which are all of the table.
-        dim: elements of each.
+        rows: number of rows loaded, all rows of the table.
+        dim: number of elements per row.
         dtype: element type of the field.
-        created: whether the table was made for them.
-        keys: whether the rows have the keys of the file, or those given.
-        version: the store's version that holds them.
-        overflowed: finite values that became infinite in the conversion to `dtype`.
+        created: whether the table was created by the import.
+        keys: whether the rows got keys, from the file or from the caller.
+        version: the version of the store that contains them.
+        overflowed: number of finite values that became infinite in the conversion to `dtype`.
+        read_as: what was decided about a file in text, such as 'header yes, keys from "item", 128
+            numbers'; None for other files.
+        notes: what was left out, kept or narrowed, a sentence each.
     """
 
     table: str
@@ -64,6 +68,69 @@ class ImportResult:
     keys: bool
     version: int
     overflowed: int
+    read_as: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Preview:
+    """What an import would read.
+
+    Attributes:
+        rows: rows of the file.
+        dim: elements of each.
+        dtype: element type they are read as.
+        read_as: what was decided about a file in text; None for other files.
+        notes: what is left out or narrowed, a sentence each.
+        keys: the keys of the first rows; None where the file has none.
+        first: the first rows `(n, dim)`, in the type that NumPy users read.
+    """
+
+    rows: int
+    dim: int
+    dtype: str
+    read_as: str | None
+    notes: tuple[str, ...]
+    keys: list[str] | list[int] | None
+    first: npt.NDArray[Any]
+
+
+def preview(
+    src: Any,
+    *,
+    field: str | None = None,
+    dtype: DTypeName | None = None,
+    memory: Size = DEFAULT_MEMORY,
+    header: bool | None = None,
+    key_column: str | int | Literal[False] | None = None,
+    sep: str | None = None,
+    decimal: str | None = None,
+    null: Sequence[str] = (),
+    rows: int = 3,
+) -> Preview:
+    """Read the first `rows` rows of a file as `import_table` would, and change nothing.
+
+    Arguments and errors are those of `import_table`.
+    """
+    text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    wanted = None if dtype is None else check_dtype(dtype)
+    with open_source(
+        src, field=field, text_dtype=_text_dtype(wanted), memory=memory, text=text
+    ) as source:
+        first = np.empty((0, source.dim), ELEMENT_TYPES[source.dtype].stored)
+        if source.rows:
+            first = next(iter(source.blocks(rows)))[:rows].copy()
+        found = source.keys
+        some = None if found is None else KeyColumn(found[:rows], len(first)).block(0, len(first))
+        return Preview(
+            rows=source.rows,
+            dim=source.dim,
+            dtype=source.dtype,
+            read_as=source.read_as,
+            notes=source.notes,
+            keys=some.tolist() if isinstance(some, np.ndarray) else some,
+            first=ELEMENT_TYPES[source.dtype].decode(first),
+        )
 
 
 def import_table(
@@ -74,56 +141,75 @@ def import_table(
     field: str | None = None,
     keys: Any = None,
     dtype: DTypeName | None = None,
+    header: bool | None = None,
+    key_column: str | int | Literal[False] | None = None,
+    sep: str | None = None,
+    decimal: str | None = None,
+    null: Sequence[str] = (),
+    duplicates: Literal["error", "first", "last"] = "error",
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
-    """Load all rows of a field from a file, streamed, and commit them.
+    """Load all rows of a field from a file in a streaming fashion, and commit them.
 
-    A table that is missing is made with the file's shape. In one that exists the file must have as
-    many rows and elements as the field; its other fields stay as they are. Nothing has changed if
-    this raises: the rows go to a new generation of the table, which the commit switches to.
+    A missing table is created with the shape of the file. For an existing table, the file must have
+    the shape of the field; other fields do not change. If this raises, nothing has changed: the
+    rows are written to a new generation of the table, and the commit switches to it.
 
     Args:
-        store: an open store, mode "r+", without anything uncommitted. Or the path of a store, which
-            is opened for the load; a new one appears there complete or not at all.
-        src: the file, whose suffix names the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
-            `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` names an array,
-            tensor or column of one that holds several. Or a zarr store, as for `export_table`.
-        table: the table; if None the only one, or `embeddings` in a store that has none.
-        field: the field; the first if None, and `weight` in a new table. Where the file holds
-            several arrays and `src` names none, the one of this name is read.
-        keys: the key of each row, integers or strings, all distinct, or the file that holds them:
-            .txt, .npy or FILE.parquet:COLUMN. None takes those of `src`, if it has any. Keys become
-            those of the table, in a commit of their own; if it has other fields and other keys,
-            that is refused.
-        dtype: element type of the field of a new table; the file's if None.
-        memory: bytes that reading the file may take beside a block of rows: for its keys, headers
-            and directories. What the file claims is held against it before it is believed.
-        allow_untested: as for `tierstore.open`, where `store` is a path.
-        progress: called with the rows done and the rows in all.
+        store: a store opened with mode "r+" that has no uncommitted rows, or the path of a store,
+            which is opened for the import. A new store appears there complete or not at all.
+        src: the file; its suffix selects the format: `.npy`, `.npz`, `.safetensors`, `.parquet`,
+            `.zarr`, `.vec`, `.txt`, `.tsv`, `.bin`, `.csv` or `.pt`. `FILE:NAME` selects an array,
+            tensor or column of a file that contains several. Text files may be packed: `.csv.gz`,
+            `.bz2` or `.zst`. A zarr store is accepted too, as in `export_table`.
+        table: the table; None selects the only table, or creates `embeddings` in an empty store.
+        field: the field; None selects the first field, or `weight` in a new table. If the file
+            contains several arrays and `src` names none, the array of this name is read.
+        keys: the key of each row (distinct integers or strings), or a file of keys: .txt, .npy or
+            FILE.parquet:COLUMN. None uses the keys in `src`, if any. The keys are committed
+            separately as the keys of the table. A table that has other fields and different keys is
+            refused.
+        dtype: element type of the field in a new table; that of the file if None,
+            and float32 for text.
+        header: whether the first line of a file in text names its columns. What None leaves open
+            here and below is decided from the types of the cells, and `read_as` says how.
+        key_column: the column of keys, its name or its number from 1; False if there is none.
+        sep: what is between the cells of a text, one character; " " is any run of blanks and tabs.
+        decimal: what is before the decimals of a number in text, "." or ",".
+        null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
+        duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
+        memory: limit in bytes for keys, headers and directories of the file, on top of a block of
+            rows. Sizes that the file claims are checked against it before memory is allocated.
+        allow_untested: as in `tierstore.open`, if `store` is a path.
+        progress: called with the number of rows done and the total.
 
     Returns:
-        What was loaded. Values are rounded to the field's element type; those too large for it
-        become infinite: such are counted, and a warning says how many.
+        What was loaded. Values are rounded to the field's element type. Values too large for it
+        become infinite; they are counted, and a warning gives the number.
 
     Raises:
-        FormatError: a file is missing, damaged, holds no such matrix or takes more than `memory`.
-        InvalidInputError: shapes, dtypes or keys do not fit, an unknown suffix, or rows of the
-            store are uncommitted.
+        AmbiguousFileError: a text can be read in two ways; the message says how to choose one.
+        FormatError: a file is missing or damaged, lacks the matrix or needs more than `memory`.
+        InvalidInputError: shapes, dtypes or keys do not match, the suffix is unknown, or the store
+            has uncommitted rows.
         MissingExtraError: the format needs a package that is not installed.
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    text = TextOptions(header, key_column, sep, decimal, tuple(null))
+    if duplicates not in ("error", "first", "last"):
+        raise InvalidInputError(f"duplicates is 'error', 'first' or 'last', not {duplicates!r}")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     with _opened(store, allow_untested) as opened:
-        return _load(opened, src, table, field, keys, dtype, memory, progress)
+        return _load(opened, src, table, field, keys, dtype, text, duplicates, memory, progress)
 
 
 @contextmanager
 def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iterator[Store]:
-    """Open a store for one load, which needs no caches. A new one is published if it succeeds."""
+    """Open a store without caches for one import; publish a new store only on success."""
     if not isinstance(store, str | os.PathLike):
         yield store
         return
@@ -146,6 +232,8 @@ def _load(
     field: str | None,
     keys: Any,
     dtype: str | None,
+    text: TextOptions,
+    duplicates: str,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -157,10 +245,19 @@ def _load(
     if existing is not None:
         wanted = _field_of(existing, field, wanted).dtype
 
-    wide = wanted is not None and ELEMENT_TYPES[wanted].accepts(DEFAULT_DTYPE)
-    text_dtype = wanted if wanted is not None and wide else DEFAULT_DTYPE
-    with open_source(src, field=field, text_dtype=text_dtype, memory=memory) as source:
+    text_dtype = _text_dtype(wanted)
+    with ExitStack() as stack:
+        source = stack.enter_context(
+            open_source(src, field=field, text_dtype=text_dtype, memory=memory, text=text)
+        )
+        read_as, opened = source.read_as, source
         keys = _checked_keys(source, source.keys if keys is None else keys)
+        notes = _notes(source, existing, keys, wanted or source.dtype)
+        kept = None if keys is None else _kept_rows(source.path, keys, duplicates)
+        if kept is not None and keys is not None:
+            notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
+            keys = _chosen(keys, kept)
+            source = stack.enter_context(SelectedSource(source, kept))
         converter = Converter(source.dtype, wanted or source.dtype)
         if existing is None:
             spec = _new_spec(source, field, wanted or source.dtype)
@@ -172,6 +269,7 @@ def _load(
             records = _merged_records(existing, field, source, converter)
             loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
+    converter.overflowed += opened.overflowed
     converter.warn(str(src))
     return ImportResult(
         table=name,
@@ -183,42 +281,98 @@ def _load(
         keys=keys is not None,
         version=store.version,
         overflowed=converter.overflowed,
+        read_as=read_as,
+        notes=tuple(notes),
     )
+
+
+def _notes(source: Source, table: Table | None, keys: Keys | None, dtype: str) -> list[str]:
+    """Return what is left out, kept or narrowed, a sentence each."""
+    notes = list(source.notes)
+    if keys is None and source.called_keys is not None:
+        notes.append(
+            f"'keys' is not read: it is {source.called_keys}, and there are {source.rows:,} rows"
+        )
+    if keys is None and table is not None and table.keys is not None:
+        notes.append(
+            f"kept the {table.rows:,} keys that the table had; --keys FILE gives the rows others"
+        )
+    if table is not None and not ELEMENT_TYPES[dtype].accepts(source.dtype):
+        notes.append(f"{source.dtype} in the file, rounded to {dtype}")
+    return notes
+
+
+def _text_dtype(wanted: str | None) -> str:
+    """Return the type to read numbers in text as: the wanted one, float32 if it is narrower."""
+    wide = wanted is not None and ELEMENT_TYPES[wanted].accepts(DEFAULT_DTYPE)
+    return wanted if wanted is not None and wide else DEFAULT_DTYPE
 
 
 def _table_name(store: Store, name: str | None) -> str:
     if name is not None:
         return name
     if len(store) > 1:
-        raise InvalidInputError(f"which table? The store has {', '.join(store)}: name one")
+        raise InvalidInputError(f"the store has several tables: {', '.join(store)}; name one")
     return next(iter(store), DEFAULT_TABLE)
 
 
 def _field_of(table: Table, field: str, dtype: str | None) -> Field:
     if field not in table.fields:
         raise UnknownNameError(
-            f"table {table.name!r} has no field {field!r}, but {', '.join(table.fields)}; "
+            f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}; "
             "add it first (Store.add_fields)"
         )
     found = table.fields[field]
     if dtype is not None and dtype != found.dtype:
         raise InvalidInputError(
-            f"field {field!r} of table {table.name!r} is {found.dtype} and stays so, not {dtype}"
+            f"field {field!r} of table {table.name!r} is {found.dtype} and cannot become {dtype}"
         )
     return found
 
 
 def _checked_keys(source: Source, keys: Any) -> Keys | None:
-    """Return keys as int64 or strings, one for each row and distinct, or None."""
+    """Return one key per row as int64 or strings, or None."""
     if keys is None:
         return None
-    checked = KeyColumn(keys, source.rows).block(0, source.rows)
-    distinct = len(set(checked) if isinstance(checked, list) else unique(checked))
-    if distinct < source.rows:
+    return KeyColumn(keys, source.rows).block(0, source.rows)
+
+
+def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_] | None:
+    """Return which rows stay of those with equal keys; None if all keys are distinct.
+
+    Raises InvalidInputError, naming the first three, where `duplicates` is "error".
+    """
+    distinct = len(unique(keys) if isinstance(keys, np.ndarray) else set(keys))
+    if distinct == len(keys):
+        return None
+    listed = keys.tolist() if isinstance(keys, np.ndarray) else keys
+    if duplicates == "error":
+        shown = [f"{key!r:.100} in rows {one} and {two}" for key, one, two in _repeated(listed)]
         raise InvalidInputError(
-            f"only {distinct} of the {source.rows} keys are distinct; each row needs its own"
+            f"{path}: only {distinct} of the {len(keys)} keys are distinct: {', '.join(shown)}; "
+            "keep one row of each with --duplicates first or last (duplicates=)"
         )
-    return checked
+    kept = np.zeros(len(keys), bool)
+    step = 1 if duplicates == "first" else -1
+    rows = dict(zip(listed[::-step], range(len(keys))[::-step], strict=True))
+    kept[list(rows.values())] = True
+    return kept
+
+
+def _repeated(keys: Sequence[Any], most: int = 3) -> list[tuple[Any, int, int]]:
+    """Return the first keys that come twice, each with its first two rows."""
+    rows: dict[Any, int] = {}
+    found: dict[Any, tuple[Any, int, int]] = {}
+    for row, key in enumerate(keys):
+        if rows.setdefault(key, row) != row and key not in found:
+            found[key] = (key, rows[key], row)
+            if len(found) == most:
+                break
+    return list(found.values())
+
+
+def _chosen(keys: Keys, kept: npt.NDArray[np.bool_]) -> Keys:
+    return keys[kept] if isinstance(keys, np.ndarray) else list(compress(keys, kept))
 
 
 def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> None:
@@ -232,13 +386,13 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
         return
     if not _equal(keys, table.keys):
         raise InvalidInputError(
-            f"the keys of {source.path} are not those of table {table.name!r}, whose other fields "
-            "stay as they are; bring the rows into the table's order"
+            f"the keys of {source.path} differ from those of table {table.name!r}, which has other "
+            "fields; put the rows into the order of the table"
         )
 
 
 def _equal(keys: Keys, others: Any) -> bool:
-    """Whether two sequences of keys are equal, compared in blocks."""
+    """Compare two sequences of keys in blocks; return whether they are equal."""
     if others is None or len(keys) != len(others):
         return False
     step = 1 << 16
@@ -248,14 +402,14 @@ def _equal(keys: Keys, others: Any) -> bool:
 
 def _new_spec(source: Source, field: str, dtype: str) -> TableSpec:
     if source.rows == 0:
-        raise InvalidInputError(f"{source.path} holds no rows; a table has at least one")
+        raise InvalidInputError(f"{source.path} holds no rows; a table needs at least one")
     return TableSpec(source.rows, fields={field: Field(source.dim, dtype)})
 
 
 def _new_records(
     spec: TableSpec, field: str, source: Source, converter: Converter
 ) -> Iterator[Records]:
-    """Yield records whose only field comes from the source."""
+    """Yield records of a single field from the source."""
     width = spec.layout.record_bytes
     for block in source.blocks(block_rows_for(width)):
         records = np.zeros((len(block), width), np.uint8)
@@ -266,7 +420,7 @@ def _new_records(
 def _merged_records(
     table: Table, field: str, source: Source, converter: Converter
 ) -> Iterator[Records]:
-    """Yield the table's records with one field from the source, which has as many rows."""
+    """Yield the table's records with one field replaced from the source, row for row."""
     blocks = source.blocks()
     rest = next(blocks)
     for records in table._records():

@@ -1,9 +1,10 @@
 """Initializers: the first values of a field.
 
-The seed of a table's own is a hash of the given one, or one that is drawn, and the table's name, so
-that tables are independent; the manifest keeps it. Random values are drawn in fixed blocks of 4,096
-rows, each from a Philox generator keyed by (seed, field, block), so a table's first bytes depend on
-neither chunk size, backend nor order.
+Each table's seed is a hash of the table's name and the seed that was given or drawn, so tables are
+independent of each other; the manifest records it. Random values are drawn in fixed blocks of 4,096
+rows, each from a Philox generator keyed by (seed, field, block), so the initial bytes of a table do
+not depend on chunk size, backend or order.
+
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 """
 
@@ -56,10 +57,10 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 class Initializer(ABC):
-    """The first values of a field, made a block of rows at a time.
+    """Produces the first values of a field, one block of rows at a time.
 
-    A subclass that is given a name, as in `class Normal(Initializer, name="normal")`, can be
-    written as text: `normal(0,0.01)`. It is a dataclass of numbers, and `seed` if it is random.
+    A subclass with a name, as in `class Normal(Initializer, name="normal")`, can be written as
+    text: `normal(0,0.01)`. It is a dataclass of numbers, plus `seed` if it is random.
 
     Attributes:
         is_zero: whether every value is zero, so that files may stay sparse.
@@ -69,18 +70,18 @@ class Initializer(ABC):
     _name: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, name: str | None = None) -> None:
-        """Register the initializer under its name, if it is given one."""
+        """Register the initializer under its name, if it has one."""
         if name is not None:
             cls._name = name
             INITIALIZERS[name] = cls
 
     def seeded(self) -> Initializer:
-        """Return the initializer itself, or with a seed drawn if it is random and has none."""
+        """Return the initializer, with a seed drawn if it is random and has none."""
         return self
 
     @functools.cached_property
     def text(self) -> str:
-        """The call that makes it, such as "normal(mean=0.0, std=0.01, seed=7)"; "" for arrays."""
+        """The call that creates it, such as "normal(mean=0.0, std=0.01, seed=7)"; "" for arrays."""
         if not self._name:
             return ""
         given = [each.name for each in dataclasses.fields(self) if each.init]  # type: ignore[arg-type]
@@ -88,9 +89,9 @@ class Initializer(ABC):
         return f"{self._name}({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
     def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
-        """Return what a new table of this name starts from, and goes on with when it grows.
+        """Return the initializer for a new table of this name, and for rows that it grows by later.
 
-        Random values are independent of those of other tables that have the same seed.
+        Its random values are independent of those of other tables with the same seed.
         """
         return self
 
@@ -108,7 +109,7 @@ INITIALIZERS: dict[str, type[Initializer]] = {}
 
 @dataclass(frozen=True)
 class Constant(Initializer, name="constant"):
-    """One value everywhere; some optimizers start their state from it."""
+    """A constant; some optimizers initialize their state with one."""
 
     value: float
 
@@ -135,11 +136,11 @@ class Zeros(Constant, name="zeros"):
 
 @dataclass(frozen=True)
 class Random(Initializer):
-    """Values drawn at random: the same ones for the same seed, field and row.
+    """Random values that are a function of seed, field and row.
 
     Attributes:
-        seed: 0..2**64-1. None is that of `torch.manual_seed` for a table that is made, or drawn
-            where that was not called.
+        seed: 0..2**64-1. With None, a new table uses the seed of `torch.manual_seed`, or draws one
+            if that was not called.
     """
 
     seed: int | None = dataclasses.field(default=None, kw_only=True)
@@ -151,34 +152,34 @@ class Random(Initializer):
             raise InvalidInputError(f"a seed must be in 0..2**64-1, not {self.seed}")
 
     def seeded(self) -> Initializer:
-        """Return it with a seed."""
+        """Return the initializer with a seed."""
         return (
             self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(64))
         )
 
     def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
-        """Return the same law with a seed of the table's own."""
+        """Return the same distribution with the table's own seed."""
         seed = _default_seed() if self.seed is None else self.seed
         digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
         return dataclasses.replace(self, seed=int.from_bytes(digest))
 
     def generator(self, block: int, field: int) -> np.random.Generator:
-        """Return what draws the values of a block of rows."""
+        """Return the generator for a block of rows."""
         if self.seed is None:
-            raise InvalidInputError(f"{self.text} has no seed yet; draw from its seeded()")
+            raise InvalidInputError(f"{self.text} has no seed yet; call its seeded() first")
         key = np.array([self.seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
 
 def _default_seed() -> int:
-    """Return the seed that `torch.manual_seed` set, or draw one where torch is not seeded."""
+    """Return the seed that `torch.manual_seed` set, or draw one if torch is not seeded."""
     torch = sys.modules.get("torch")
     seed = _TORCH_SEED if torch is None else torch.initial_seed()
     return secrets.randbits(64) if seed == _TORCH_SEED else int(seed)
 
 
 _TORCH_SEED = 67280421310721
-"""What torch starts from where it is not seeded."""
+"""The initial seed of torch, if it was not seeded."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class XavierUniform(Random, name="xavier_uniform"):
         return self._uniform(shape).block(block, count, shape, field)
 
     def bound(self, table: str, shape: tuple[int, int]) -> Initializer:
-        """Return the uniform law that the first shape gives, with a seed of the table's own."""
+        """Return the uniform distribution for the first shape, with the table's own seed."""
         return self._uniform(shape).bound(table, shape)
 
     def _uniform(self, shape: tuple[int, int]) -> Uniform:
@@ -241,25 +242,25 @@ class XavierUniform(Random, name="xavier_uniform"):
 
 @dataclass(frozen=True)
 class Unknown(Initializer):
-    """An initializer that a table was made with and this program does not know."""
+    """An initializer recorded in a table that this program does not know."""
 
     call: str
 
     @functools.cached_property
     def text(self) -> str:
-        """The call that makes it, as the manifest has it."""
+        """The call that creates it, as recorded in the manifest."""
         return self.call
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
-        """Raise InvalidInputError: there is nothing to draw with."""
+        """Raise InvalidInputError: the initializer is not known."""
         raise InvalidInputError(
-            f"the table was made with {self.call}, an initializer that is not known here: import "
-            "the module that defines it, or give init="
+            f"the table uses {self.call}, an initializer that is not registered: import "
+            "the module that defines it, or pass init="
         )
 
 
 def from_call(text: str) -> Initializer:
-    """Return the initializer that `Initializer.text` was taken of; Unknown if that is not there."""
+    """Parse `Initializer.text`; return Unknown for an initializer that is not registered."""
     match = re.fullmatch(r"(\w+)\((.*)\)", text)
     kind = INITIALIZERS.get(match[1]) if match else None
     if match is None or kind is None:
@@ -290,15 +291,15 @@ class _Array(Initializer):
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         if self.values.shape != shape:
-            raise InvalidInputError(f"the array is {self.values.shape}, the field {shape}")
+            raise InvalidInputError(f"the array has shape {self.values.shape}, the field {shape}")
         start = block * BLOCK_ROWS
         return np.array(self.values[start : start + count])
 
 
 def from_array(values: Any) -> Initializer:
-    """The rows of a floating `(rows, dim)` array, which is read while the table is made.
+    """The rows of a floating-point `(rows, dim)` array, read while the table is created.
 
-    Takes NumPy arrays, torch tensors and parameters, and lists of numbers.
+    Accepts NumPy arrays, torch tensors and parameters, and lists of numbers.
     """
     if hasattr(values, "detach"):  # a tensor, and a parameter in particular
         values = values.detach().cpu()
@@ -314,18 +315,18 @@ def from_array(values: Any) -> Initializer:
 
 
 def from_file(path: str | os.PathLike[str]) -> Initializer:
-    """The rows of a 2-D floating `.npy` file, mapped and read while the table is made."""
+    """The rows of a 2-D floating-point `.npy` file, mapped and read while the table is created."""
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise FormatError(f"{path}: not a .npy file of plain numbers ({error})") from None
     if not isinstance(values, np.ndarray):
-        raise FormatError(f"{path}: not a .npy file; tierstore load reads other formats")
+        raise FormatError(f"{path}: not a .npy file; import other formats with tierstore load")
     return from_array(values)
 
 
 def syntax() -> str:
-    """Return how each initializer is written as text: `normal(mean,std)|…`, by name."""
+    """Return the text syntax of all initializers, sorted by name: `normal(mean,std)|…`."""
     return "|".join(
         f"{name}({','.join(numbers)})" if (numbers := _numbers(kind)) else name
         for name, kind in sorted(INITIALIZERS.items())
@@ -333,9 +334,9 @@ def syntax() -> str:
 
 
 def parse_initializer(text: str) -> Callable[[int], Initializer]:
-    """Return what makes the initializer that `text` names, such as "normal(0,0.01)", of a seed.
+    """Parse text such as "normal(0,0.01)"; return a function from a seed to the initializer.
 
-    All numbers are given or none, which takes the defaults. Raises InvalidInputError.
+    Give all numbers, or none for the defaults. Raises InvalidInputError.
     """
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
     kind = INITIALIZERS.get(match[1]) if match else None
@@ -349,18 +350,18 @@ def parse_initializer(text: str) -> Callable[[int], Initializer]:
     except InvalidInputError as error:
         raise InvalidInputError(f"{text!r}: {error}") from None
     except (TypeError, ValueError):
-        raise InvalidInputError(f"{text!r} lacks numbers, or has others; see {syntax()}") from None
+        raise InvalidInputError(f"{text!r} has the wrong numbers; write {syntax()}") from None
     return lambda seed: kind(**numbers, **({"seed": seed} if seeded else {}))
 
 
 def _numbers(kind: type[Initializer]) -> list[str]:
-    """Return the names of the numbers that an initializer takes."""
+    """Return the names of an initializer's numeric parameters."""
     names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
     return [name for name in names if name != "seed"]
 
 
 def _make_finite(initializer: Initializer) -> None:
-    """Turn the numbers of a new initializer into floats; raise InvalidInputError for others."""
+    """Convert the parameters of an initializer to floats; raise InvalidInputError if invalid."""
     for name in _numbers(type(initializer)):
         value = getattr(initializer, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)

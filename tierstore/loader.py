@@ -1,4 +1,4 @@
-"""Reads a loader some batches ahead, to prefetch the rows of batches to come."""
+"""Reads a data loader some batches ahead and prefetches the rows of these batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ Batch = TypeVar("Batch")
 
 
 class Lookahead(Generic[Batch]):
-    """The batches of a loader, unchanged and in order; what `lookahead` returns.
+    """The batches of a loader, unchanged and in order, as returned by `lookahead`.
 
-    What the loader draws from the global generators of torch, NumPy and Python, while it makes a
-    batch, comes from generators of its own, which each iteration starts from a number of torch's.
-    So neither loader nor model sees how far ahead the other is, and results are the same for any
-    depth.
+    While it produces a batch, the loader draws from its own copies of the global generators of
+    torch, NumPy and Python; each iteration seeds them with a number from torch. Loader and model
+    therefore do not affect each other's random numbers, and results are the same for any depth.
 
-    `state_dict()` is the position of the batch that was given out last, with the loader's
-    generators: part of a `Checkpoint`, or of `state_dict`s that frameworks save. The iteration
-    after `load_state_dict` goes on with the batch behind that one. A loader that has `state_dict`
-    and `load_state_dict` is asked for its own position; another draws the batches before it again.
+    `state_dict()` contains the position of the last batch that was yielded and the loader's
+    generators. Make it part of a `Checkpoint` or of the state that a framework saves. The iteration
+    after `load_state_dict` continues with the next batch. A loader with `state_dict` and
+    `load_state_dict` provides its own position; any other loader draws the preceding batches again.
 
     Attributes:
-        epoch: how many iterations have come to their end.
+        epoch: number of completed iterations.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Lookahead(Generic[Batch]):
         tables: Mapping[Any, Callable[[Batch], Any] | Hashable],
         depth: int,
     ) -> None:
-        """Refer to a loader, which is started anew by each iteration."""
+        """Wrap a loader; each iteration starts it anew."""
         self.epoch: int = 0
         self._loader: Any = loader
         self._tables = [(table, _chooser(ids)) for table, ids in tables.items()]
@@ -48,7 +47,7 @@ class Lookahead(Generic[Batch]):
         self._resumes = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch once `depth` more were drawn and their rows prefetched."""
+        """Yield each batch after drawing `depth` more and prefetching their rows."""
         waiting: deque[tuple[Batch, dict[str, Any]]] = deque()
         window = max(1, 2 * self._depth)
         for batch, position in self._drawn():
@@ -69,7 +68,7 @@ class Lookahead(Generic[Batch]):
         return batch
 
     def _drawn(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        """Draw each batch, from where this iteration begins; yield it with the position behind."""
+        """Draw the batches of this iteration; yield each with the position after it."""
         begin: dict[str, Any] = self._position if self._resumes else {"given": 0}
         self._resumes = False
         given, apart = begin["given"], Apart(begin.get("random"))
@@ -95,17 +94,17 @@ class Lookahead(Generic[Batch]):
             yield batch, {"given": given, **position}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the batch that was given out last, of tensors and numbers."""
+        """Return the position of the last yielded batch, as tensors and numbers."""
         return {"epoch": self.epoch, **self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on behind a position."""
+        """Make the next iteration continue after the saved position."""
         self.epoch = state["epoch"]
         self._position = {key: value for key, value in state.items() if key != "epoch"}
         self._resumes = True
 
     def __len__(self) -> int:
-        """Return the number of batches, of a loader that knows it."""
+        """Return the number of batches, if the loader knows it."""
         return len(self._loader)
 
 
@@ -117,20 +116,20 @@ def lookahead(
 ) -> Lookahead[Batch]:
     """Yield the batches of a loader, and prefetch the rows of the next `depth` batches.
 
-    Results are the same for any depth; a row that a step changes after it was fetched is the
-    changed row when its batch comes. A DataLoader with workers is read in this process, as usual.
+    Results are the same for any depth: if a step changes a row after it was prefetched, its batch
+    still sees the changed row. A DataLoader with workers is iterated in this process, as usual.
 
     Args:
         loader: a DataLoader or any iterable of batches.
-        tables: from a layer or table to what its ids are in a batch: a function of the batch, or
-            the key or index of the batch's item.
-        depth: how many batches ahead; 0 prefetches each batch right before it is yielded.
+        tables: for each layer or table, where a batch has its ids: a function of the batch, or the
+            key or index of an item.
+        depth: number of batches to read ahead; 0 prefetches each batch just before it is yielded.
 
     >>> for batch in lookahead(loader, {emb: "item", users: lambda batch: batch["user"]}, depth=4):
     ...     step(batch)
     """
     if isinstance(depth, bool) or not isinstance(depth, int):
-        raise InvalidTypeError(f"depth is a number of batches, not {depth!r}")
+        raise InvalidTypeError(f"depth must be a number of batches, not {depth!r}")
     if depth < 0:
         raise InvalidInputError(f"depth cannot be negative: {depth}")
     for table in tables:

@@ -1,7 +1,7 @@
-"""Pictures of simulations, plans and runs, as PNG, SVG or PDF; needs the extra `plot`.
+"""Plots of simulations, plans and runs, as PNG, SVG or PDF; needs the extra `plot`.
 
-Each function draws one picture and writes it whole to `path`, whose suffix names the format, over
-what was there. Figures are drawn without a display, and matplotlib's settings are left alone.
+Each function draws one plot and writes it atomically to `path`, replacing an existing file; the
+suffix selects the format. No display is needed, and matplotlib's settings do not change.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WAYS = {
 def _picture(
     path: str | os.PathLike[str], width: float = 6.4, height: float = 4.0
 ) -> Iterator[Any]:
-    """Yield axes to draw in; afterwards the picture is written."""
+    """Yield axes to draw in, then write the plot."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
-        raise InvalidInputError(f"{path}: a picture is named {', '.join(FORMATS)}")
-    with needs("matplotlib", "plot", "pictures need matplotlib"):
+        raise InvalidInputError(f"{path}: the suffix of a plot must be one of {', '.join(FORMATS)}")
+    with needs("matplotlib", "plot", "plots need matplotlib"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -52,10 +52,10 @@ def _picture(
 
 
 def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
-    """Draw the share of distinct rows that each policy misses, by the size of the tier.
+    """Plot the fraction of distinct rows that each policy misses, by the size of the tier.
 
-    The optimum, which nothing can beat, is dashed. Raises InvalidInputError, needs, and
-    StoreIOError where the picture cannot be written; so do all functions here.
+    The optimum is dashed. Like all functions of this module, raises InvalidInputError for invalid
+    arguments and StoreIOError if the plot cannot be written.
     """
     with _picture(path) as axes:
         for policy in simulation.policies:
@@ -76,7 +76,7 @@ def miss_ratios(simulation: Simulation, path: str | os.PathLike[str]) -> None:
 
 
 def hit_rates(history: History, path: str | os.PathLike[str]) -> None:
-    """Draw the hit rate of each tier above the disk over the steps of a run."""
+    """Plot the hit rate of each tier above the disk over the steps of a run."""
     with _picture(path) as axes:
         for tier in history.tiers:
             points = history.hit_rates(tier)
@@ -86,7 +86,7 @@ def hit_rates(history: History, path: str | os.PathLike[str]) -> None:
 
 
 def occupancy(history: History, path: str | os.PathLike[str]) -> None:
-    """Draw how full each tier is over the steps of a run, and how much of it has changed."""
+    """Plot the occupancy of each tier, and its dirty part, over the steps of a run."""
     with _picture(path) as axes:
         steps = [sample.step for sample in history.samples]
         for tier in history.samples[0].occupancy:
@@ -102,19 +102,19 @@ def occupancy(history: History, path: str | os.PathLike[str]) -> None:
 
 
 def heat(requests: Stream | npt.ArrayLike, path: str | os.PathLike[str]) -> None:
-    """Draw how unevenly rows are requested: requests by row, most frequent first, and their sum.
+    """Plot the skew of requests: requests per row, most frequent first, and their sum.
 
-    `requests` is a stream, or how often each row was requested.
+    `requests` is a stream, or the number of requests of each row.
     """
     counts = np.sort(_requests(requests))[::-1]
     counts = counts[counts > 0]
     if not counts.size:
         raise InvalidInputError("no row was requested")
-    # A point for each row would make an SVG of millions: even steps of the logarithm are enough.
+    # A point per row would make an SVG of millions: logarithmic steps are enough.
     places = np.unique(np.geomspace(1, counts.size, min(counts.size, 500)).astype(np.int64))
     with _picture(path) as axes:
         axes.plot(places, counts[places - 1], label="requests of the row")
-        axes.set(xlabel="rows, most wanted first", ylabel="requests", xscale="log", yscale="log")
+        axes.set(xlabel="rows, most requested first", ylabel="requests", xscale="log", yscale="log")
         share = axes.twinx()
         total = np.cumsum(counts, dtype=np.float64)
         share.plot(places, 100 * total[places - 1] / total[-1], color="black", linestyle="--")
@@ -136,7 +136,7 @@ def _requests(given: Stream | npt.ArrayLike) -> npt.NDArray[np.float64]:
 def step_times(
     steps: Plan | Mapping[str, Mapping[str, float]], path: str | os.PathLike[str]
 ) -> None:
-    """Draw what a step spends where, a bar each.
+    """Plot how long the parts of a step take, one bar per step.
 
     `steps` is a plan with times, or seconds by name of the bar and of its parts.
     """
@@ -144,7 +144,7 @@ def step_times(
         seconds = {_WAYS.get(part, part): value for part, value in steps.seconds.items()}
         steps = {"planned": seconds}
     if not any(steps.values()):
-        raise InvalidInputError("there are no times: a plan needs a stream, and measured speeds")
+        raise InvalidInputError("the plan has no times: it needs a stream and measured speeds")
     bars = list(steps)
     parts = list(dict.fromkeys(part for each in steps.values() for part in each))
     with _picture(path, height=1.5 + 0.5 * len(bars)) as axes:

@@ -1,6 +1,6 @@
 """The specification of a table: its rows, its fields and the layout of a record.
 
-Nothing here touches a file or moves a byte.
+This module accesses no files and moves no data.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ BACKENDS: Registry[Backend] = Registry("backend", "tierstore._disk.backends")
 """The backends of tables, by name."""
 
 BackendName: TypeAlias = Literal["memmap", "zarr"] | str
-"""The name of a backend: one of these, which editors complete, or a registered one."""
+"""The name of a backend: one of these (for completion in editors), or a registered one."""
 
 CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
 """The name of a compression that a backend offers."""
 
 DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
-"""The name of a device: one of these, which editors complete, or a numbered one: "cuda:1"."""
+"""The name of a device: one of these (for completion in editors), or "cuda:1" and so on."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
@@ -61,7 +61,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def check_name(name: object, kind: str = "table") -> str:
-    """Return `name` if a table or field may bear it; raise InvalidInputError otherwise."""
+    """Return `name` if it is a valid table or field name; raise InvalidInputError otherwise."""
     pattern = TABLE_NAME if kind == "table" else _FIELD_NAME
     if not isinstance(name, str) or pattern.fullmatch(name) is None:
         allowed = "A-Z a-z 0-9 _ -" if kind == "table" else "A-Z a-z 0-9 _, no digit first"
@@ -85,8 +85,8 @@ def _check_count(value: object, what: str, most: int) -> int:
 class Field:
     """A named, typed vector in every record.
 
-    `dim` is the number of elements, `dtype` one of DTYPES, `init` the initializer of its first
-    values (zeros if None), which does not count when fields are compared.
+    `dim` is the number of elements, `dtype` one of DTYPES and `init` the initializer of the first
+    values (zeros if None). Comparisons of fields ignore `init`.
     """
 
     dim: int
@@ -94,7 +94,7 @@ class Field:
     init: Initializer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the numbers and turn the dtype into its name."""
+        """Validate the values and replace the dtype by its name."""
         object.__setattr__(self, "dim", _check_count(self.dim, "dim", MAX_RECORD_BYTES))
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
         if self.init is not None and not isinstance(self.init, Initializer):
@@ -120,17 +120,17 @@ class Field:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The place of each field in a record.
+    """The offset of each field in a record.
 
-    Fields follow one another in order, each at a multiple of its element size, and the record is
-    padded with zeros to a multiple of 16 bytes: the unit the GPU reads in.
+    Fields are stored in order, each aligned to its element size. The record is padded with zeros to
+    a multiple of 16 bytes, the unit in which the GPU reads.
     """
 
     fields: tuple[tuple[str, Field], ...]
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """First byte of each field in the record."""
+        """Byte offset of each field in the record."""
         offsets, end = {}, 0
         for name, item in self.fields:
             size = item.storage.itemsize
@@ -154,12 +154,12 @@ class RecordLayout:
         return {n: (self.offsets[n], self.offsets[n] + item.nbytes) for n, item in self.fields}
 
     def field(self, name: str) -> Field:
-        """Return a field; raises UnknownNameError, a KeyError, naming those there are."""
+        """Return a field; raise UnknownNameError (a KeyError) that lists the known fields."""
         item = self._by_name.get(name)
         if item is not None:
             return item
         names = ", ".join(known for known, _ in self.fields)
-        raise UnknownNameError(f"there is no field {name!r} in these records; they have {names}")
+        raise UnknownNameError(f"the records have no field {name!r}; their fields are {names}")
 
     def span(self, name: str) -> tuple[int, int]:
         """Return the byte range `(lo, hi)` of a field in the record; raises UnknownNameError."""
@@ -176,7 +176,7 @@ class RecordLayout:
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of a record: plain elements for one unpadded field, else structured.
 
-        A plain `np.load` of the base file shows rows as this dtype.
+        `np.load` of the base file returns rows of this dtype.
         """
         if len(self.fields) == 1 and self.fields[0][1].nbytes == self.record_bytes:
             return self.fields[0][1].storage
@@ -191,28 +191,29 @@ class RecordLayout:
 
     @cached_property
     def element(self) -> np.dtype[Any]:
-        """The dtype all fields share, or uint8: the element of the one zarr array."""
+        """The dtype that all fields share, or else uint8: the element type of the zarr array."""
         kinds = {item.storage for _, item in self.fields}
         return kinds.pop() if len(kinds) == 1 else np.dtype("u1")
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is made of.
+    """The rows and fields of a table and how they are stored.
 
-    Either `dim` and `dtype` (one field called `weight`), or `fields`, a dict from name to Field.
+    Give either `dim` and `dtype` (a single field called `weight`), or `fields`, a dict from name to
+    Field.
 
     Args:
         rows: number of rows, 1..2**40.
-        dim: elements of `weight`.
+        dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
-        init: the initializer of the first values of `weight`, or of the first of `fields`.
+        init: the initializer of `weight`, or of the first of `fields`.
         backend: "memmap" (a plain .npy file) or "zarr" (one zarr v3 array).
-        fields: named fields, in their order in the record.
-        sparse: leave the files as holes until rows are written; only with zeros.
-        compression: None, "zstd" or "lz4"; zarr only, for tables that are read more than trained.
-        chunk_rows: rows of one zarr chunk; None chooses. A compressed chunk has at most 256 MiB,
-            and an array that is not compressed at most 2**20 chunks.
+        fields: the fields by name, in record order.
+        sparse: leave holes in the files until rows are written; requires zeros as first values.
+        compression: None, "zstd" or "lz4"; zarr only, for tables read more often than trained.
+        chunk_rows: rows per zarr chunk; None chooses a number. A compressed chunk is limited to 256
+            MiB, an uncompressed array to 2**20 chunks.
     """
 
     rows: int
@@ -226,7 +227,7 @@ class TableSpec:
     chunk_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the spec as a whole and bring it into one form: `fields` filled in."""
+        """Validate the spec and normalize it: `fields` is always filled in."""
         object.__setattr__(self, "rows", _check_count(self.rows, "rows", MAX_ROWS))
         object.__setattr__(self, "fields", self._resolved_fields())
         first = next(iter(self.fields.values()))
@@ -260,7 +261,7 @@ class TableSpec:
                 f"a record would take {self.layout.record_bytes} bytes; at most {MAX_RECORD_BYTES}"
             )
         if self.nbytes > MAX_TABLE_BYTES:
-            raise InvalidInputError(f"the table would take {self.nbytes} bytes; at most 2**50")
+            raise InvalidInputError(f"the table would take {self.nbytes} bytes; the limit is 2**50")
 
     def _check_backend(self) -> None:
         backend = BACKENDS.find(self.backend)
@@ -288,7 +289,7 @@ class TableSpec:
         return RecordLayout(tuple(self.fields.items()))
 
     def bound(self, table: str) -> TableSpec:
-        """Return the spec with the initializers of a new table of this name."""
+        """Return the spec with the initializers that a new table of this name uses."""
         fields = {
             name: replace(item, init=item.init and item.init.bound(table, (self.rows, item.dim)))
             for name, item in self.fields.items()
@@ -296,7 +297,7 @@ class TableSpec:
         return replace(self, fields=fields, init=None)
 
     def seeded(self) -> TableSpec:
-        """Return the spec itself, or with a seed drawn for each random initializer without one."""
+        """Return the spec with a seed drawn for each random initializer that has none."""
         fields = {
             name: item if item.init is None else replace(item, init=item.init.seeded())
             for name, item in self.fields.items()

@@ -1,15 +1,15 @@
-"""What a store holds and what it did: counters of tiers, their history, information, Prometheus.
+"""Statistics of a store: counters of the tiers, their history, `store.info()`, Prometheus.
 
-Counters are kept next to the work. `store.info()` is text for people and JSON for programs. The
-file that `write_prometheus` makes is in the exposition format, version 0.0.4, which the textfile
-collector of node_exporter reads; nothing listens on a port.
+The tiers themselves maintain the counters. `store.info()` prints as text and converts to JSON.
+`write_prometheus` writes a file in the exposition format, version 0.0.4, for the textfile collector
+of node_exporter; nothing listens on a port.
 """
 
 from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +26,7 @@ __all__ = [
     "Hits",
     "Occupancy",
     "Sample",
+    "SpaceInformation",
     "StoreInfo",
     "TableInformation",
     "TierInformation",
@@ -35,40 +36,43 @@ __all__ = [
     "write_prometheus",
 ]
 
+LISTED = 20
+"""Tables that are shown one by one; of more, those that share tiers are shown together."""
+
 _COUNTERS_HELP = {
-    "requested": "Row ids asked of the tier, duplicates included.",
+    "requested": "Row ids requested from the tier, including duplicates.",
     "hits": "Of these, found in it.",
-    "unique": "Distinct row ids, in the batches whose distinct ids were counted.",
+    "unique": "Distinct row ids, in those batches where they were counted.",
     "unique_hits": "Of these, found in it.",
-    "evictions": "Records that made room for others.",
-    "write_backs": "Evicted or flushed records that had changed.",
+    "evictions": "Records evicted to make room for others.",
+    "write_backs": "Modified records evicted or flushed.",
     "written": "Records written into the tier from above.",
-    "bytes_out": "Bytes handed up.",
-    "bytes_in": "Bytes taken from above.",
-    "bytes_promoted": "Bytes that came from the tier below.",
-    "bytes_written_back": "Bytes that went to the tier below.",
+    "bytes_out": "Bytes read from the tier.",
+    "bytes_in": "Bytes written into the tier from above.",
+    "bytes_promoted": "Bytes loaded from the tier below.",
+    "bytes_written_back": "Bytes written to the tier below.",
 }
 _SLOTS_HELP = {
-    "slots": "Records the tier has room for.",
-    "used": "Records it holds.",
-    "dirty": "Records it holds that the tier below has not seen.",
+    "slots": "Capacity of the tier in records.",
+    "used": "Records in the tier.",
+    "dirty": "Records in the tier with changes that the tier below lacks.",
 }
 _TABLES_HELP = {
     "rows": "Rows of the table.",
-    "disk_bytes": "Bytes of the base and its checksums.",
+    "disk_bytes": "Bytes of the base files and their checksums.",
     "delta_rows": "Rows committed since the last fold.",
-    "delta_bytes": "Bytes of the files that hold them.",
+    "delta_bytes": "Bytes of the delta files.",
 }
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full a tier is.
+    """The occupancy of a tier.
 
     Attributes:
-        slots: records it has room for.
-        used: records it holds.
-        dirty: of these, changed since the tier below saw them.
+        slots: capacity in records.
+        used: records in the tier.
+        dirty: records with changes that the tier below lacks.
     """
 
     slots: int
@@ -78,11 +82,11 @@ class Occupancy:
 
 @dataclass
 class Hits:
-    """What was asked of a tier, and found in it.
+    """Requests to a tier, and those that it could serve.
 
     Attributes:
-        requested: row ids asked of the tier, duplicates included.
-        hits: of these, found in it.
+        requested: row ids requested, including duplicates.
+        hits: requested ids that were found in the tier.
         unique, unique_hits: the same over the distinct ids of each batch.
     """
 
@@ -93,12 +97,12 @@ class Hits:
 
     @property
     def hit_rate(self) -> float:
-        """Hits over requested ids; 0 before the first."""
+        """Hits divided by requested ids; 0 before the first request."""
         return self.hits / self.requested if self.requested else 0.0
 
     @property
     def unique_hit_rate(self) -> float:
-        """Hits over the distinct ids of each batch, which is what decides the bytes moved."""
+        """Hits divided by requests, over distinct ids per batch; it determines the bytes moved."""
         return self.unique_hits / self.unique if self.unique else 0.0
 
 
@@ -110,16 +114,16 @@ def tally(counters: Hits, **amounts: int) -> None:
 
 @dataclass
 class TierStats(Hits):
-    """Counters of one tier since it was opened, beside those of `Hits`.
+    """Counters of one tier since it was opened, in addition to those of `Hits`.
 
     Attributes:
-        unique_of: the requested ids of the batches whose distinct ids were counted; less than
-            `requested` where only a sample was.
-        evictions: records that made room for others.
-        write_backs: evicted or flushed records that had changed and went to the tier below.
+        unique_of: requested ids of the batches in which distinct ids were counted; less than
+            `requested` if only a sample was.
+        evictions: records evicted to make room for others.
+        write_backs: modified records evicted or flushed to the tier below.
         written: records written into the tier from above.
-        bytes_out, bytes_in: bytes handed up, and bytes taken from above.
-        bytes_promoted, bytes_written_back: bytes that came from, and went to, the tier below.
+        bytes_out, bytes_in: bytes read from the tier, and bytes written into it from above.
+        bytes_promoted, bytes_written_back: bytes loaded from, and written to, the tier below.
     """
 
     unique_of: int = 0
@@ -133,16 +137,16 @@ class TierStats(Hits):
 
     @property
     def misses(self) -> int:
-        """Requested ids that were not in the tier."""
+        """Requested ids that were not found in the tier."""
         return self.requested - self.hits
 
     @property
     def unique_sampled(self) -> bool:
-        """Whether the distinct ids were counted in a sample of the batches only."""
+        """Whether distinct ids were counted only in a sample of the batches."""
         return self.unique_of < self.requested
 
     def to_dict(self) -> dict[str, int | float | bool]:
-        """Return counters and rates under stable keys."""
+        """Return the counters and rates under stable keys."""
         return {
             **asdict(self),
             "misses": self.misses,
@@ -153,18 +157,18 @@ class TierStats(Hits):
 
 
 class Measured(Protocol):
-    """A table, or whatever counts like one."""
+    """A table, or any object with the same counters."""
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier."""
 
     def occupancy(self) -> dict[str, Occupancy]:
-        """Return how full each tier is."""
+        """Return the occupancy of each tier."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The counters of each tier, and how full they were, after a step."""
+    """The counters and the occupancy of each tier after a step."""
 
     step: int
     stats: dict[str, TierStats]
@@ -172,7 +176,7 @@ class Sample:
 
 
 class History:
-    """Samples of a table, in order; `tierstore.plot` draws them.
+    """Samples of a table's counters over time; `tierstore.plot` plots them.
 
     >>> history = History(table)
     >>> for step, batch in enumerate(loader):
@@ -190,23 +194,23 @@ class History:
     def sample(self, step: int) -> None:
         """Take a sample after a step. Waits for the GPU, if there is one.
 
-        Raises InvalidInputError for a step before the last one.
+        Raises InvalidInputError for a step before the last sample.
         """
         if self.samples and step < self.samples[-1].step:
             raise InvalidInputError(
-                f"step {step} comes before step {self.samples[-1].step}, which was sampled last"
+                f"step {step} is before the last sample, of step {self.samples[-1].step}"
             )
         self.samples.append(Sample(step, self._table.stats(), self._table.occupancy()))
 
     @property
     def tiers(self) -> list[str]:
-        """The tiers with a hit rate, nearest first: all but the disk."""
+        """The tiers with a hit rate (all but the disk), nearest first."""
         return [tier for tier in self.samples[0].stats if tier != "disk"]
 
     def hit_rates(self, tier: str) -> list[tuple[int, float]]:
-        """Return the hit rate between samples, with the step it was reached at.
+        """Return the steps and the hit rates since the sample before each.
 
-        Over requested ids; samples between which nothing was requested are left out.
+        Rates are over requested ids. Samples without requests since the previous one are omitted.
         """
         found = []
         for before, after in pairwise(self.samples):
@@ -217,7 +221,7 @@ class History:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every sample as plain numbers."""
+        """Return all samples as plain numbers."""
         return {
             "samples": [
                 {
@@ -235,7 +239,7 @@ class History:
 
 @dataclass(frozen=True)
 class TierInformation:
-    """The memory of a tier: its bytes, slots and kind, and the tables that share it."""
+    """The memory of a tier: bytes, slots, kind, and the tables that share it."""
 
     tier: str
     nbytes: int
@@ -244,17 +248,18 @@ class TierInformation:
     tables: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what `str(store.info())` shows of it."""
+        """Return the line for it in `str(store.info())`."""
         shared = f" for {len(self.tables)} tables" if len(self.tables) > 1 else ""
         return f"{self.tier} {format_bytes(self.nbytes)}{shared}"
 
 
 @dataclass(frozen=True)
 class TableInformation:
-    """One table: its shape, its files, and the tiers it was opened with.
+    """One table: its shape, its files and its tiers.
 
-    `disk_bytes` are those of the base and its checksums, `delta_rows` and `delta_bytes` of what was
-    committed since the last fold, `index_bytes` the most memory that finding those can take.
+    `disk_bytes` is the size of the base and its checksums. `delta_rows` and `delta_bytes` count
+    what was committed since the last fold; `index_bytes` is the most memory that their index can
+    take.
     """
 
     name: str
@@ -271,8 +276,14 @@ class TableInformation:
     index_bytes: int
     tiers: tuple[TierInformation, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        left_out = ("base", "index_bytes", "tiers")
+        data = {key: value for key, value in vars(self).items() if key not in left_out}
+        return data | {"fields": [dict(field) for field in self.fields]}
+
     def cells(self) -> tuple[str, str, str, str, str, str, str]:
-        """Return the cells of its line in the text of `StoreInfo`."""
+        """Return the cells of its line in `str(StoreInfo)`."""
         return (
             self.name,
             f"{self.rows:,}",
@@ -285,8 +296,68 @@ class TableInformation:
 
 
 @dataclass(frozen=True)
+class SpaceInformation:
+    """Tables that share tiers: their names, rows in all, bytes a record, bytes on the disk, tiers.
+
+    `disk_bytes`, `delta_rows` and `delta_bytes` are added up over the tables.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    record_bytes: int
+    disk_bytes: int
+    delta_rows: int
+    delta_bytes: int
+    tiers: tuple[TierInformation, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[TableInformation]) -> Self:
+        """Return what tables of one space are together."""
+        return cls(
+            tuple(table.name for table in tables),
+            sum(table.rows for table in tables),
+            tables[0].record_bytes,
+            sum(table.disk_bytes for table in tables),
+            sum(table.delta_rows for table in tables),
+            sum(table.delta_bytes for table in tables),
+            tables[0].tiers,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of the object that `tierstore inspect --json` prints."""
+        data = {key: value for key, value in vars(self).items() if key != "tiers"}
+        return data | {"tables": list(self.tables)}
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of its line in the text of a `StoreInfo` of many tables."""
+        return (
+            label(self.tables),
+            f"{len(self.tables):,}",
+            f"{self.rows:,}",
+            f"{self.record_bytes} B",
+            format_bytes(self.disk_bytes),
+            format_bytes(self.delta_bytes),
+            ", ".join(map(str, self.tiers)),
+        )
+
+
+def label(tables: Sequence[str]) -> str:
+    """Return the name of the only table, or the first and the last, for a line of text."""
+    if len(tables) == 1:
+        return tables[0]
+    return " … ".join(_short(tables[which]) for which in (0, -1))
+
+
+def _short(name: str, most: int = 12) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+@dataclass(frozen=True)
 class StoreInfo:
-    """A store as it is open: `store.info()`."""
+    """A store as it is open: `store.info()`.
+
+    `tables` are those that are whole, `spaces` which of them share tiers.
+    """
 
     store: str
     format: int
@@ -295,14 +366,23 @@ class StoreInfo:
     step: int | None
     folded: bool
     tables: tuple[TableInformation, ...]
+    spaces: tuple[SpaceInformation, ...]
 
     def __str__(self) -> str:
-        """Return a table for people: a line for the store, one for each table."""
+        """Return a table for people: a line for the store, one for each table.
+
+        Where there are more than 20 tables, those that share tiers have one line together.
+        """
         step = "" if self.step is None else f", step {self.step}"
         state = "folded" if self.folded else "not folded"
         lines = [f"{self.store}: version {self.version}{step}, {state}, format {self.format}"]
-        cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
-        cells += [table.cells() for table in self.tables]
+        cells: list[tuple[str, ...]]
+        if len(self.tables) <= LISTED:
+            cells = [("table", "rows", "fields", "backend", "disk", "deltas", "tiers")]
+            cells += [table.cells() for table in self.tables]
+        else:
+            cells = [("tables", "count", "rows", "record", "disk", "deltas", "tiers")]
+            cells += [space.cells() for space in self.spaces]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -310,25 +390,20 @@ class StoreInfo:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show."""
+        """Return the HTML for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tierstore inspect --json` prints."""
-        data = asdict(self)
-        for table in data["tables"]:
-            for key in ("base", "index_bytes", "tiers"):
-                del table[key]
-            table["fields"] = list(table["fields"])
-        data["tables"] = list(data["tables"])
-        return data
+        tables = [table.to_dict() for table in self.tables]
+        return vars(self) | {"tables": tables, "spaces": [one.to_dict() for one in self.spaces]}
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version that can be opened: its number, its step, its manifest's number and its deltas.
+    """A version that can be opened: its number, step, manifest number and deltas.
 
-    `names` are those it is kept by, `payload` those of the values committed with it.
+    `names` are the names under which it is kept, `payload` the names of its committed values.
     """
 
     version: int
@@ -341,7 +416,7 @@ class Version:
 
     @classmethod
     def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
-        """Return what a manifest says of its version; `names` are those of all versions."""
+        """Describe the version of a manifest; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
         return cls(
             manifest.version,
@@ -358,21 +433,21 @@ class Informed(Protocol):
     """A store."""
 
     def info(self) -> StoreInfo:
-        """Return what it is."""
+        """Return information about the store."""
 
     def __getitem__(self, name: str) -> Measured:
         """Return a table."""
 
 
 def prometheus(store: Informed) -> str:
-    """Return every counter of every tier of every table, and the sizes of each, for Prometheus."""
+    """Return all counters and sizes of all tables as text for Prometheus."""
     return "\n".join([*_lines(store), ""])
 
 
 def write_prometheus(store: Informed, path: str | os.PathLike[str]) -> None:
-    """Write `prometheus(store)` to a file, which is always whole: the old one is replaced at once.
+    """Write `prometheus(store)` to a file, replacing the old one atomically.
 
-    A name that ends in `.prom` is what node_exporter looks for. Raises StoreIOError.
+    node_exporter looks for names that end in `.prom`. Raises StoreIOError.
     """
     with _io.publish(os.fspath(path), force=True) as temporary:
         temporary.write_text(prometheus(store), encoding="utf-8")
@@ -410,7 +485,7 @@ def _lines(store: Informed) -> Iterator[str]:
 def _metric(
     name: str, meaning: str, kind: str, values: list[tuple[dict[str, str], int]]
 ) -> Iterator[str]:
-    """Yield the lines of one metric; none where it has no values."""
+    """Yield the lines of one metric, or none if it has no values."""
     if not values:
         return
     name = f"tierstore_{name}"
@@ -422,6 +497,6 @@ def _metric(
 
 
 def _escaped(label: str) -> str:
-    """Return a label's value as the format wants it; what is not UTF-8 becomes escapes."""
+    """Escape a label's value for the format; bytes that are not UTF-8 become escapes."""
     label = label.encode("utf-8", "backslashreplace").decode("utf-8")
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

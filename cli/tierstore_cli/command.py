@@ -24,12 +24,29 @@ class Command(click.Command):
             click.Option(["--debug"], is_flag=True, help="Print a traceback on failure."),
         ]
 
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        """Parse the arguments; with --json, a usage error is an object on stdout too."""
+        given = list(args)
+        with failures_shown(Output("--json" in given)):
+            return super().make_context(info_name, args, *rest, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command's function."""
         out = ctx.params["out"] = Output(ctx.params.pop("json"))
-        with failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
+        with failures_shown(out), failures(debug=ctx.params.pop("debug")), warnings_as_notes(out):
             super().invoke(ctx)
             sys.stdout.flush()  # inside `failures`: a full disk behind stdout is one
+
+
+@contextmanager
+def failures_shown(out: Output) -> Iterator[None]:
+    """Show what fails the body as an object too, where the output is JSON."""
+    try:
+        yield
+    except click.ClickException as error:
+        kind = type(error.__cause__ or error).__name__
+        out.fail(kind, error.format_message(), error.exit_code)
+        raise
 
 
 @contextmanager

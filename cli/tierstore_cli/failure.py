@@ -47,6 +47,7 @@ def exit_code(error: BaseException) -> int:
 
     table: list[tuple[type[BaseException], int]] = [
         (errors.NotAStoreError, 3),
+        (errors.AmbiguousFileError, 2),
         (errors.FormatError, 3),
         (errors.CorruptStoreError, 4),
         (errors.LockedError, 5),

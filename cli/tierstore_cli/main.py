@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,16 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command."""
         return load_command(cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the command that is named; an unknown name is refused with the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], summaries(), 1)
+            if not near or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -59,12 +70,13 @@ def raising_interrupt(*signals: signal.Signals) -> Iterator[None]:
         "max_content_width": 100,
     },
 )
-@click.version_option(package_name="tierstore")
+@click.version_option(None, "-V", "--version", package_name="tierstore")
 def cli() -> None:
     """Embedding tables larger than the GPU and RAM: create, inspect, load, export, save, verify.
 
     A store is a directory of tables that are committed together. Every command takes --json for
-    one object on stdout, and --debug for a traceback. `tierstore COMMAND -h` shows examples.
+    one object on stdout, {"error": …} where it fails, and --debug for a traceback. `tierstore
+    COMMAND -h` shows examples.
 
     \b
     Examples:

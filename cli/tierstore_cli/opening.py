@@ -34,7 +34,7 @@ def choose_table(store: Store, name: str | None) -> Table:
         return store[name]
     if len(store) != 1:
         names = ", ".join(store) or "none"
-        raise click.UsageError(f"which table? The store has {names}: choose with --table")
+        raise click.UsageError(f"the store has several tables, {names}: choose one with --table")
     (table,) = store.values()
     return table
 
@@ -50,6 +50,6 @@ def choose_rows(table: Table, rows: Rows | None) -> tuple[int, int]:
     stop = table.rows if stop is None else stop
     if not start < stop <= table.rows:
         raise RowIndexError(
-            f"rows {start}:{stop} are not all in table {table.name!r}, which has 0:{table.rows}"
+            f"rows {start}:{stop} are outside table {table.name!r}, which has rows 0:{table.rows}"
         )
     return start, stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -43,11 +44,13 @@ class Output:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
+        self.shown = False
 
     def show(self, data: Mapping[str, Any], *parts: str | Grid) -> None:
         """Write `data` as one JSON object, or `parts` below one another for people."""
         if self.as_json:
             click.echo(json.dumps(data, indent=None, allow_nan=False, default=str))
+            self.shown = True
             return
         for part in parts:
             if isinstance(part, Grid):
@@ -59,6 +62,17 @@ class Output:
         """Write a note, which is not part of the result, to stderr."""
         click.echo(fitted(printable(message), sys.stderr), err=True)
 
+    def fail(self, kind: str, message: str, exit_code: int) -> None:
+        """Write a failure as the one JSON object, unless a result was written before it."""
+        if not self.as_json or self.shown:
+            return
+        with contextlib.suppress(OSError):  # what failed may be stdout itself
+            self.show({"error": {"type": kind, "message": message, "exit_code": exit_code}})
+
+    def cells(self, cells: Iterable[object]) -> None:
+        """Write one line of a result, its cells divided by tabs, none of which is in a cell."""
+        click.echo(fitted("\t".join(map(printable, cells)), sys.stdout))
+
     def _line(self, text: str) -> None:
         click.echo(fitted(printable(text, keep="\n"), sys.stdout))
 
@@ -66,6 +80,24 @@ class Output:
         if not rich_grid(grid):
             for line in grid.lines():
                 self._line(line)
+
+
+_GAP = 3
+"""Characters between columns, at most."""
+
+
+def fitting(grid: Grid, width: int) -> tuple[Grid, list[str]]:
+    """Return a grid without the last columns that do not fit in `width`, and their headers.
+
+    The first column stays. A number that is cut is a wrong number.
+    """
+    taken = 0
+    for column, cells in enumerate(zip(*grid.cells(), strict=True)):
+        taken += max(map(len, cells)) + (_GAP if column else 0)
+        if taken > width and column:
+            rows = [row[:column] for row in grid.rows]
+            return Grid(grid.headers[:column], rows, grid.right), list(grid.headers[column:])
+    return grid, []
 
 
 def rich_grid(grid: Grid) -> bool:
@@ -80,11 +112,15 @@ def rich_grid(grid: Grid) -> bool:
         from rich.text import Text
     except ImportError:
         return False
+    grid, left_out = fitting(grid, Console().width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     headers, *rows = grid.cells()
     for column, header in enumerate(headers):
         table.add_column(header, justify="right" if column in grid.right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(soft_wrap=True).print(table)
+    widest = sum(max(map(len, cells)) + _GAP for cells in zip(headers, *rows, strict=True))
+    Console(soft_wrap=True, width=max(widest, Console().width)).print(table)
+    if left_out:
+        click.echo(f"too narrow for {', '.join(left_out)}; --json has them")
     return True

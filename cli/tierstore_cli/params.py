@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +30,20 @@ Rows = tuple[int, int | None]
 
 
 class RowRange(ParamType):
-    """Rows `A:B`: A to B-1; either may be left out."""
+    """Rows `A:B`: A to B-1; either may be omitted."""
 
     name = "A:B"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Rows:
-        """Return (first, last + 1), None for an end that is left out."""
+        """Return (first, last + 1), with None for an omitted end."""
         match = re.fullmatch(r"(\d*):(\d*)", str(value), re.ASCII)
         if match is None:
             self.fail(f"{value!r}: write A:B for rows A to B-1, such as 0:5", param, ctx)
         start, stop = int(match[1] or 0), int(match[2]) if match[2] else None
         if stop is not None and stop <= start:
-            self.fail(f"{value!r} holds no row: {stop} is not after {start}", param, ctx)
+            self.fail(f"{value!r} contains no row: {stop} is not after {start}", param, ctx)
         return start, stop
 
 
@@ -58,6 +60,34 @@ class Bytes(ParamType):
             return parse_bytes(str(value))
         except (InvalidInputError, InvalidTypeError) as error:
             self.fail(str(error), param, ctx)
+
+
+_COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\d{1,2})?)([kMGB]?)", re.ASCII)
+_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+class Count(ParamType):
+    """A number of rows or elements, such as `10M`, `1e6` or `1_000`; at least 1."""
+
+    name = "N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number."""
+        try:
+            return _whole(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no number from 1 on, such as 1000000, 1e6 or 10M", param, ctx)
+
+
+def _whole(text: str) -> int:
+    """Return the whole number from 1 on that a text spells; raises ValueError."""
+    match = _COUNT.fullmatch(text)
+    number = Decimal(re.sub("[_,]", "", match[1])) * _THOUSANDS[match[2]] if match else 0
+    if number < 1 or number != int(number):
+        raise ValueError(text)
+    return int(number)
 
 
 class InitializerType(ParamType):
@@ -113,7 +143,7 @@ PRESETS: dict[str, dict[str, int | None]] = {
 
 @dataclass(frozen=True)
 class StateField:
-    """A field beside the weight; None takes the value of the weight."""
+    """A field in addition to the weight; None uses the value of the weight."""
 
     name: str
     dtype: str | None
@@ -122,6 +152,13 @@ class StateField:
     def beside(self, weight: Field) -> Field:
         """Return the field for a table with this weight."""
         return Field(self.dim or weight.dim, self.dtype or weight.dtype)
+
+
+def _near_preset(name: str) -> str | None:
+    """Return the preset that a word is a misspelling or the beginning of."""
+    longer = [preset for preset in PRESETS if preset.startswith(f"{name}-")]
+    near = [*longer, *difflib.get_close_matches(name, PRESETS, 1, 0.75)]
+    return next(iter(near), None)
 
 
 class State(ParamType):
@@ -133,15 +170,20 @@ class State(ParamType):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[StateField]:
         """Return the fields."""
-        name, dtype, dim = (*str(value).split(":", 2), "", "")[:3]
+        text = str(value)
+        is_field = text.startswith("field:")
+        name, dtype, dim = (*text.removeprefix("field:").split(":", 2), "", "")[:3]
         if dtype and dtype not in DTYPES:
             self.fail(f"{dtype!r} in {value!r} is not one of {', '.join(DTYPES)}", param, ctx)
         if dim and not re.fullmatch(r"[1-9]\d*", dim, re.ASCII):
             self.fail(f"{dim!r} in {value!r} is not a number of elements", param, ctx)
-        if name in PRESETS:
+        preset = name.lower()
+        if preset in PRESETS and not is_field:
             if dim:
-                self.fail(f"{name} has the dim of the weight; leave {dim!r} out", param, ctx)
-            return [StateField(each, dtype or None, n) for each, n in PRESETS[name].items()]
+                self.fail(f"{preset} has the dim of the weight; omit {dim!r}", param, ctx)
+            return [StateField(each, dtype or None, n) for each, n in PRESETS[preset].items()]
+        if meant := None if is_field else _near_preset(preset):
+            self.fail(f"{name!r}: did you mean {meant}? A field is field:{value}", param, ctx)
         try:
             check_name(name, "field")
         except InvalidInputError as error:
@@ -178,7 +220,7 @@ class PlaceType(click.Path):
             return super().convert(value, param, ctx)
         if self._on_disk:
             self.fail(
-                f"{value} is not on a disk: save it to one first (tierstore save {value} PATH)",
+                f"{value} is not on a disk: save it to a disk first (tierstore save {value} PATH)",
                 param,
                 ctx,
             )
@@ -190,12 +232,35 @@ def full_name(place: Place) -> str:
     return place if isinstance(place, str) else os.path.abspath(place)
 
 
+class KeyColumnType(ParamType):
+    """The column of keys: its name, its number from 1, or `none`."""
+
+    name = "NAME|N|none"
+
+    def convert(self, value: Any, param: Any, context: Any) -> str | bool:
+        """Return a name or a number as text, False for none."""
+        return False if value in ("none", False) else str(value)
+
+
+class SepType(ParamType):
+    """A separator: one character, or `tab`."""
+
+    name = "CHAR|tab"
+
+    def convert(self, value: Any, param: Any, context: Any) -> str:
+        """Return the character."""
+        text = {"tab": "\t", "\\t": "\t", "blanks": " "}.get(value, str(value))
+        if len(text) != 1:
+            self.fail(f"{value!r} is not one character, nor tab", param, context)
+        return text
+
+
 STORE = click.argument("store", type=PlaceType(on_disk=True))
 READ_STORE = click.argument("store", type=PlaceType())
 
 
 class VersionType(ParamType):
-    """The number of a version, or the name it is kept by."""
+    """A version, by number or name."""
 
     name = "V"
 
@@ -204,14 +269,12 @@ class VersionType(ParamType):
         return int(value) if str(value).isdecimal() else str(value)
 
 
-UNTESTED = click.option(
-    "--allow-untested", is_flag=True, help="Write to a file system that was not tested."
-)
+UNTESTED = click.option("--allow-untested", is_flag=True, help="Write to an untested file system.")
 TABLE = click.option(
     "--table",
     metavar="NAME",
     shell_complete=complete_table,
-    help="The table; optional if the store has one.",
+    help="The table; optional if the store has only one.",
 )
 FIELD = click.option(
     "--field", metavar="NAME", help="The field of the table; default: the first, `weight`."
@@ -220,10 +283,10 @@ VERSION = click.option(
     "--version",
     type=VersionType(),
     metavar="V",
-    help="A kept version, its number or its name; default: the newest.",
+    help="A kept version, by number or name; default: the newest.",
 )
 KEYS = click.option(
-    "--keys", metavar="FILE", help="Keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
+    "--keys", metavar="FILE", help="File of keys of the rows: .txt, .npy or FILE.parquet:COLUMN."
 )
 DTYPE = click.Choice(list(DTYPES))
 MEMORY = click.option(
@@ -232,5 +295,20 @@ MEMORY = click.option(
     default="512MiB",
     show_default=True,
     metavar=Bytes.name,
-    help="Memory that reading a file may take; larger claims in the file are an error.",
+    help="Limit of the memory for reading a file, on top of a block of rows.",
 )
+
+
+def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what a file in text is."""
+    for option in (
+        click.option("--null", multiple=True, metavar="TEXT", help="Read such cells as NaN."),
+        click.option("--decimal", type=click.Choice([".", ","]), help="The decimal mark."),
+        click.option("--sep", type=SepType(), help="What is between cells."),
+        click.option("--key-column", type=KeyColumnType(), help="The column of keys."),
+        click.option(
+            "--header/--no-header", default=None, help="Whether the first line names columns."
+        ),
+    ):
+        function = option(function)
+    return function

@@ -19,19 +19,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TierSize(ParamType):
-    """The size of a tier: a number of rows, or a part of the table such as `5%`."""
+    """The size of a tier: a number of rows, or a percentage of the table such as `5%`."""
 
     name = "N|P%"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | float:
-        """Return a number of rows as int, a part as float in 0..1."""
+        """Return a number of rows as int, a percentage as float in 0..1."""
         text = str(value)
         try:
             size = float(text[:-1]) / 100 if text.endswith("%") else int(text)
         except ValueError:
-            self.fail(f"{text!r}: write a number of rows, or a part such as 5%", param, ctx)
+            self.fail(f"{text!r}: write a number of rows, or a percentage such as 5%", param, ctx)
         if size <= 0 or (isinstance(size, float) and size > 1):
             self.fail(f"{text!r}: a size is at least one row and at most 100%", param, ctx)
         return size
@@ -51,13 +51,15 @@ def stream_options(function: Function) -> Function:
             help="Passes over the ids.",
         ),
         click.option(
-            "--column", metavar="NAME", help="The array in an .npz, or the column in a .parquet."
+            "--column",
+            metavar="NAME",
+            help="The array in an .npz, or the column in a .parquet file.",
         ),
         click.option(
             "--batch",
             type=click.IntRange(min=1),
             metavar="B",
-            help="Ids a batch; default: those of the trace, or 4,096.",
+            help="Ids per batch; default: as in the trace, or 4,096.",
         ),
     ):
         function = option(function)
@@ -70,7 +72,7 @@ MEASURED = click.option(
     default=0.5,
     show_default=True,
     metavar="PART",
-    help="Part of the batches that is measured, at the end; the others fill the tiers.",
+    help="Fraction of the batches, at the end, that is counted; the others warm up the tiers.",
 )
 DEPTH = click.option(
     "--depth",
@@ -78,7 +80,7 @@ DEPTH = click.option(
     default=4,
     show_default=True,
     metavar="N",
-    help="Batches that the policy `lookahead` knows ahead.",
+    help="Batches announced ahead to the policy `lookahead`.",
 )
 TRACE = click.Path(path_type=Path)
 PLOT = click.option(

@@ -24,7 +24,7 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """Whatever this machine has, doctor shall find nothing wrong unless a test says so."""
+    """Make doctor find no problems on any machine unless a test injects them."""
     monkeypatch.setattr(machine, "_driver", lambda: None)
     monkeypatch.setattr(machine, "_torch_cuda", lambda: None)
 

@@ -100,11 +100,10 @@ def test_an_existing_store_gets_one_more_table(run, run_json, single, files):
 def test_what_is_not_a_store_is_refused(run, tmp_path, files):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
     before = files(tmp_path)
-    for name in ("full", "empty", "file", "dangling"):
+    for name in ("full", "file", "dangling"):
         run("init", tmp_path / name, "--rows", 9, "--dim", 4, code=3)
     run("init", tmp_path / "no" / "parent", "--rows", 9, "--dim", 4, code=1)
     assert files(tmp_path) == before
@@ -150,3 +149,32 @@ def test_bad_values_are_usage_errors_and_make_nothing(run, path, tmp_path, optio
 def test_a_store_that_is_being_written_is_locked(run, single):
     with tierstore.open(single, "r+"):
         run("init", single, "--rows", 9, "--dim", 4, "--table", "user", code=5)
+
+
+def test_an_empty_directory_becomes_a_store_of_the_same_mode(run, run_json, tmp_path):
+    (tmp_path / "empty").mkdir(mode=0o700)
+    size = ["--rows", 9, "--dim", 4]
+    run("init", tmp_path / "empty", *size, "--dry-run")
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert run_json("init", tmp_path / "empty", *size)["created"]
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700
+    run("verify", tmp_path / "empty")
+
+
+def test_a_store_that_is_not_made_leaves_the_empty_directory(run, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir(mode=0o700)
+
+    def failing(*_, **__):
+        raise OSError(28, "injected")
+
+    monkeypatch.setattr(tierstore, "create", failing)
+    run("init", tmp_path / "empty", "--rows", 9, "--dim", 4, code=6)
+    assert list(tmp_path.iterdir()) == [tmp_path / "empty"]
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"), [("2k", 2000), ("1e3", 1000), ("1_500", 1500), ("0.5k", 500), ("1,000", 1000)]
+)
+def test_numbers_of_rows_as_people_write_them(run_json, path, text, rows):
+    assert run_json("init", path, "--rows", text, "--dim", 2)["rows"] == rows

@@ -10,7 +10,7 @@ import pytest
 
 import tierstore
 
-STORE_KEYS = ["store", "format", "uuid", "version", "step", "folded", "tables"]
+STORE_KEYS = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
 TABLE_KEYS = [
     "name",
     "rows",
@@ -44,6 +44,39 @@ def test_json_is_what_the_contract_says(run_json, pair):
     assert type(item["disk_bytes"]) is int and item["disk_bytes"] >= 300 * 64
     assert item["delta_bytes"] >= 5 * 64
     assert (user["backend"], user["dtype"], user["delta_rows"]) == ("zarr", "bfloat16", 0)
+
+
+def test_tables_that_share_tiers_are_named_together(run, run_json, tmp_path):
+    names = [f"column_{number}" for number in range(15)]
+    specs = {name: tierstore.TableSpec(3 + number, 4) for number, name in enumerate(names)}
+    tierstore.create(tmp_path / "s", specs | {"wide": tierstore.TableSpec(5, 64)}).close()
+    shared, alone = run_json("inspect", tmp_path / "s")["spaces"]
+    assert shared["tables"] == names and alone["tables"] == ["wide"]
+    assert (shared["rows"], shared["record_bytes"], alone["record_bytes"]) == (150, 16, 256)
+    assert shared["disk_bytes"] >= 150 * 20 and shared["delta_rows"] == shared["delta_bytes"] == 0
+    text = run("inspect", tmp_path / "s").stdout
+    listed = text[text.index("tiers are shared by") : text.index("open it without")]
+    assert listed.replace("\n ", "").split("shared by ")[1].strip() == ", ".join(names)
+    assert max(map(len, listed.splitlines())) <= 80
+    (only,) = run_json("inspect", tmp_path / "s", "--table", "wide")["spaces"]
+    assert only == alone
+
+
+def test_a_thousand_tables_are_readable(run, run_json, tmp_path):
+    specs = {f"a_long_name_of_column_{n}": tierstore.TableSpec(2, 4) for n in range(60)}
+    specs |= {f"wide_{n}": tierstore.TableSpec(70_000, 64, sparse=True) for n in range(2)}
+    with tierstore.create(tmp_path / "s", specs) as store:
+        store["wide_1"].write([3, 5], np.ones((2, 64), np.float32))
+        store.commit()
+        assert len(str(store.info()).splitlines()) == 4
+    lines = run("inspect", tmp_path / "s").stdout.splitlines()
+    assert len(lines) < 10
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
+    assert re.search(r"a_long_name… … a_long_name… +60 +120 +16 B ", lines[2])
+    assert re.search(r"wide_0 … wide_1 +2 +140,000 +256 B .* 2$", lines[3])
+    data = run_json("inspect", tmp_path / "s")
+    assert [table["name"] for table in data["tables"]] == list(specs)
+    assert [len(space["tables"]) for space in data["spaces"]] == [60, 2]
 
 
 def test_text(run, pair):
@@ -229,3 +262,8 @@ def test_what_is_not_a_store(run, tmp_path, single, command):
     for name in ("empty", "file", "half.tier", "missing"):
         assert name in run(command, tmp_path / name, code=3).stderr
     assert "remove it" in run(command, half, code=3).stderr
+
+
+@pytest.mark.parametrize("options", [["--full"], ["--field", "weight"], ["--field", "nope"]])
+def test_options_that_say_nothing_are_refused(run, single, options):
+    assert "--stats" in run("inspect", single, *options, code=2).stderr

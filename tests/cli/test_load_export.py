@@ -18,6 +18,7 @@ EXPORT_KEYS = [
     "dtype",
     "bytes",
     "overflowed",
+    "notes",
 ]
 LOAD_KEYS = [
     "store",
@@ -31,9 +32,13 @@ LOAD_KEYS = [
     "keys",
     "overflowed",
     "version",
+    "read_as",
+    "notes",
 ]
 NEEDS = {".parquet": "pyarrow", ".safetensors": "safetensors"}
-FORMATS = [".npy", ".npz", ".safetensors", ".parquet", ".vec", ".txt", ".bin", ".zarr", ".tsv"]
+FORMATS = [
+    ".npy", ".npz", ".safetensors", ".parquet", ".vec", ".txt", ".bin", ".zarr", ".tsv", ".csv",
+]  # fmt: skip
 
 
 def rows_of(path, name, field="weight", version=None):
@@ -201,3 +206,48 @@ def test_load_of_a_store_that_is_no_store_or_locked(run, pair, tmp_path):
     run("load", tmp_path / "empty", tmp_path / "a.npy", code=3)
     with tierstore.open(pair, "r+"):
         run("load", pair, tmp_path / "a.npy", "--table", "new", code=5)
+
+
+def test_load_says_how_it_read_a_text(run, run_json, tmp_path):
+    rows = np.random.default_rng(4).normal(size=(5, 3)).astype("f4")
+    lines = [f"{n + 10};" + ";".join(map(repr, row)) for n, row in enumerate(rows.tolist())]
+    (tmp_path / "f.csv").write_text("item;a;b;c\n" + "\n".join(lines).replace(".", ",") + "\n")
+    said = 'header yes, keys from "item", 3 numbers, separator ";", decimal ","'
+    found = run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--dry-run")
+    assert found.stderr == f"read as: {said}\n"
+    assert found.stdout.splitlines()[0] == "5 rows of 3 float32; nothing was loaded"
+    assert [line.split()[0] for line in found.stdout.splitlines()[1:]] == ["10", "11", "12"]
+    assert not (tmp_path / "s.tier").exists()
+    shown = run_json("load", tmp_path / "s.tier", tmp_path / "f.csv", "--dry-run")
+    assert np.array_equal(np.array(shown["first"], "f4"), rows[:3])
+    assert shown["keys"] == [10, 11, 12] and shown["read_as"] == said
+
+    assert run_json("load", tmp_path / "s.tier", tmp_path / "f.csv")["read_as"] == said
+    assert np.array_equal(rows_of(tmp_path / "s.tier", "embeddings"), rows)
+    options = ["--sep", ";", "--decimal", ",", "--header", "--key-column", "none"]
+    loaded = run_json(
+        "load", tmp_path / "t.tier", tmp_path / "f.csv", *options, "--dtype", "float64"
+    )
+    assert (loaded["dim"], loaded["dtype"], loaded["keys"]) == (4, "float64", False)
+
+
+def test_load_asks_what_a_text_is(run, tmp_path):
+    (tmp_path / "f.csv").write_text("0,1\n0.5,\n")
+    said = run("load", tmp_path / "s.tier", tmp_path / "f.csv", code=2).stderr
+    assert "--header" in said and "--no-header" in said
+    run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--header", code=3)
+    run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--header", "--null", "")
+    assert np.isnan(rows_of(tmp_path / "s.tier", "embeddings")[0, 1])
+    run("load", tmp_path / "s.tier", tmp_path / "f.csv", "--sep", "ab", code=2)
+
+
+def test_what_is_left_out_is_a_line_on_stderr_and_a_field_of_json(run, run_json, pair, tmp_path):
+    said = run("export", pair, tmp_path / "a.npy", "--table", "user", "--dtype", "float16")
+    assert said.stderr.startswith("Note: the 20 keys") and len(said.stderr.splitlines()) == 1
+    options = ["--table", "user", "--dtype", "float32"]
+    assert len(run_json("export", pair, tmp_path / "b.npy", *options)["notes"]) == 1
+    assert "kept the 20 keys" in run("load", pair, tmp_path / "b.npy", "--table", "user").stderr
+    (tmp_path / "f.vec").write_text("a 1.5 2\nb 2.5 3\na 3.5 4\n")
+    options = [tmp_path / "new.tier", tmp_path / "f.vec"]
+    assert "'a' in rows 0 and 2" in run("load", *options, code=1).stderr
+    assert run_json("load", *options, "--duplicates", "last")["rows"] == 2

@@ -60,7 +60,7 @@ def test_no_arguments_show_help_and_mean_usage(run):
         ["frobnicate"],
         ["init"],
         ["init", "x.tier", "--rows", "-5", "--dim", "4"],
-        ["init", "x.tier", "--rows", "1e6", "--dim", "4"],
+        ["init", "x.tier", "--rows", "1.5", "--dim", "4"],
         ["init", "x.tier", "--rows", "10", "--dim", "4", "--dtype", "object"],
         ["inspect", "x.tier", "--rows", "5:3"],
         ["verify", "x.tier", "--sample", "some"],
@@ -105,7 +105,34 @@ def test_group_help_has_examples_and_every_command(run):
 
 
 def test_version(run):
-    assert tierstore.__version__ in run("--version").output
+    for flag in ("--version", "-V"):
+        assert tierstore.__version__ in run(flag).output
+
+
+def test_python_runs_the_package_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "tierstore", "-V"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"tierstore, version {tierstore.__version__}\n"
+
+
+def test_a_misspelt_command_is_named_as_it_should_be(run):
+    assert "Did you mean inspect?" in run("insepct", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "code"),
+    [
+        (["inspect", "nope.tier"], "NotAStoreError", 3),
+        (["init", "x.tier", "--rows", "many", "--dim", "4"], "BadParameter", 2),
+        (["load", "x.tier", "nope.npy"], "FormatError", 3),
+    ],
+)
+def test_a_failure_is_one_object_with_json(run_json, tmp_path, monkeypatch, args, kind, code):
+    monkeypatch.chdir(tmp_path)
+    error = run_json(*args, code=code)["error"]
+    assert (error["type"], error["exit_code"]) == (kind, code)
+    assert error["message"]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,26 @@ def test_rich_draws_on_a_terminal_unless_no_color(monkeypatch):
     assert drawn[True] == "NAME   ROWS\nitem  1,000\nu         5\n"
 
 
+@pytest.mark.parametrize("width", [8, 20, 30, 40, 80, 200])
+def test_no_number_is_cut_however_narrow_the_terminal(monkeypatch, width):
+    pytest.importorskip("rich")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    headers = ["TABLE", "ROWS", "DIM", "DISK", "DELTA"]
+    rows = [["item_embeddings", "1,000,000", "128", "488.3 MiB", "363,040"]]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    Output().show({}, Grid(headers, rows, right=frozenset({1, 2, 3, 4})))
+    text = terminal.getvalue()
+    for header, cell in zip(headers, rows[0], strict=True):
+        assert header in text
+        assert cell in text or (header in text.splitlines()[-1] and "too narrow" in text)
+    assert "…" not in text and "item_embeddings" in text
+    if width >= 80:
+        assert "too narrow" not in text
+
+
 def test_plain_without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -134,3 +134,22 @@ def test_the_memory_of_a_read_is_the_librarys():
     (option,) = command.params
     default = inspect.signature(import_table).parameters["memory"].default
     assert parse_bytes(option.default) == default
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("adm", "adam"), ("sgd", "sgd-momentum"), ("Adagard", "adagrad"), ("adamx", "adam")],
+)
+def test_names_like_those_of_presets_are_no_fields(text, meant):
+    with pytest.raises(click.BadParameter, match=rf"did you mean {meant}.*field:{text}"):
+        State().convert(text, None, None)
+    assert list(fields(f"field:{text}:float32:2")) == [text]
+
+
+@pytest.mark.parametrize("text", ["Adam", "ADAM:bfloat16", "Rowwise_Adagrad"])
+def test_presets_are_of_either_case(text):
+    assert fields(text) == fields(text.lower())
+
+
+def test_a_field_may_be_called_as_a_preset():
+    assert list(fields("field:adam")) == ["adam"]

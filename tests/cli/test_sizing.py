@@ -53,7 +53,7 @@ def test_simulate_reads_ids_from_files(run_json, tmp_path):
 def test_simulate_says_what_is_wrong(run, tmp_path):
     assert "not a file" in run("simulate", tmp_path / "none", code=3).output
     np.savez(tmp_path / "a.npz", a=np.arange(3), b=np.arange(3))
-    assert "which has the ids" in run("simulate", tmp_path / "a.npz", code=1).output
+    assert "name the one with the ids" in run("simulate", tmp_path / "a.npz", code=1).output
     for size in ("0", "x", "0%", "101%", "-3"):
         assert "Usage" in run("simulate", tmp_path / "a.npz", f"--size={size}", code=2).output
 
@@ -86,6 +86,29 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert data["step_seconds"] == pytest.approx(sum(data["seconds"].values()))
     assert data["seconds"]["disk_reads"] > 0
     assert "ms" in run("plan", *options).stdout
+
+
+def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path):
+    """As opening the store does."""
+    path, budget = tmp_path / "s", tierstore.Budget(host="20KiB")
+    specs = {f"t{n}": tierstore.TableSpec(100 + n, 16) for n in range(12)}
+    specs["wide"] = tierstore.TableSpec(5, 64)
+    tierstore.create(path, specs).close()
+    data = run_json("plan", "--store", path, "--host", "20KiB")
+    with tierstore.open(path, budget=budget) as store:
+        spaces = store.info().spaces
+    assert [space["tables"] for space in data["spaces"]] == [list(each.tables) for each in spaces]
+    for space, opened in zip(data["spaces"], spaces, strict=True):
+        assert [(each["tier"], each["slots"], each["nbytes"]) for each in space["tiers"]] == [
+            (each.tier, each.slots, each.nbytes) for each in opened.tiers
+        ]
+    assert sum(each.nbytes for space in spaces for each in space.tiers) <= 20 << 10
+    text = run("plan", "--store", path, "--host", "20KiB", "--gpu", "1MiB").stdout
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "t0 … t11" in text and " gpu " in text and "100.0 %" in text
+    assert "'t0', 't1' and 10 more" in run("plan", "--store", path, "--host", "900", code=1).output
+    for wrong in (["--store", path, "--rows", 3], ["--rows", 3], []):
+        assert "--store" in run("plan", *wrong, code=2).output
 
 
 def test_plan_refuses_what_cannot_be(run):
@@ -123,4 +146,6 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     speeds.measure(".", file_bytes=1 << 20, seconds=0.01)
     run("plan", *table, "--plot", tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert "named .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    assert (
+        "must be one of .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
+    )

@@ -243,7 +243,7 @@ def test_the_files_of_another_table_are_refused(tmp_path, kind, other):
 @pytest.mark.parametrize("rows", [99, 101, 2000])
 def test_blocks_must_add_up_to_the_table(tmp_path, kind, rows):
     data = records(np.random.default_rng(9), rows, 32)
-    with pytest.raises(InvalidInputError, match="table of 100"):
+    with pytest.raises(InvalidInputError, match="the table 100"):
         create(tmp_path, make_spec(kind, 100), data)
 
 

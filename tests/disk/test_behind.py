@@ -17,7 +17,7 @@ ROWS, WIDTH = 50, 32
 
 @pytest.fixture(autouse=True)
 def all_of_it_waits(monkeypatch):
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 1)
 
 
 class File:
@@ -73,7 +73,7 @@ def one(rng: np.random.Generator, position: int) -> Piece:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), room=st.sampled_from([0, 1, 2, 5, 60, 1000]))
 def test_any_sequence_of_calls(monkeypatch, threads, seed, room):
-    """Whatever is put is read at once and never lost, also where writes fail now and then."""
+    """Queued records are readable immediately and never lost, even if some writes fail."""
     if not threads:
         monkeypatch.setattr(threading.Thread, "start", none_to_be_had)
     rng, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)
@@ -209,13 +209,25 @@ def test_no_thread_lives_where_nothing_waits(monkeypatch):
     rng, file = np.random.default_rng(5), File(0)
     file.behind.put(some(rng, 20))
     assert file.threads == [threading.current_thread().name]
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 3 * WIDTH)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
     small = File(99 * WIDTH)
     small.behind.put(some(rng, 2))
     assert small.threads == [threading.current_thread().name]
     small.behind.put(some(rng, 3))
     small.behind.drain()
     assert small.threads[1:] == ["tierstore-write"] and small.behind._thread is None
+
+
+def test_no_thread_lives_where_the_room_is_for_small_blocks(monkeypatch):
+    """A batch cut into blocks of a few records waited for a thread at each of them."""
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 3 * WIDTH)
+    rng = np.random.default_rng(7)
+    little, enough = File(8 * WIDTH), File(12 * WIDTH)
+    for file in (little, enough):
+        file.behind.put(some(rng, 40))
+        file.behind.drain()
+    assert little.threads == [threading.current_thread().name]
+    assert set(enough.threads) == {"tierstore-write"}
 
 
 def test_what_is_put_now_is_written_by_the_caller_behind_what_waits():

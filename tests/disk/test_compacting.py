@@ -39,7 +39,7 @@ def change(writer: Writer, rng: np.random.Generator, oracle: np.ndarray) -> None
 
 
 def committed(path, rng, count, kind="memmap"):
-    """Return a writer with so many deltas, and the table after each version."""
+    """Return a writer with a number of deltas, and the table after each version."""
     oracle = records(rng, ROWS, WIDTH)
     writer = Writer(path, SPECS[kind], oracle)
     versions = {1: oracle.copy()}
@@ -164,7 +164,7 @@ def test_what_reads_otherwise_is_not_published(tmp_path, rng):
     before = set(tmp_path.rglob("delta-*"))
     with (
         mock.patch.object(_io.File, "write", lost_writes),
-        pytest.raises(StoreIOError, match="read otherwise than they were written"),
+        pytest.raises(StoreIOError, match="differ from what was written"),
     ):
         compact(writer, 0, 3)
     assert set(tmp_path.rglob("delta-*")) == before
@@ -211,7 +211,7 @@ def test_spans_are_few_consecutive_and_stay_together(newest, most):
 
 @pytest.mark.parametrize(("most", "times"), [(64, 5), (20, 12)])
 def test_a_record_is_written_a_few_times(most, times):
-    """A hundred thousand commits of one record, compacted whenever so many deltas have gathered."""
+    """A hundred thousand commits of one record, compacted at a threshold of deltas."""
     deltas, written = [], 0
     for version in range(1, 100_001):
         deltas.append(Stub(version))

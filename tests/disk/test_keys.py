@@ -76,7 +76,7 @@ def test_a_missing_key_is_named(directory):
 def test_keys_are_asked_for_in_their_own_type(directory):
     with pytest.raises(InvalidTypeError, match="int64"):
         keys_of(directory, INTS).lookup(["5"])
-    with pytest.raises(InvalidTypeError, match="texts"):
+    with pytest.raises(InvalidTypeError, match="strings"):
         keys_of(directory, TEXTS).lookup([5])
 
 

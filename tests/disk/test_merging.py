@@ -13,7 +13,7 @@ EVERY = np.arange(ROWS)
 
 @pytest.fixture(autouse=True, params=[256, 2])
 def small_parts(request, monkeypatch):
-    """Let a merge of few rows go by many windows or two, parts of ids, and steps."""
+    """Make a merge of few rows use many windows or two, parts of ids, and steps."""
     monkeypatch.setattr(merging, "_MOST_WINDOWS", request.param)
     monkeypatch.setattr(merging, "_WINDOW_ROWS", 17)
     monkeypatch.setattr(merging, "_IDS", 5)

@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from tierstore._disk.readahead import _LEAD, paced
+from tierstore._disk.readahead import _MAX_LEAD, paced
 
 
 def test_every_part_is_announced_before_it_is_handed_out():
@@ -20,12 +20,12 @@ def test_announcing_stays_a_few_parts_ahead_of_what_was_taken():
     announced: list[int] = []
     parts = paced(100, announced.append)
     next(parts)
-    while len(announced) < _LEAD:
+    while len(announced) < _MAX_LEAD:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert len(announced) == _LEAD
+    assert len(announced) == _MAX_LEAD
     parts.close()
-    assert len(announced) <= _LEAD + 1
+    assert len(announced) <= _MAX_LEAD + 1
     assert not any(each.name == "tierstore-announce" for each in threading.enumerate())
 
 

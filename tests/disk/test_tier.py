@@ -106,7 +106,7 @@ class Reader:
 @pytest.fixture(autouse=True)
 def all_of_it_waits(monkeypatch):
     """However little is written, a thread does it where there is room for it to wait."""
-    monkeypatch.setattr(write_queue, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(write_queue, "_MIN_QUEUED_BYTES", 1)
 
 
 @pytest.fixture(params=["over", "behind"])

@@ -37,7 +37,7 @@ def resealed(data: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
 
 @contextmanager
 def replaced(path: Path, data: bytes) -> Iterator[None]:
-    """Let a file have another content for a while."""
+    """Replace the contents of a file temporarily."""
     before = path.read_bytes()
     path.write_bytes(data)
     try:

@@ -78,7 +78,7 @@ def small_deltas(*, behind: bool = False, threads: bool = False) -> Iterator[Non
         mock.patch("tierstore._disk.delta._FEW", few),
         mock.patch("tierstore._disk.delta._ROWS_A_WRITE", rows_a_write),
         mock.patch("tierstore._disk.delta._CACHED_BYTES", cached),
-        mock.patch("tierstore._disk.write_queue._WORTH_A_THREAD", 1),
+        mock.patch("tierstore._disk.write_queue._MIN_QUEUED_BYTES", 1),
         mock.patch("tierstore._tiers.slots._QUEUE_SHARE", 1),
         nullcontext() if threads else mock.patch.object(Behind, "_start", lambda behind: None),
     ):

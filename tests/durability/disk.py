@@ -167,7 +167,7 @@ class Disk:
             self.replay(event)
 
     def replay(self, event: Event) -> None:
-        """Let an event happen."""
+        """Apply an event."""
         self._count += 1
         if isinstance(event, Write | Resize):
             self._files[event.node].pending.append(event)

@@ -23,7 +23,9 @@ _ANSWERS = {"open", "listdir", "stat", "fstat", "fstatvfs", "pread", "preadv", "
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: in which operations, once or for ever, before the operation or after it."""
+    """The injected fault: in which operations, once or permanently, before or after the
+    operation.
+    """
 
     name: str
     operations: frozenset[str]
@@ -69,7 +71,9 @@ class Faulty:
     """Does what the system does, but for the n-th of the operations that a fault is about."""
 
     def __init__(self, fault: Fault, number: int) -> None:
-        """Let operation `number`, counted from 1, fail, and with a lasting fault all after it."""
+        """Make operation `number`, counted from 1, fail, and all later ones if the fault is
+        permanent.
+        """
         self._fault = fault
         self._left = number
         self.struck = 0

@@ -165,7 +165,7 @@ def _delta(data: bytes, place: Path) -> None:
 
 
 def _header_measured(rng: random.Random, data: bytes) -> bytes:
-    """Let the length of a header reach to its last brace, most of the time."""
+    """Set the length of a header to reach its last brace, most of the time."""
     if rng.random() < 0.2 or len(data) < 8:
         return data
     return (max(0, data.rfind(b"}") - 7)).to_bytes(8, "little") + data[8:]

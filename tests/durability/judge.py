@@ -98,7 +98,7 @@ def _check_older(path: Path, reader: tierstore.Store, states: list[State]) -> No
 
 
 def check_files(path: Path, writer: tierstore.Store) -> None:
-    """After a writer has opened the store, nothing lies about that no version names."""
+    """After a writer has opened the store, no file remains that no version names."""
     named = " ".join(manifest.read_text() for manifest in path.glob("manifest-*.json"))
     for file in path.rglob("*"):
         known = file.name in (STORE, LOCK, "rows.npy", "rows.crc", "rows.zarr", "zarr.json")
@@ -110,7 +110,7 @@ def check_files(path: Path, writer: tierstore.Store) -> None:
 
 
 def _go_on(writer: tierstore.Store) -> State:
-    """Write and commit once more; return what is to be there."""
+    """Write and commit once more; return the expected contents."""
     change(writer)
     writer.commit(step=77)
     return observe(writer)

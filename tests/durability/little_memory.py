@@ -177,7 +177,7 @@ class Judge:
 
 @contextmanager
 def failing(number: int, many: int, *, lines: bool) -> Iterator[None]:
-    """Let so many allocations of the body fail, or raise Odd at a line of the library's."""
+    """Make a number of allocations in the body fail, or raise Odd at a line of the library."""
     left = number
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -204,7 +204,7 @@ def failing(number: int, many: int, *, lines: bool) -> Iterator[None]:
 def strike(
     act: str, number: int, image: Path, place: Path, judge: Judge, *, many: int, lines: bool
 ) -> bool:
-    """Let so many allocations of an act fail, in a child; return whether the act raised.
+    """Make a number of allocations of an act fail, in a child; return whether the act raised.
 
     For ever would not do: where there is no memory to say at which instruction, the interpreter
     unwinds without an end. NumPy does not bear every failure: a child that it kills is a kill.
@@ -248,7 +248,7 @@ def strike(
 def _strike_here(
     act: str, number: int, place: Path, judge: Judge, many: int, lines: bool, out: IO[str]
 ) -> None:
-    """Let an act fail in this process; tell what is wrong with what it leaves in memory."""
+    """Make an act fail in this process; describe inconsistencies that it leaves in memory."""
     store = tierstore.open(place / "s", "r+", budget=BUDGET)
     for name in SPECS:
         store[name].write(WRITTEN, np.full((WRITTEN.size, DIM), 5, np.float32))
@@ -278,7 +278,7 @@ def _strike_here(
 
 
 def main(act: str, first: int, step: int, *, lines: bool = False) -> None:
-    """Let every `step`-th allocation, or line, from `first` on fail, and say what is wrong."""
+    """Make every `step`-th allocation, or line, from `first` on fail, and report errors."""
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None

@@ -53,7 +53,7 @@ class Conductor:
         """How often there was a fold that was not done yet."""
 
     def advance(self) -> None:
-        """Let the newest fold take no step, or some."""
+        """Let the newest fold run a number of steps, possibly none."""
         fold = Stepwise.newest
         if fold is not None and not fold.done():
             self.overlaps += 1
@@ -63,7 +63,7 @@ class Conductor:
 
 @contextmanager
 def folds_in_steps(seed: int = 0, *, most_deltas: int = 1) -> Iterator[Conductor]:
-    """Let folds begin when more than `most_deltas` have gathered, and take tiny steps when told."""
+    """Make folds start above `most_deltas` deltas, and run in tiny steps on request."""
     Stepwise.newest = None
     with (
         mock.patch("tierstore._store.compaction.BackgroundWork", Stepwise),

@@ -1,4 +1,4 @@
-"""A base belongs to its manifests: one of another moment is refused, and found by verify."""
+"""A base belongs to its manifests: one of a different time is refused and reported by verify."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let 64 rows be a block."""
+    """Set the block size to 64 rows."""
     monkeypatch.setattr(bases, "DIGEST_ROWS", BLOCK)
     monkeypatch.setattr("tierstore._disk.generation.DIGEST_ROWS", BLOCK)
 
@@ -94,9 +94,9 @@ def last_rows(old: bytes, new: bytes) -> bytes:
 
 
 def is_refused(path: Path) -> None:
-    with pytest.raises(CorruptStoreError, match="of another moment"):
+    with pytest.raises(CorruptStoreError, match="a different time"):
         opened(path)
-    with pytest.raises(CorruptStoreError, match="of another moment"):
+    with pytest.raises(CorruptStoreError, match="a different time"):
         opened(path, "r+")
 
 
@@ -121,7 +121,7 @@ def test_a_base_from_a_backup_is_refused(path: Path, tmp_path: Path) -> None:
         assert not np.array_equal(old, rows)
         report = store.verify()
         assert not report.ok
-        assert any("another moment" in text for text in report.bad_files)
+        assert any("a different time" in text for text in report.bad_files)
 
 
 @pytest.mark.fault(53)
@@ -199,7 +199,7 @@ def test_lost_extents_of_a_sparse_table_are_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_checksums_close_no_other_rows(path: Path) -> None:
-    """A flipped bit is damage of a row, as before, and not a base of another moment."""
+    """A flipped bit is damage of a row, as before, not a base of a different time."""
     with opened(path) as store:
         rows = rows_of(store)
     sums = generation(path) / "rows.crc"

@@ -80,7 +80,7 @@ def test_a_chunk_that_is_decoded_has_a_bounded_size(tmp_path: Path, compression:
     with (
         with_manifest(path, lambda body: body["tables"]["t"].update(change)),
         frugal(),
-        pytest.raises(FormatError, match=r"2147483648 bytes, at most 268435456"),
+        pytest.raises(FormatError, match=r"2147483648 bytes; at most 268435456"),
     ):
         opened(path)
     with pytest.raises(InvalidInputError, match="choose fewer chunk_rows"):
@@ -156,7 +156,7 @@ def test_scalars_of_a_table_are_bounded(tmp_path: Path) -> None:
     scalars = {"step": [{} for _ in range(40_000)]}
     with (
         with_manifest(path, lambda body: body["tables"]["t"].update(scalars=scalars)),
-        pytest.raises(FormatError, match=r"scalars take \d+ bytes, at most 65536"),
+        pytest.raises(FormatError, match=r"scalars take \d+ bytes; at most 65536"),
     ):
         opened(path)
     with tierstore.open(path, "r+") as store:
@@ -272,7 +272,7 @@ def test_a_text_is_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory", "loop", "missing"])
 def test_only_regular_files_are_copied(tmp_path: Path, kind: str) -> None:
-    """None of them blocks, or goes on for ever."""
+    """None of them blocks or runs forever."""
     path = tmp_path / "file"
     if kind == "fifo":
         os.mkfifo(path)
@@ -337,7 +337,7 @@ def test_offsets_of_keys_are_looked_at_in_blocks(tmp_path: Path) -> None:
     with (
         _io.Directory.open(tmp_path) as directory,
         frugal(),
-        pytest.raises(CorruptStoreError, match="do not divide"),
+        pytest.raises(CorruptStoreError, match="do not delimit"),
     ):
         Keys(open_keys(directory, info), info, rows)
 
@@ -346,7 +346,7 @@ def test_every_refusal_names_what_to_do() -> None:
     with pytest.raises(TierStoreError) as caught:
         Allowance("file.npz", "1MiB").take(5 << 20, "its keys")
     assert str(caught.value) == (
-        "file.npz: its keys would take 5.0 MiB of memory, 1.0 MiB of 1.0 MiB are left; "
-        "if the file is to be trusted, allow more (memory=, --memory)"
+        "file.npz: its keys would take 5.0 MiB of memory, but only 1.0 MiB of 1.0 MiB are left; "
+        "if you trust the file, allow more (memory=, --memory)"
     )
     assert json.dumps(str(caught.value)).isascii()

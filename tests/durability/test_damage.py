@@ -1,4 +1,4 @@
-"""Damage is not the end: what is whole is read, written on, saved, mended and repaired."""
+"""Stores with damage: intact data can be read, written, saved and repaired."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_missing_payload_does_not_close_the_tables(two: Two) -> None:
 
 
 def write_on(two: Two) -> None:
-    """Commit to the table that is whole, often enough to sweep and to fold."""
+    """Commit to the intact table, often enough to remove versions and to fold."""
     with tierstore.open(two.path, "r+", budget=_NONE) as store:
         state = two.versions[two.newest]["sound"].copy()
         for step in range(70):
@@ -317,7 +317,7 @@ def test_errors_name_the_cure(two: Two) -> None:
     hurt_row(two, row)
     with (
         tierstore.open(two.path, budget=_NONE) as store,
-        pytest.raises(CorruptRowError, match=r"write them again.*commit.*tierstore repair"),
+        pytest.raises(CorruptRowError, match=r"write all fields.*commit.*tierstore repair"),
     ):
         store["hurt"].read([row])
 
@@ -575,7 +575,7 @@ def test_repair_refuses(two: Two, tmp_path: Path) -> None:
     ]:
         with pytest.raises(error):
             tierstore.repair(two.path, dest)
-    with pytest.raises(InvalidInputError, match="not a way to fill rows"):
+    with pytest.raises(InvalidInputError, match="not a fill value"):
         tierstore.repair(two.path, tmp_path / "whole", fill="ones")
     with pytest.raises(InvalidInputError):
         tierstore.repair(two.path, tmp_path / "whole", listed=two.path / "list.csv")

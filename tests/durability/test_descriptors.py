@@ -132,7 +132,7 @@ def test_a_store_of_many_tables_needs_few_descriptors(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let hardly anything be held open."""
+    """Allow only few descriptors to stay open."""
     monkeypatch.setattr(held, "_budget", lambda: 2)
 
 
@@ -317,7 +317,7 @@ def test_a_store_that_is_moved_stays_the_same(store: tierstore.Store, tmp_path: 
 
 
 def test_the_budget_is_a_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, budget in ((1024, 256), (8, 8), (1 << 20, 512), (-1, 512)):
+    for limit, budget in ((1024, 204), (8, 8), (1 << 20, 512), (-1, 512)):
         monkeypatch.setattr(held.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert held._budget() == budget
 

@@ -186,7 +186,7 @@ def expected(error: BaseException, fault: Fault) -> bool:
 
 
 def strike(kind: str, name: str, fault: Fault, number: int, host: int) -> bool:
-    """Let an operation of an act fail; return whether there was one of that number."""
+    """Make an operation of an act fail; return whether an operation of that number exists."""
     before, after = _clean(kind, name)
     threads = number % 4 < 2  # write what waits
     recorded = warnings.catch_warnings(record=True)
@@ -255,7 +255,7 @@ def _content(state: State) -> State:
 
 
 def sweep(kind: str, name: str, fault: Fault, host: int, share: float) -> int:
-    """Let each operation of an act fail in turn, or a random share of them; return how many did."""
+    """Make each operation of an act fail, or a random sample of them; return how many failed."""
     rng = random.Random(f"{kind} {name} {fault.name} {host}")
     strike(kind, name, fault, 1 << 30, host)
     readahead.method()  # opens a descriptor that lives as long as the process

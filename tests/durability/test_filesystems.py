@@ -117,7 +117,7 @@ def test_a_mount_whose_locks_are_its_own_is_refused(tmp_path: Path) -> None:
         pytest.skip(f"no FUSE here: {error.stderr.decode()[:200]}")
     try:
         assert _io.filesystem(tmp_path / "fuse").startswith("fuse")
-        with pytest.raises(StoreIOError, match=r"lies on fuse.*allow_untested=True"):
+        with pytest.raises(StoreIOError, match=r"is on fuse.*allow_untested=True"):
             tierstore.open(tmp_path / "fuse/s", "r+")
         with pytest.raises(StoreIOError, match="allow_untested"):
             tierstore.create(tmp_path / "fuse/new", {"t": SPEC})

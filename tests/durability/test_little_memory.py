@@ -71,7 +71,7 @@ def test_without_closing_half_a_write_would_be_seen(
             with monkeypatch.context() as patch, pytest.raises((InternalError, SystemError)):
                 patch.setattr(store["t"]._space.host.map, "bind", fail)
                 if not protected:
-                    patch.setattr(_door, "_HARMLESS", (Exception,))
+                    patch.setattr(_door, "_SAFE_ERRORS", (Exception,))
                 store["t"].write(ids, rows)
             assert store.closed == protected
             if protected:

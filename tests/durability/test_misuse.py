@@ -48,7 +48,7 @@ def values(count: int, seed: int = 2) -> np.ndarray:
 
 
 def unchanged(table: tierstore.Table) -> None:
-    assert table._uncommitted().size == 0
+    assert table._space.uncommitted(table._extent).size == 0
     assert np.array_equal(table.read(np.arange(ROWS)), TRUTH)
 
 

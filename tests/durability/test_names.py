@@ -1,4 +1,4 @@
-"""What lies under a name: links, pipes, devices, directories, and files of other programs.
+"""Foreign entries under a name: links, pipes, devices, directories, and files of other programs.
 
 Rows 40, 41 and 52 of the list of faults.
 """

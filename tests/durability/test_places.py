@@ -52,9 +52,9 @@ def test_a_store_that_is_moved_stays_the_same(tmp_path: Path) -> None:
 def test_a_store_that_is_removed_is_not_made_again(tmp_path: Path) -> None:
     store = make(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
-    with pytest.raises(NotAStoreError, match="was removed while the store was open"):
+    with pytest.raises(NotAStoreError, match="removed while the store was open"):
         store["t"].write([1], ONES)
-    with pytest.raises(ClosedError, match="was removed"):
+    with pytest.raises(ClosedError, match="removed while"):
         store.commit()
     store.close()
     assert list(tmp_path.iterdir()) == []

@@ -72,7 +72,7 @@ def image(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def cut(image: Path, place: Path, seed: int) -> int:
-    """Run a writer, let the power go, and return the last version it acknowledged."""
+    """Run a writer, cut the power, and return the last version it acknowledged."""
     rng = random.Random(seed)
     command = [sys.executable, "-m", "tests.durability.writer", str(place / "s"), str(seed)]
     with mounted(image, place):

@@ -45,7 +45,7 @@ def path() -> Iterator[Path]:
 
 
 def killed(path: Path, seed: int) -> int:
-    """Let a writer run for a moment, kill it, and return the last version it acknowledged."""
+    """Run a writer briefly, kill it, and return the last version it acknowledged."""
     command = [sys.executable, "-m", "tests.durability.writer", str(path), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Readers that stay: what they opened is there as long as they are, whatever a writer sweeps up.
+"""Long-lived readers: their version stays readable, even if a writer removes its files.
 
 Rows 22 and 72 of the list of faults.
 """

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tierstore
@@ -47,3 +48,25 @@ def test_a_writer_goes_on(kept: Path, tmp_path: Path) -> None:
         assert writer.verify().ok
     with tierstore.open(tmp_path / "s") as reader:
         assert described(reader) != newest
+
+
+@pytest.mark.parametrize("slots", [None, 1, 4])
+@pytest.mark.parametrize("number", [path.parent.name for path in KEPT if path.name == "whole"])
+def test_tables_of_a_kept_store_share_tiers(number: str, slots: int | None, tmp_path: Path) -> None:
+    kept = STORES / number / "whole"
+    newest = list(json.loads(kept.with_suffix(".json").read_text()).values())[-1]
+    shutil.copytree(kept, tmp_path / "s")
+    rng = np.random.default_rng(4)
+    with tierstore.open(tmp_path / "s", "r+", budget=Budget(host_rows=slots)) as writer:
+        assert [len(space.tables) for space in writer.info().spaces] == [3, 1]
+        assert described(writer) == newest
+        written = {}
+        for name, table in writer.items():
+            rows = rng.standard_normal(table.shape).astype(np.float32)
+            table.write(np.arange(table.rows), rows)
+            written[name] = table.read(np.arange(table.rows))
+        writer.commit()
+        assert writer.verify().ok
+    with tierstore.open(tmp_path / "s") as reader:
+        for name, rows in written.items():
+            assert np.array_equal(reader[name].read(np.arange(len(rows))), rows)

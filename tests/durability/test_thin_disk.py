@@ -97,7 +97,7 @@ def test_a_fold_that_did_not_reach_the_disk_fails(tmp_path: Path, kind: str, sil
     disk = ThinDisk(FILES[kind], silent=silent)
     error = fold(path, disk)
     assert disk.lost and isinstance(error, CommitFailedError)
-    assert "not on the disk" in str(error) if silent else "cannot sync" in str(error)
+    assert "differ on the disk" in str(error) if silent else "cannot sync" in str(error)
     assert not lost(path, oracle)
     with tierstore.open(path, "r+", budget=NONE) as store:
         store.fold()
@@ -109,7 +109,7 @@ def test_what_waits_for_the_disk_takes_no_error_from_the_sync(tmp_path: Path) ->
     """Each of two protections finds it alone; without both rows are lost (negative control)."""
     _, oracle = store_of(tmp_path / "a", "memmap")
     with without_waiting_apart():
-        assert "not on the disk" in str(fold(tmp_path / "a", ThinDisk("rows.npy")))
+        assert "differ on the disk" in str(fold(tmp_path / "a", ThinDisk("rows.npy")))
     assert not lost(tmp_path / "a", oracle)
     with without_proof():
         assert "cannot sync" in str(fold(tmp_path / "a", ThinDisk("rows.npy")))
@@ -197,7 +197,7 @@ def test_a_fold_onto_a_full_thin_disk_loses_nothing(tmp_path: Path, *, protected
         Path("/proc/sys/vm/drop_caches").write_text("3")
         assert folded != protected
         if not protected:  # what the fold lost is seen at the next opening, too late to mend
-            with pytest.raises(tierstore.errors.CorruptStoreError, match="of another moment"):
+            with pytest.raises(tierstore.errors.CorruptStoreError, match="different time"):
                 tierstore.open(path, budget=NONE)
             return
         with tierstore.open(path, budget=NONE) as reader:

@@ -90,6 +90,7 @@ def test_a_large_commit_goes_past_the_page_cache(
     """What it cannot write, on a full disk, it tells, and the next commit does."""
     rng, rows, past, room = np.random.default_rng(int(full)), 3000, set[str](), True
     monkeypatch.setattr("tierstore._disk.delta._CACHED_BYTES", 100_000)
+    monkeypatch.setattr("tierstore._disk.write_queue._MIN_QUEUED_BYTES", 10_000)
     write = _io.direct.write
 
     def traced(*given: Any) -> None:

@@ -245,7 +245,7 @@ class Twin:
         self._step_kept(lambda: self.store.create_table(name, spec))
 
     def replace_table(self) -> None:
-        """Write a table anew."""
+        """Rewrite a table."""
         self.rollback()
         name = self._random.choice(list(self._tables))
         old = self._tables[name]

@@ -41,7 +41,7 @@ def main() -> None:
     """Commit until killed."""
     path, seed = sys.argv[1], int(sys.argv[2])
     compaction._MOST_DELTAS = 3  # a fold goes on behind most of the time
-    write_queue._WORTH_A_THREAD, slots._QUEUE_SHARE = (
+    write_queue._MIN_QUEUED_BYTES, slots._QUEUE_SHARE = (
         1,
         1,
     )  # as many rows wait as there are slots

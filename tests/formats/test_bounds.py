@@ -307,7 +307,7 @@ def test_a_chunk_that_is_no_file_does_not_block(tmp_path):
     chunk = next(file for file in (path / "weight/c").rglob("*") if file.is_file())
     chunk.unlink()
     os.mkfifo(chunk)
-    with pytest.raises(FormatError, match="no file of a chunk"):
+    with pytest.raises(FormatError, match="not a chunk file"):
         open_source(path)
 
 

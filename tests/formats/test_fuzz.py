@@ -4,6 +4,7 @@ Each case cuts a good file, flips some of its bits, or both; the seeds are fixed
 """
 
 import csv
+import json
 import shutil
 import time
 import warnings
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, write_file
+from tests.reference.formats import write_without_us
 from tierstore._formats import SOURCE_SUFFIXES, open_source
 from tierstore._formats.base import FORMATS
 from tierstore.errors import FormatError
@@ -28,6 +30,11 @@ def good_file(directory: Path, suffix: str) -> Path:
         torch = pytest.importorskip("torch")  # for writing
         tensors = {"weight": torch.from_numpy(matrix), "keys": torch.arange(23) * 2, "n": {"x": 1}}
         torch.save(tensors, path)
+    elif suffix == ".json":
+        write_without_us(path, matrix)
+    elif suffix == ".jsonl":
+        pairs = zip(random_words(23), matrix.tolist(), strict=True)
+        path.write_text("\n".join(json.dumps({"id": key, "v": row}) for key, row in pairs))
     elif suffix == ".csv":
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
@@ -58,7 +65,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def read_all(path: Path) -> None:
-    with open_source(path) as source:
+    with open_source(path, field="weight") as source:
         assert source.rows >= 0
         rows = sum(len(block) for block in source.blocks(7))
         assert rows == source.rows

@@ -19,6 +19,12 @@ def test_words_one_a_line(tmp_path, end):
         assert read_keys(tmp_path / "keys.txt") == WORDS
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_mark_at_the_start_is_no_part_of_a_key(tmp_path, encoding):
+    (tmp_path / "keys.txt").write_text("7\n9\n", encoding=encoding)
+    assert read_keys(tmp_path / "keys.txt").tolist() == [7, 9]
+
+
 def test_whole_numbers_are_integers(tmp_path):
     for numbers in (random_integers(30), np.arange(5)):
         (tmp_path / "keys.txt").write_text("".join(f"{n}\n" for n in numbers))
@@ -76,7 +82,7 @@ def test_files_that_hold_no_keys(tmp_path):
     np.save(tmp_path / "keys.npy", np.arange(9))
     with (tmp_path / "keys.npy").open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(FormatError, match="do not fit"):
+    with pytest.raises(FormatError, match="do not match"):
         read_keys(tmp_path / "keys.npy")
     np.save(tmp_path / "keys.npy", np.array([2**63], np.uint64))
     with pytest.raises(InvalidInputError):

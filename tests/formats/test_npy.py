@@ -1,4 +1,4 @@
-""".npy: what NumPy itself writes and reads, and headers that lie."""
+""".npy: files written and read by NumPy itself, and headers with false claims."""
 
 import struct
 
@@ -83,7 +83,7 @@ def test_numpy_maps_what_is_written(tmp_path, dtype):
         (npy(b"\xff\xfe"), "literals"),
         (npy(b"7\n"), "must hold"),
         (npy(header(), b"x" * 15), "truncated"),
-        (npy(header(), b"x" * 17), "follows"),
+        (npy(header(), b"x" * 17), "extra bytes follow"),
         (npy(header(), b"x" * 16, version=b"\4\0"), "version 4.0"),
         (npy(header(), b"x" * 16, version=b"\2\0", length=3 << 30), "header of"),
         (npy(header(), b"", length=500), "truncated"),

@@ -1,4 +1,4 @@
-""".npz: what NumPy itself writes and reads, and archives that lie."""
+""".npz: files written and read by NumPy itself, and archives with false claims."""
 
 import io
 import zipfile
@@ -149,5 +149,5 @@ def test_keys_that_are_no_characters(tmp_path):
             archive.writestr("weight.npy", as_npy(random_matrix(2, 2)))
             header = as_npy(np.array(["a", "b"]))[:-8]
             archive.writestr("keys.npy", header + keys.tobytes())
-        with pytest.raises(FormatError, match="no characters"):
+        with pytest.raises(FormatError, match="not characters"):
             read_keys_of(tmp_path / "file.npz")

@@ -139,7 +139,7 @@ def test_torch_is_not_needed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_checkpoints_hold_more_than_tensors(tmp_path, protocol):
-    """What stands beside the tensors does not keep them from being read, whatever the protocol."""
+    """Tensors can be read regardless of other values and of the pickle protocol."""
     weight = torch.nn.Parameter(tensor_of(random_matrix(9, 4)))
     optimizer = torch.optim.Adam([weight], lr=0.1)
     weight.sum().backward()

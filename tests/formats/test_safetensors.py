@@ -1,4 +1,4 @@
-""".safetensors: what the safetensors package writes and reads, and headers that lie."""
+""".safetensors: files written and read by the safetensors package, and false headers."""
 
 import json
 import struct
@@ -106,17 +106,17 @@ def test_chooses_among_several(tmp_path):
         (file_of({"a": {"dtype": "F32", "shape": [2, 2]}}), "must have"),
         (file_of({"a": entry("F99")}, b"x" * 16), "unknown dtype"),
         (file_of({"a": {**entry(), "dtype": ["F32"]}}, b"x" * 16), "unknown dtype"),
-        (file_of({"a": {**entry(), "shape": 4}}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(-2, -2))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(2.0, 2))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=(True, 4))}, b"x" * 16), "proper shape"),
-        (file_of({"a": entry(shape=[2**62] * 100)}, b"x" * 16), "proper shape"),
+        (file_of({"a": {**entry(), "shape": 4}}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(-2, -2))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(2.0, 2))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=(True, 4))}, b"x" * 16), "invalid shape"),
+        (file_of({"a": entry(shape=[2**62] * 100)}, b"x" * 16), "invalid shape"),
         (file_of({"a": entry(shape=[2**62] * 60)}, b"x" * 16), "span of"),
-        (file_of({"a": {**entry(), "data_offsets": [0, 8, 16]}}, b"x" * 16), "proper shape"),
+        (file_of({"a": {**entry(), "data_offsets": [0, 8, 16]}}, b"x" * 16), "invalid shape"),
         (file_of({"a": entry(stop=12)}, b"x" * 12), "span of"),
         (file_of({"a": entry(start=16, stop=0)}, b"x" * 16), "span of"),
         (file_of({"a": entry()}, b"x" * 15), "truncated"),
-        (file_of({"a": entry()}, b"x" * 17), "follows"),
+        (file_of({"a": entry()}, b"x" * 17), "extra bytes follow"),
         (file_of({"a": entry(start=4, stop=20)}, b"x" * 20), "starts at"),
         (file_of({"a": entry(), "b": entry()}, b"x" * 32), "starts at"),
         (file_of({"a": entry(), "b": entry(start=8, stop=24)}, b"x" * 24), "starts at"),
@@ -150,3 +150,35 @@ def test_string_keys_whose_offsets_lie(tmp_path):
         path.write_bytes(content.replace(offsets, struct.pack("<4q", *lie)))
         with pytest.raises(FormatError, match="key"):
             read_keys_of(path)
+
+
+def test_a_model_in_several_files(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    matrix = random_matrix(9, 4)
+    index = tmp_path / "model.safetensors.index.json"
+    shards = {"head": "model-1-of-2.safetensors", "weight": "model-2-of-2.safetensors"}
+    for name, tensor in (("head", matrix + 1), ("weight", matrix)):
+        numpy.save_file({name: tensor}, tmp_path / shards[name])
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": shards}))
+    assert read_file(f"{index}:weight").tobytes() == matrix.tobytes()
+    assert read_file(f"{index}:head").tobytes() == (matrix + 1).tobytes()
+    assert read_file(index, field="weight").tobytes() == matrix.tobytes()
+    with pytest.raises(FormatError, match="contains 2 matrices"):
+        open_source(index)
+    with pytest.raises(FormatError, match="contains no 'nope'"):
+        open_source(f"{index}:nope")
+    (tmp_path / "model-1-of-2.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"model-1-of-2\.safetensors: no such file"):
+        open_source(f"{index}:head")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", "{}", '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b.safetensors"}}',
+     '{"weight_map": {"a": "/b.safetensors"}}', '{"weight_map": {"a": "b.npy"}}'],
+)  # fmt: skip
+def test_json_that_is_no_index_of_files_beside_it(tmp_path, text):
+    (tmp_path / "b.safetensors").touch()
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(FormatError, match=r"f\.json: (not JSON|no index)"):
+        open_source(f"{tmp_path / 'f.json'}:a")

@@ -119,19 +119,22 @@ def test_words_have_a_largest_length(tmp_path, matrix, suffix):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("\n", "first line"),
-        ("word\n", "first line"),
-        ("word 1 2\nother 1\n", "row 1"),
-        ("word 1 2\nother 1 two\n", "row 1"),
-        ("word 1 2\nother 1 2_e\n", "row 1"),
-        ("word 1 2\n 1 2\n", "row 1"),
+        ("\n", "empty"),
+        ("word\n", "line 1, column 1: 'word' is no number"),
+        ("word 1 2\nother 1\n", "line 2 has 2 cells, but 3"),
+        ("word 1 2\nother 1 two\n", "line 2, column 3: 'two' is no number"),
+        ("word 1 2\nother 1 2_e\n", "line 2, column 3: '2_e' is no number"),
+        ("word 1 2\n 1 2\n", "line 2 has 2 cells, but 3"),
         ("2 2\nword 1 2\n", "cannot hold"),
         ("2 2\nword 1 2\n\n\n\n\n\n\n\n", "1 rows"),
         ("1 2\nword 1 2\nother 1 2\n", "2 or more rows"),
-        ("1 2\nword 1 2 3\n\n" + "other 1 2\n", "2 or more rows"),
-        ("999999999999999 300\nword 1 2\n", "cannot hold"),
-        ("3 0\nw\nw\nw\n", "1 to"),
-        ("1 999999999\n", "at most|cannot hold"),
+        ("1 2\nword 1 2 3\n\n" + "other 1 2\n", "line 2 has more than 2 numbers: 'word 1'"),
+        ("5 3\nword 1 2 3 4\n", "line 1 announces rows of a word and 3 numbers, but line 2 has 5"),
+        ("999999999999999 300\nword 1 2\n", "announces .* but line 2 has 3 cells"),
+        ("999999999999999 2\nword 1 2\n", "cannot hold"),
+        ("3 0\nw\nw\nw\n", "no column of numbers"),
+        ("1 999999999\n", "announces 1 rows of 999999999, but none follow"),
+        ("0 999999999\n", "none follow"),
     ],
 )
 def test_bad_text_is_named_as_such(tmp_path, text, why):
@@ -143,17 +146,19 @@ def test_bad_text_is_named_as_such(tmp_path, text, why):
 def test_words_that_are_no_text(tmp_path):
     (tmp_path / "file.vec").write_bytes(b"1 2\n\xff\xfe 1 2\n")
     (tmp_path / "file.bin").write_bytes(b"1 1\n\xff\xfe 1234")
-    for name in ("file.vec", "file.bin"):
-        with pytest.raises(FormatError, match="row 0 is not UTF-8"):
+    for name, where in (("file.vec", "line 2"), ("file.bin", "row 0 is not UTF-8")):
+        with pytest.raises(FormatError, match=where):
             read_keys_of(tmp_path / name)
 
 
 def test_lines_have_a_largest_length(tmp_path, monkeypatch):
-    from tierstore._formats import words as word2vec
+    from tierstore._formats import _cells
 
-    monkeypatch.setattr(word2vec, "MAX_LINE_BYTES", 100)
-    (tmp_path / "file.vec").write_text("1 2\n" + "w" * 200 + " 1 2\n")
-    with pytest.raises(FormatError, match="100 bytes"):
+    monkeypatch.setattr(_cells, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(_cells, "BLOCK_BYTES", 50)
+    lines = "".join(f"w{n} 1 2\n" for n in range(2000))
+    (tmp_path / "file.vec").write_text("2001 2\n" + lines + "w" * 200 + " 1 2\n")
+    with pytest.raises(FormatError, match="line 2002 or one after it has 100 bytes or more"):
         read_file(tmp_path / "file.vec")
 
 
@@ -165,8 +170,8 @@ def test_lines_have_a_largest_length(tmp_path, monkeypatch):
         (b"\xba\x16O/\x0c\0\0\0", "fastText"),
         (b"1 2\nword 1234567", "row 0"),
         (b"1 2\n 12345678x", "row 0"),
-        (b"1 2\nw 12345678x", "follows"),
-        (b"1 2\nw 12345678\nx", "follows"),
+        (b"1 2\nw 12345678x", "extra bytes follow"),
+        (b"1 2\nw 12345678\nx", "extra bytes follow"),
         (b"2 2\nw 12345678\n", "cannot hold"),
         (b"999999999999999 300\nw 12345678", "cannot hold"),
         (b"1 0\nw \n", "1 to"),

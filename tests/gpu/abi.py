@@ -9,13 +9,17 @@ from tierstore._tiers.gpu.abi import COUNTERS, RECORDS, TIER, BatchArgument, Sou
 from tierstore._tiers.gpu.abi import RowsArgument as Rows
 
 SUM = RECORDS.extended("tierstore.nn", "sum.cu")
+POOL = RECORDS.extended("tierstore.nn", "pool.cu")
 STEP = RECORDS.extended("tierstore.optim", "step.cu")
 COLUMNS = RECORDS.extended("tierstore._table", "columns.cu")
+JOINT = RECORDS.extended("tierstore._table", "joint.cu")
 SOURCES: dict[str, tuple[Source, list[Any]]] = {
     "tier": (TIER, [TierArgument, BatchArgument]),
     "sum": (SUM, [Rows, SUM.structure("Sum")]),
+    "pool": (POOL, [Rows, POOL.structure("Pool")]),
     "step": (STEP, [Rows, STEP.structure("Step")]),
     "columns": (COLUMNS, [Rows, COLUMNS.structure("Columns", FIELDS=3)]),
+    "joint": (JOINT, [JOINT.structure("Ids"), JOINT.structure("Bounds")]),
 }
 
 

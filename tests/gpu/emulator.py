@@ -170,7 +170,7 @@ class EmulatedDevice:
             ctypes.memmove(target + row * width, source + row * pitch, width)
 
     def finish(self) -> None:
-        """Let every stream come to its end."""
+        """Wait for every stream."""
 
     def synchronize(self, stream: int) -> None:
         self.waits += 1

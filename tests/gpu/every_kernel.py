@@ -66,7 +66,7 @@ def reach_every_kernel(place: Place) -> set[str]:
 
 
 def fail_once(twin: Twin) -> None:
-    """Let the tiers below fail in the middle of a batch, which is then undone."""
+    """Make the tiers below fail in the middle of a batch, which is then undone."""
     read, rows = twin.host.read, twin.tier
     twin.host.read = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
     try:

@@ -53,7 +53,7 @@ class Program:
         return str(self.rng.choice(list(FIELDS)))
 
     def work(self, steps: int) -> None:
-        """Do so many random calls, and look at everything in the end."""
+        """Make a number of random calls, and check everything at the end."""
         calls = [
             *[self.read, self.write, self.prefetch] * 4,
             *[self.lease, self.use_lease] * 3,

@@ -30,8 +30,22 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tier": ("", {}),
     "columns": ("_table/columns.cu", {"UNITS": "32,32,32", "WIDTH": 16}),
     "odd columns": ("_table/columns.cu", {"UNITS": "1,70", "WIDTH": 2}),
+    "joint": ("_table/joint.cu", {}),
     "sum": ("nn/sum.cu", {"VECTOR": 4}),
     "sum of odd rows": ("nn/sum.cu", {"VECTOR": 1}),
+    "pool": ("nn/pool.cu", {"ROW": "F32", "OUT": "F32", "VECTOR": 4, "COLUMNS": 4, "MAXIMA": 0}),
+    "pool of halves": (
+        "nn/pool.cu",
+        {"ROW": "BF16", "OUT": "F32", "VECTOR": 8, "COLUMNS": 8, "MAXIMA": 1},
+    ),
+    "pool to odd columns": (
+        "nn/pool.cu",
+        {"ROW": "F16", "OUT": "F16", "VECTOR": 8, "COLUMNS": 1, "MAXIMA": 0},
+    ),
+    "pool of odd rows": (
+        "nn/pool.cu",
+        {"ROW": "F32", "OUT": "BF16", "VECTOR": 1, "COLUMNS": 1, "MAXIMA": 1},
+    ),
     "sgd": ("optim/step.cu", {**STEP, "OPTIMIZER": "SGD", "MOMENTUM": 1, "NESTEROV": 1}),
     "adam": ("optim/step.cu", {**STEP, "SECOND": "BF16", "THIRD": "F16", "AMSGRAD": 1}),
     "adamw": ("optim/step.cu", {**STEP, "SECOND": "F32", "DECOUPLED": 1, "VECTOR": 1}),
@@ -78,7 +92,7 @@ def test_kernels_compile(name: str, architecture: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "structures"),
-    [("tier", "tier"), ("sum", "sum"), ("adam", "step"), ("columns", "columns")],
+    [("tier", "tier"), ("sum", "sum"), ("pool", "pool"), ("adam", "step"), ("columns", "columns")],
 )
 def test_the_gpu_has_every_member_where_python_has_it(name: str, structures: str) -> None:
     path, macros = SOURCES[name]

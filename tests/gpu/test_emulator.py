@@ -12,7 +12,14 @@ from tests.gpu.emulator import library, syntax_errors
 from tests.gpu.test_compile import STEP
 from tierstore._tiers.gpu.abi import COUNTERS_BYTES, TIER, Arguments, BatchArgument, TierArgument
 
-MACROS = {"tier": {}, "sum": {"VECTOR": 1}, "step": STEP, "columns": {"UNITS": "1,2,3", "WIDTH": 4}}
+MACROS = {
+    "tier": {},
+    "joint": {},
+    "sum": {"VECTOR": 1},
+    "pool": {"ROW": "F16", "OUT": "BF16", "VECTOR": 4, "COLUMNS": 2, "MAXIMA": 1},
+    "step": STEP,
+    "columns": {"UNITS": "1,2,3", "WIDTH": 4},
+}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
 

@@ -1,4 +1,4 @@
-"""A GPU tier evicts the rows of least score, whatever the policy."""
+"""A GPU tier evicts the rows with the lowest scores, for every policy."""
 
 from __future__ import annotations
 
@@ -151,5 +151,5 @@ def test_a_store_with_a_policy_on_both_tiers(tmp_path: Path, place: Place, polic
 
 def test_counts_must_be_one_a_row(tmp_path: Path, place: Place) -> None:
     tierstore.create(tmp_path / "s.tier", {"t": TableSpec(ROWS, 8)}).close()
-    with pytest.raises(InvalidInputError, match="one number a row"):
+    with pytest.raises(InvalidInputError, match="one number per row"):
         tierstore.open(tmp_path / "s.tier", "r+", policy=static([1, 2, 3]), device=place.device)

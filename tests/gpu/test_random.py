@@ -1,4 +1,4 @@
-"""Random work over three tiers equals the same work on one array, whatever the sizes."""
+"""Random work over three tiers of any size equals the same work on one array."""
 
 import numpy as np
 import pytest

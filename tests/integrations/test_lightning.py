@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.integrations.conftest import Setting
+import tierstore
+from tests.integrations.conftest import ROWS, Setting
 
 lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
 
@@ -101,6 +106,80 @@ def test_a_run_goes_on_from_its_last_checkpoint(setting: Setting, tmp_path: Path
     assert again.loss() == other.loss()
     for made in (again, other):
         made.store.close()
+
+
+class Noisy(Module):
+    """Training that draws from the global generators."""
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        ids, labels = batch
+        loss = self.model(ids, (labels + 0.1 * torch.rand(len(labels))).clamp(max=1))["loss"]
+        self.losses[self.global_step] = loss.item()
+        return loss
+
+
+class Kill(lightning.Callback):
+    """Kill the process after a step, whatever it has not saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_ahead(root: Path, *, kill: int | None = None, resume: bool = False) -> dict[str, Any]:
+    """Train with lookahead, 8 shuffled batches an epoch; save every 3 steps. Return the end."""
+    root.mkdir(exist_ok=True)
+    setting = Setting(root / "store")
+    module = Noisy(setting)
+    module.losses = {}
+    torch.manual_seed(99 if resume else 5)
+    ahead = tierstore.lookahead(
+        DataLoader(setting.data, 32, shuffle=True),
+        {setting.model.user: lambda b: b[0][:, 0], setting.model.item: lambda b: b[0][:, 1]},
+        depth=3,
+    )
+    saves = ModelCheckpoint(root / "saved", save_last=True, every_n_train_steps=3)
+    callbacks = [StoreCallback(setting.store), saves]
+    if kill is not None:
+        callbacks.append(Kill(kill))
+    ran = lightning.Trainer(
+        default_root_dir=root,
+        accelerator="cpu",
+        max_epochs=4,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=0.5,
+        callbacks=callbacks,
+    )
+    ran.fit(module, ahead, ckpt_path=root / "saved/last.ckpt" if resume else None)
+    with setting.store:
+        rows = {
+            f"{name}.{field}": np.array(table.read(np.arange(ROWS), field))
+            for name, table in setting.store.items()
+            for field in table.fields
+        }
+    return {"rows": rows, "losses": module.losses, "head": setting.model.head.state_dict()}
+
+
+def test_a_run_killed_within_an_epoch_goes_on_to_the_bit(tmp_path: Path) -> None:
+    whole = read_ahead(tmp_path / "whole")
+    assert list(whole["losses"]) == list(range(32))
+    spawn = multiprocessing.get_context("spawn")
+    victim = spawn.Process(target=read_ahead, args=(tmp_path / "cut",), kwargs={"kill": 14})
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    resumed = read_ahead(tmp_path / "cut", resume=True)
+    assert resumed["losses"] == {step: whole["losses"][step] for step in range(12, 32)}
+    assert whole["rows"].keys() == resumed["rows"].keys() >= {"user.weight", "item.exp_avg"}
+    for name, rows in whole["rows"].items():
+        assert np.array_equal(rows, resumed["rows"][name]), name
+    for name, value in whole["head"].items():
+        assert torch.equal(value, resumed["head"][name])
 
 
 def test_the_learning_rate_finder_leaves_no_traces(setting: Setting, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ WAYS = {
 @repeated
 @random_ranges
 def test_any_ranges(monkeypatch, directory, way, seed, ranges, aligned):
-    """Whatever the file system allows, bytes are read and written as through the cache."""
+    """Direct reads and writes equal buffered ones on every file system."""
     monkeypatch.setattr(system, "calls", Calls(**WAYS[way]))
     rng = np.random.default_rng(seed)
     file, content = make(directory, rng)

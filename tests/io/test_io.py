@@ -283,7 +283,7 @@ def test_an_open_directory_stays_itself(directory, tmp_path):
 def test_small_files_are_read_up_to_a_limit(directory):
     directory.write_file("file", b"12345")
     assert directory.read_file("file", 5) == b"12345"
-    with pytest.raises(FormatError, match="5 bytes; at most 4"):
+    with pytest.raises(FormatError, match="5 bytes; the limit is 4"):
         directory.read_file("file", 4)
     with pytest.raises(FileNotFoundError):
         directory.read_file("nothing", 4)
@@ -408,7 +408,7 @@ def test_a_mapping_follows_what_is_written(directory):
 def test_short_files_are_not_mapped(directory):
     directory.write_file("file", b"short")
     with directory.open_file("file") as file:
-        with pytest.raises(CorruptStoreError, match="5 bytes, at least 6"):
+        with pytest.raises(CorruptStoreError, match="5 bytes instead of at least 6"):
             _io.map_files([file], 6, advice=mmap.MADV_RANDOM)
         assert _io.map_files([file], 0, advice=mmap.MADV_RANDOM).size == 0
         assert _io.map_files([], 10, advice=mmap.MADV_RANDOM).size == 0
@@ -485,7 +485,7 @@ def test_a_file_that_was_replaced_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_io.system, "calls", calls)
     with (
-        pytest.raises(CommitFailedError, match="is there and complete"),
+        pytest.raises(CommitFailedError, match="is complete, but"),
         _io.publish(tmp_path / "file", force=True) as temporary,
     ):
         temporary.write_bytes(b"new")

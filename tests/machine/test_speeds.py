@@ -41,7 +41,7 @@ def test_a_cache_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
 def test_a_cache_that_is_no_file_is_as_good_as_none(tmp_path, make):
-    """A FIFO would block every opening for ever."""
+    """Opening a FIFO would block forever."""
     path = readahead.cache_path("speeds.json")
     path.parent.mkdir(parents=True)
     make(path)

@@ -44,7 +44,7 @@ class Oracle:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_entries():
-    """Let touches of five slots and more have entries of their own."""
+    """Give touches of five or more slots separate entries."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PACKED", 5, raising=False)
         yield

@@ -183,7 +183,7 @@ def test_what_is_no_policy_is_refused():
         policy.choose("no-such-thing")
     with pytest.raises(InvalidTypeError):
         policy.choose(7)
-    with pytest.raises(InvalidInputError, match="half-life"):
+    with pytest.raises(InvalidInputError, match="half_life"):
         policy.lfu(half_life=0)
     with pytest.raises(InvalidInputError, match="not 'lookahead'"):
         policy.lookahead("lookahead")
@@ -195,7 +195,7 @@ def test_what_is_no_policy_is_refused():
     "counts", [np.ones(9), np.full(10, -1.0), np.full(10, np.nan), np.array(["a"] * 10), 3]
 )
 def test_counts_that_are_none_are_refused(counts):
-    with pytest.raises(InvalidInputError, match="counts are"):
+    with pytest.raises(InvalidInputError, match="counts must be"):
         make(policy.static(counts), rows=10, slots=5)
 
 

@@ -1,5 +1,6 @@
 """Files of vectors of each format, made without the library."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,35 @@ def _zarr(path: Path, matrix: Matrix) -> None:
     group.create_array("weight", data=matrix)
 
 
+def _jsonl(path: Path, matrix: Matrix) -> None:
+    lines = [json.dumps({"id": f"w{n}", "embedding": row}) for n, row in enumerate(matrix.tolist())]
+    path.write_text("\n".join(lines))
+
+
+def _index(path: Path, matrix: Matrix) -> None:
+    """A model in files of their own, as transformers has it."""
+    shard = f"{path.stem}-1-of-1.safetensors"
+    pytest.importorskip("safetensors.numpy").save_file({"weight": matrix}, path.with_name(shard))
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": {"weight": shard}}))
+
+
+def _fvecs(path: Path, matrix: Matrix) -> None:
+    """As the reader of faiss has it: every row is an int32 and its floats."""
+    rows = [np.array([len(row)], "<i4").tobytes() + row.tobytes() for row in matrix]
+    path.write_bytes(b"".join(rows))
+
+
+def _fbin(path: Path, matrix: Matrix) -> None:
+    path.write_bytes(np.array(matrix.shape, "<u4").tobytes() + matrix.tobytes())
+
+
 WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".bin": _binary,
     ".csv": _lines(","),
+    ".fbin": _fbin,
+    ".fvecs": _fvecs,
+    ".json": _index,
+    ".jsonl": _jsonl,
     ".npy": np.save,
     ".npz": lambda path, matrix: np.savez(path, weight=matrix),
     ".parquet": _parquet,

@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused(stream):
         plan(10**6, 64, host=100)
     with pytest.raises(CapacityError):
         plan(10**6, 64, host=0, gpu=100)
-    with pytest.raises(InvalidInputError, match="names row 1999"):
+    with pytest.raises(InvalidInputError, match="has row 1999"):
         plan(1000, 64, host=10**6, stream=stream)
     with pytest.raises(InvalidInputError):
         plan(0, 64, host=0)

@@ -87,10 +87,10 @@ def test_what_holds_no_ids_is_refused(tmp_path):
     with pytest.raises(FormatError, match="cannot read"):
         load_stream(path)
     (tmp_path / "a.csv").write_text("1,2,3")
-    with pytest.raises(FormatError, match="no recorded trace"):
+    with pytest.raises(FormatError, match="neither a recorded trace"):
         load_stream(tmp_path / "a.csv")
     np.savez(tmp_path / "b.npz", a=ids(), b=ids())
-    with pytest.raises(InvalidInputError, match="a, b: which has the ids"):
+    with pytest.raises(InvalidInputError, match="a, b: name the one"):
         load_stream(tmp_path / "b.npz")
     with pytest.raises(InvalidInputError, match="no 'c'"):
         load_stream(tmp_path / "b.npz", column="c")

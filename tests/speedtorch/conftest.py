@@ -109,7 +109,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Small tensors are not worth waiting for other threads."""
+    """Use one thread: for small tensors, others only cost time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

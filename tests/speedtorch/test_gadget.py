@@ -144,7 +144,7 @@ def test_values_that_do_not_fit_the_index(rng: np.random.Generator) -> None:
     gadget = ours.DataGadget(array.copy())
     gadget.gadgetInit()
     for shape, index in (((5, 3), [0, 1]), ((2, 2), [0, 1]), ((3, 2), (slice(0, 2), slice(0, 2)))):
-        with pytest.raises(InvalidInputError, match=f"{shape[0]}, {shape[1]}.*means"):
+        with pytest.raises(InvalidInputError, match=f"{shape[0]}, {shape[1]}.*selects"):
             gadget.insertData(torch.ones(shape), index)
     np.testing.assert_array_equal(gadget.getNumpyVersion(), array)
 

@@ -137,7 +137,7 @@ def test_one_that_another_process_writes_to_stays(
     with pytest.raises(LockedError) as caught:
         tierstore.create(tmp_path / "s", {"t": SPEC})
     (note,) = caught.value.__notes__
-    assert "still there" in note and "open for writing" in note
+    assert "still exists" in note and "open for writing" in note
     with others[0] as other:
         other["t"].write([1], np.ones((1, 16), np.float32))
         assert other.commit() == 2

@@ -119,7 +119,7 @@ def test_an_error_is_a_warning_and_the_next_commit_begins_anew(trainer, steps):
     error = StoreFullError("no space")
     with mock.patch("tierstore._disk.base.Base.write", side_effect=error):
         fold.step()
-    with pytest.warns(RuntimeWarning, match="put off: no space"):
+    with pytest.warns(RuntimeWarning, match="postponed: no space"):
         trainer.commit()
     trainer.check()
     trainer.commit()
@@ -164,7 +164,7 @@ def test_what_cannot_be_done_beside_it_waits_for_it(trainer, steps, change):
 
 @pytest.mark.parametrize("commits", [0, 2])
 def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monkeypatch, commits):
-    """A session that begins one and ends leaves it to the next; none lets deltas pile up."""
+    """A session leaves an unfinished fold to the next; deltas never accumulate without limit."""
     monkeypatch.setattr(compaction, "_QUICK_BYTES", 0)
     fold = begun(trainer)
     fold.step()
@@ -233,7 +233,7 @@ def test_a_thread_folds_behind_many_commits(trainer, soon):
 
 
 def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch):
-    """A fold that takes for ever; the store is as it was committed, and can be opened."""
+    """A fold that never ends; the store remains as committed, and can be opened."""
     going = threading.Event()
 
     def endless(self):
@@ -259,7 +259,7 @@ def test_an_interrupt_while_closing_waits_gives_it_up(trainer, soon, monkeypatch
 def test_without_a_thread_it_is_put_off(trainer, soon):
     with (
         mock.patch("_thread.start_new_thread", side_effect=RuntimeError("can't start new thread")),
-        pytest.warns(RuntimeWarning, match="no thread can be started to fold"),
+        pytest.warns(RuntimeWarning, match="cannot start a thread to fold"),
     ):
         trainer.commit(4)
     with warnings.catch_warnings():

@@ -116,7 +116,7 @@ def deltas_opened():
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("host_rows", [0, 50, ROWS])
 def test_a_refresh_costs_what_changed(root, monkeypatch, kind, host_rows):
-    """Nothing that is open is opened again, whatever has gathered."""
+    """Open files are never opened again, regardless of the number of deltas."""
     monkeypatch.setattr("tierstore._store.compaction._MOST_DELTAS", 16)
     trainer = Trainer(root / "s", 2, **BACKENDS[kind])
     with tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader:

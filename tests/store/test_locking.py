@@ -1,4 +1,4 @@
-"""Locks: one writer, whatever is removed or replaced; folds beside readers, by version."""
+"""Locks: a single writer, even if files are removed or replaced; folds and readers by version."""
 
 import fcntl
 import os

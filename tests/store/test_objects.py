@@ -115,7 +115,7 @@ def test_what_is_saved_is_read_there_and_brought_back(store, place, tmp_path, ro
 
 
 def test_objects_are_the_files_of_a_store(store, tmp_path):
-    """Whatever copies files makes one of the other."""
+    """Any tool that copies files converts between stores on disk and in objects."""
     store.save(zarr.storage.LocalStore(tmp_path / "objects"))
     with tierstore.open(tmp_path / "objects", "r+") as on_disk:
         same(store, on_disk)
@@ -167,7 +167,7 @@ def test_a_save_that_breaks_off_leaves_nothing(store, place):
 
 def test_what_is_there_is_never_written_over(store, saved):
     before = {key: value.to_bytes() for key, value in saved._store_dict.items()}
-    with pytest.raises(ExistsError, match="holds something"):
+    with pytest.raises(ExistsError, match="is not empty"):
         store.save(saved)
     assert {key: value.to_bytes() for key, value in saved._store_dict.items()} == before
 
@@ -175,7 +175,7 @@ def test_what_is_there_is_never_written_over(store, saved):
 def test_what_cannot_be_done_there_is_said(store, saved):
     with pytest.raises(InvalidInputError, match="can only be read; save it to a disk"):
         tierstore.open(saved, "r+")
-    with pytest.raises(InvalidInputError, match="create the store on one"):
+    with pytest.raises(InvalidInputError, match="create the store on a disk"):
         tierstore.create("memory://somewhere/emb.tier", SPECS)
     with pytest.raises(InvalidInputError, match="not a path, a URL or a zarr store: 7"):
         tierstore.open(7)
@@ -236,7 +236,7 @@ def test_objects_that_are_cut_or_gone_are_refused(saved, ending, change):
 def test_an_object_that_goes_while_it_is_read(saved):
     with tierstore.open(saved, budget=tierstore.Budget(host=0)) as reader:
         rewrite(saved, "rows.zarr/c.2.0", lambda data: data[:1000])
-        with pytest.raises(CorruptStoreError, match="are expected"):
+        with pytest.raises(CorruptStoreError, match="instead of"):
             reader["chunks"].read([2 * 1024 + 1000])
         assert np.isfinite(reader["chunks"].read([0])).all()
 

@@ -273,7 +273,7 @@ def test_a_payload_is_that_of_its_step(store):
 
 @pytest.mark.parametrize("step", [1.0, "1", True])
 def test_steps_are_whole_numbers(store, step):
-    with pytest.raises(InvalidTypeError, match="step is an int"):
+    with pytest.raises(InvalidTypeError, match="step must be an int"):
         store.commit(step=step)
 
 
@@ -625,7 +625,8 @@ def test_inspect_has_stable_keys(store):
     store.commit(step=3)
     data = store.info().to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert list(data) == ["store", "format", "uuid", "version", "step", "folded", "tables"]
+    keys = ["store", "format", "uuid", "version", "step", "folded", "tables", "spaces"]
+    assert list(data) == keys
     item, user = data["tables"]
     assert item == {
         "name": "item",
@@ -677,7 +678,7 @@ def test_a_file_that_another_program_replaces_is_noticed_before_anything_is_lost
     spec = tierstore.TableSpec(3000, 16, backend=backend, init=tierstore.uniform(-1, 1, seed=1))
     rows = np.random.default_rng(2).standard_normal((50, 16)).astype(np.float32)
     with (
-        pytest.warns(RuntimeWarning, match="put off"),  # closing would fold, and may not either
+        pytest.warns(RuntimeWarning, match="postponed"),  # closing would fold, and may not either
         tierstore.create(path, {"t": spec}, budget=tierstore.Budget(host=0)) as store,
     ):
         store["t"].write(np.arange(0, 500, 10), rows)

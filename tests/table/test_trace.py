@@ -129,7 +129,7 @@ def test_counts_warm_the_most_used_rows_and_the_policy(tmp_path):
         assert table.stats()["host"].hits == 50, "rows used once do not push out the most used"
         with pytest.raises(InvalidInputError, match="not both"):
             table.warm([1], counts=counts)
-        with pytest.raises(InvalidInputError, match="counts are"):
+        with pytest.raises(InvalidInputError, match="counts must be"):
             table.warm(counts=counts[:-1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tierstore._tiers.host import HostTier
 from tierstore._tiers.space import Router
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError, RowIndexError
+from tierstore.stats import Occupancy
 
 WIDTH, DIM = 48, 6
 SIZES = (5, 1, 60, 17)
@@ -70,8 +71,7 @@ class Program:
     def __init__(self, path: Path, seed: int, budget: Budget | None, device: Any = "cpu") -> None:
         self.rng = np.random.default_rng(seed)
         self.path, self.options = path, {"budget": budget, "device": device}
-        specs = {f"t{n}": TableSpec(rows, DIM) for n, rows in enumerate(SIZES)}
-        specs["wide"] = TableSpec(9, 2 * DIM)
+        specs = self.specs()
         self.store = tierstore.create(path, specs, **self.options)
         self.truth = {
             name: np.zeros((spec.rows, spec.dim), np.float32) for name, spec in specs.items()
@@ -80,9 +80,16 @@ class Program:
             self.write(name)
         self.commit()
 
+    def specs(self) -> dict[str, TableSpec]:
+        specs = {f"t{n}": TableSpec(rows, DIM) for n, rows in enumerate(SIZES)}
+        return specs | {"wide": TableSpec(9, 2 * DIM)}
+
+    def rare(self) -> list[Callable[[], None]]:
+        return [self.commit, self.rollback, self.change, self.reopen, self.follow]
+
     def run(self, steps: int) -> None:
         steps_of_a_table = [self.write, self.read, self.lease, self.scan, self.warm]
-        rare = [self.commit, self.rollback, self.change, self.reopen, self.follow]
+        rare = self.rare()
         for _ in range(steps):
             name = str(self.rng.choice(list(self.truth)))
             if self.rng.random() < 0.7:
@@ -188,6 +195,95 @@ class Program:
                 check(space.host)
 
 
+class LongProgram(Program):
+    """The same on a dozen tables in several spaces, with versions, folds and a reader beside it."""
+
+    def specs(self) -> dict[str, TableSpec]:
+        backends = ("memmap", "zarr", "memmap")
+        return {
+            f"t{n}": TableSpec(int(rows), DIM * (1 + n % 3), backend=backends[n % 3])
+            for n, rows in enumerate(self.rng.integers(1, 60, 12))
+        }
+
+    def __init__(self, path: Path, seed: int, budget: Budget | None) -> None:
+        super().__init__(path, seed, budget)
+        self.kept: dict[str, np.ndarray] = {}
+        self.reader: tierstore.Store | None = None
+        self.shown: dict[str, np.ndarray] = {}
+
+    def rare(self) -> list[Callable[[], None]]:
+        more = [self.keep, self.restore, self.fold, self.verify, self.count, self.look]
+        return [*super().rare(), *more, self.commit]
+
+    def run(self, steps: int) -> None:
+        super().run(steps)
+        if self.reader is not None:
+            self.reader.close()
+
+    def keep(self) -> None:
+        self.commit()
+        self.store.keep(self.store.version, "mine")
+        self.kept = self.committed
+
+    def restore(self) -> None:
+        if self.kept:
+            self.store.restore("mine")
+            self.truth = {name: rows.copy() for name, rows in self.kept.items()}
+            self.committed = self.kept
+            for name in self.truth:
+                self.scan(name)
+
+    def fold(self) -> None:
+        self.commit()
+        if self.kept:
+            self.store.release("mine")
+            self.kept = {}
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+        self.store.fold()
+        assert self.store.info().folded
+
+    def verify(self) -> None:
+        report = self.store.verify()
+        assert report.ok
+
+    def count(self) -> None:
+        total = self.store.stats()
+        for space in self.store.info().spaces:
+            found = self.store.stats(space.tables)
+            asked = [self.store[name].stats() for name in space.tables]
+            for tier, counters in found.items():
+                assert counters.requested == sum(each[tier].requested for each in asked)
+                total[tier].requested -= counters.requested
+        assert all(counters.requested == 0 for counters in total.values())
+
+    def look(self) -> None:
+        """A reader shows what it did, whatever was committed since, and the newest if asked."""
+        if self.reader is None:
+            self.reader = tierstore.open(self.path, **self.options)
+            self.shown = self.committed
+        for again in (False, True):
+            for name, rows in self.shown.items():
+                ids = self.rng.integers(0, len(rows), 8)
+                assert np.array_equal(self.reader[name].read(ids), rows[ids])
+            if not again:
+                self.reader.refresh()
+                self.shown = self.committed
+        assert list(self.reader) == list(self.shown)
+
+    def check_counts(self) -> None:
+        super().check_counts()
+        dirty = sum(
+            self.store[name].occupancy().get("host", Occupancy(0, 0, 0)).dirty
+            for name in {id(table._space): name for name, table in self.store.items()}.values()
+        )
+        assert self.store.uncommitted_rows() >= dirty
+        assert self.store.uncommitted_rows() == sum(
+            table._space.uncommitted(table._extent).size for table in self.store.values()
+        )
+
+
 BUDGETS: dict[str, Any] = {
     "no host tier": Budget(host_rows=0),
     "a slot a table": Budget(host_rows=1),
@@ -202,6 +298,14 @@ def test_tables_that_share_a_space_are_tables_of_their_own(
     tmp_path: Path, seed: int, budget: str
 ) -> None:
     Program(tmp_path / "s", seed, BUDGETS[budget]).run(60)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_dozen_tables_with_versions_folds_and_a_reader(
+    tmp_path: Path, seed: int, budget: str
+) -> None:
+    LongProgram(tmp_path / "s", 100 + seed, BUDGETS[budget]).run(120)
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (9, 2), (200, 3), (3, 200), (200, 200)])

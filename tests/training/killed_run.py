@@ -1,4 +1,4 @@
-"""A training run that commits as it goes, in a process to be killed: -m … PATH STEPS DEVICE."""
+"""A run that commits as it goes, in a process to be killed: -m … PATH STEPS DEVICE LAYERS."""
 
 from __future__ import annotations
 
@@ -10,22 +10,47 @@ import numpy as np
 import torch
 
 import tierstore
-from tierstore.nn import TieredEmbedding
+from tierstore.nn import TieredEmbedding, TieredEmbeddingCollection
 from tierstore.optim import TieredOptimizer
 
 ROWS, DIM = 200, 8
 
 
-class Model(torch.nn.Module):
+class Apart(torch.nn.Module):
+    """A layer a table."""
+
     def __init__(self, store: tierstore.Store) -> None:
         super().__init__()
         self.users, self.items = TieredEmbedding(store["user"]), TieredEmbedding(store["item"])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.users(ids[:, 0]) * self.items(ids[:, 1])
+
+
+class Together(torch.nn.Module):
+    """A layer for both."""
+
+    def __init__(self, store: tierstore.Store) -> None:
+        super().__init__()
+        self.both = TieredEmbeddingCollection(store, {"users": "user", "items": "item"})
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.both({"users": ids[:, 0], "items": ids[:, 1]})
+        return rows["users"] * rows["items"]
+
+
+LAYERS = {"apart": Apart, "together": Together}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, rows: torch.nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
         self.dropout = torch.nn.Dropout(0.3)
         self.linear = torch.nn.Linear(DIM, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self.users(ids[:, 0]) * self.items(ids[:, 1])
-        return self.linear(self.dropout(rows)).square().mean()
+        return self.linear(self.dropout(self.rows(ids))).square().mean()
 
 
 def opened(path: Path, device: str) -> tierstore.Store:
@@ -37,14 +62,14 @@ def opened(path: Path, device: str) -> tierstore.Store:
     return tierstore.create(path, specs, budget=budget, device=device)
 
 
-def train(path: Path, steps: int, device: str = "cpu") -> None:
+def train(path: Path, steps: int, device: str = "cpu", layers: str = "apart") -> None:
     torch.use_deterministic_algorithms(device != "cpu")
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
     with opened(path, device) as store:
-        model = Model(store).to(device)
-        tiered = TieredOptimizer(torch.optim.Adam, [model.users, model.items], lr=0.05)
+        model = Model(LAYERS[layers](store)).to(device)
+        tiered = TieredOptimizer(torch.optim.Adam, [model.rows], lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=0.05)
         schedules = [torch.optim.lr_scheduler.StepLR(each, 7) for each in (tiered, dense)]
         run = tierstore.Checkpoint(
@@ -66,4 +91,4 @@ def train(path: Path, steps: int, device: str = "cpu") -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    train(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -50,6 +50,18 @@ def test_bags(place: Place, weights: Tensor, mode: str, padding: int | None) -> 
         pair.check(torch.full((2, 3), padding % ROWS).to(place.torch))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_with_padding_in_order(place: Place, weights: Tensor, mode: str) -> None:
+    if mode == "max" and place.torch != "cpu":
+        pytest.skip("torch has no maximum in order on a GPU")
+    pair = Pair(place, weights, mode=mode, padding_idx=2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        pair.check(place.ids(12, rows=5), torch.tensor([0, 3, 3, 9]).to(place.torch))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_offsets_that_end_with_the_number_of_ids(place: Place, weights: Tensor) -> None:
     pair = Pair(place, weights, mode="sum", include_last_offset=True)
     pair.check(place.ids(12), torch.tensor([0, 3, 3, 9, 12]).to(place.torch))
@@ -92,5 +104,5 @@ def test_what_it_does_not_take(place: Place, weights: Tensor) -> None:
     emb = TieredEmbeddingBag(table)
     with pytest.raises(ValueError, match="offsets"):
         emb(place.ids(4))
-    with pytest.raises(NotImplementedError, match="per_sample_weights"):
+    with pytest.raises(InvalidInputError, match="per_sample_weights"):
         emb(place.ids(4, 2), None, torch.ones(4, 2).to(place.torch))

@@ -38,9 +38,9 @@ def contents(path: Path) -> dict[str, bytes]:
         return found
 
 
-def killed_at(path: Path, steps: int, last: int, device: str) -> None:
+def killed_at(path: Path, steps: int, last: int, *how: str) -> None:
     """Run a training in a process of its own and kill it once it has done step `last`."""
-    command = [sys.executable, "-m", "tests.training.killed_run", str(path), str(steps), device]
+    command = [sys.executable, "-m", "tests.training.killed_run", str(path), str(steps), *how]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout is not None
     for line in process.stdout:
@@ -51,16 +51,17 @@ def killed_at(path: Path, steps: int, last: int, device: str) -> None:
     process.stdout.close()
 
 
+@pytest.mark.parametrize("layers", killed_run.LAYERS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_a_run_that_is_killed_goes_on_to_the_bytes_of_one_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, layers: str
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or matrix products vary
-    killed_run.train(tmp_path / "whole.tier", 24, device)
-    killed_at(tmp_path / "killed.tier", 24, last=12, device=device)
+    killed_run.train(tmp_path / "whole.tier", 24, device, layers)
+    killed_at(tmp_path / "killed.tier", 24, 12, device, layers)
     with tierstore.open(tmp_path / "killed.tier") as store:
         assert store.step in (10, 15, 20)
-    killed_run.train(tmp_path / "killed.tier", 24, device)
+    killed_run.train(tmp_path / "killed.tier", 24, device, layers)
     assert contents(tmp_path / "killed.tier") == contents(tmp_path / "whole.tier")
 
 
@@ -81,7 +82,7 @@ def test_what_is_committed_comes_back(tmp_path: Path) -> None:
         assert torch.equal(run.extra["reader"]["ids"], torch.arange(3))
         assert torch.equal(torch.rand(2), drawn[0])
         assert np.array_equal(np.random.rand(2), drawn[1])
-        with pytest.raises(InvalidInputError, match="no state of other"):
+        with pytest.raises(InvalidInputError, match="lacks the state of other"):
             tierstore.Checkpoint(store, other=model).resume()
 
 
@@ -96,7 +97,7 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
         kept = run.commit(4)
         assert run.resume() == 4
         store.commit(step=20)
-        with pytest.raises(InvalidInputError, match=rf"step 20 has no state of model.*it: {kept};"):
+        with pytest.raises(InvalidInputError, match=rf"step 20 lacks .* model.*it: {kept};"):
             run.resume()
         store.restore(kept)
         assert run.resume() == 4

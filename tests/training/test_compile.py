@@ -80,3 +80,24 @@ def test_the_operators_keep_their_promises(place: Place, weights: Tensor) -> Non
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.tierstore.lookup.default, arguments, test_utils=tests)
     torch.library.opcheck(torch.ops.tierstore.read.default, arguments, test_utils=tests)
+
+
+def test_gradients_with_respect_to_others_leave_the_rows_alone(
+    place: Place, weights: Tensor
+) -> None:
+    torch.compiler.reset()
+    emb = TieredEmbedding(place.table(weights))
+    model = torch.nn.Sequential(emb, torch.nn.Tanh(), torch.nn.Linear(DIM, 1)).to(place.torch)
+    opt = TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ids, head = place.ids(7), list(model[2].parameters())
+    wanted = torch.autograd.grad(model(ids).square().sum(), head)
+    torch.testing.assert_close(torch.autograd.grad(compiled(ids).square().sum(), head), wanted)
+    compiled(ids).sum().backward(inputs=head)
+    assert emb.rows.grad is None
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(compiled(ids).sum(), [*head, emb.rows])
+    assert emb.rows.grad is None
+    before = rows_of(emb.table)
+    opt.step()
+    assert torch.equal(rows_of(emb.table), before)

@@ -52,7 +52,7 @@ def ordered() -> Iterator[None]:
 
 
 def forbid(opt: TieredOptimizer) -> None:
-    """Let the torch optimizer fail if it is asked to step."""
+    """Make the torch optimizer raise if its step is called."""
 
     def fail() -> None:
         raise RuntimeError("this step was not taken in the slots")

@@ -168,5 +168,5 @@ def test_generators_are_parts_of_a_checkpoint(tmp_path: Path) -> None:
         assert draw() != expected
         assert run.resume() == 7
         assert draw() == expected
-        with pytest.raises(InvalidTypeError, match="is no generator"):
+        with pytest.raises(InvalidTypeError, match="is not a random number generator"):
             tierstore.Checkpoint(store, other=object())

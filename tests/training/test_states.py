@@ -163,7 +163,7 @@ def test_a_version_that_is_gone_raises_and_says_how_to_keep_it(run: Run) -> None
         run.store.commit()
     loss = run.loss()
     for load in (run.model.load_state_dict, lambda _: run.store.load_state_dict(pointer)):
-        with pytest.raises(InvalidInputError, match=r'not kept any more.*commit\(keep="best"\)'):
+        with pytest.raises(InvalidInputError, match=r'no longer kept.*commit\(keep="best"\)'):
             load(state)
     assert run.loss() == loss
 
@@ -188,7 +188,7 @@ def test_a_copy_counts_as_the_store_until_it_is_trained(run: Run, tmp_path: Path
                 run.model.load_state_dict(state)
                 assert run.loss() == loss
             else:
-                with pytest.raises(InvalidInputError, match="was copied from, and the copy has it"):
+                with pytest.raises(InvalidInputError, match="the copy does not have"):
                     run.model.load_state_dict(state)
 
 
@@ -338,10 +338,70 @@ def test_a_state_of_another_class_of_optimizer_is_refused(run: Run, tmp_path: Pa
     with other.store:
         opt = TieredOptimizer(torch.optim.Adagrad, other.model, lr=0.1)
         with pytest.raises(
-            InvalidInputError, match=r"the optimizer torch.optim.Adam, .* torch.optim.Adag"
+            InvalidInputError, match=r"the optimizer torch.optim.Adam with .* torch.optim.Adag"
         ):
             opt.load_state_dict(run.opt.state_dict())
         assert opt.param_groups[0].get("eps") == 1e-10
+
+
+SHAPING = [
+    (torch.optim.Adam, {}, {"amsgrad": True}),
+    (torch.optim.RMSprop, {"momentum": 0.5}, {"momentum": 0.5, "centered": True}),
+    (torch.optim.SGD, {}, {"momentum": 0.9}),
+    (torch.optim.Adagrad, {}, {"ema": 0.9}),
+]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("kind", "fewer", "more"), SHAPING, ids=lambda each: str(each))
+def test_options_that_decide_what_a_row_keeps_must_agree(
+    tmp_path: Path, kind: Any, fewer: Any, more: Any, reverse: bool
+) -> None:
+    made, given = (more, fewer) if reverse else (fewer, more)
+    with tierstore.create(tmp_path / "s", {"t": SPEC}) as store:
+        model = torch.nn.ModuleList([TieredEmbedding(store["t"]), torch.nn.Linear(4, 1)])
+
+        def optimizer(options: Any, lr: float = 0.1) -> TieredOptimizer:
+            return TieredOptimizer(kind, model, **{"lr": lr, **options})
+
+        def train(opt: TieredOptimizer) -> None:
+            model[1](model[0](torch.arange(9))).sum().backward()
+            opt.step()
+            opt.zero_grad()
+
+        first = optimizer(made)
+        train(first)
+        store.commit()
+        state = through_torch(first.state_dict())
+        same = optimizer(made, lr=0.5)  # options that only weigh are those of the state
+        same.load_state_dict(state)
+        assert same.param_groups[0]["lr"] == 0.1
+        other = optimizer(given, lr=0.5)
+        train(other)
+        version, groups = store.commit(), other.state_dict()["param_groups"]
+        rows = store["t"].read(np.arange(20))
+        with pytest.raises(
+            InvalidInputError, match=r"this state is of the optimizer .* with .* and not of"
+        ):
+            other.load_state_dict(state)
+        assert other.state_dict()["param_groups"] == groups
+        assert store.version == version
+        assert np.array_equal(store["t"].read(np.arange(20)), rows)
+        train(other)
+        store.rollback()
+
+
+def test_a_state_of_other_groups_changes_nothing(run: Run) -> None:
+    run.train()
+    run.store.commit()
+    state = run.opt.state_dict()
+    run.train()
+    version = run.store.commit()
+    groups = [{"params": [run.model.user, run.model.item]}, {"params": run.model.head}]
+    other = TieredOptimizer(torch.optim.Adam, groups, lr=0.05)
+    with pytest.raises(InvalidInputError, match="over other parameters"):
+        other.load_state_dict(state)
+    assert run.store.version == version
 
 
 def test_layers_and_optimizers_are_copied_right_or_refused(run: Run) -> None:

@@ -1,1 +1,1 @@
-"""The disk tier: a base file that is a plain array, and deltas of the rows changed since."""
+"""The disk tier: a base file (a plain array), and deltas with the rows changed since."""

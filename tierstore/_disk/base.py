@@ -1,8 +1,9 @@
-"""The base of a table: every row as of the last fold, a checksum of each, and their digest.
+"""The base of a table: all rows as of the last fold, their checksums, and a digest of those.
 
-A fold writes over the files of a base and keeps their names. Files of another moment, from a backup
-or half copied, have rows that match their checksums, so each manifest names a digest: a file, never
-changed, that holds the crc32c of each 65,536 row checksums. A fold writes the next one.
+A fold overwrites the files of a base in place. In files of a different point in time, from a backup
+or a partial copy, the rows still match their checksums. To detect such files, each manifest names a
+digest: an immutable file with the crc32c of each block of 65,536 row checksums. Every fold writes a
+new digest.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ Progress = Callable[[int, int], None]
 
 
 class Base:
-    """Records and their checksums. Only creation and folding write to it.
+    """Records and their checksums; only creation and folding write to them.
 
-    What `open` has checked is mapped when it is needed first: of a thousand tables that are opened
-    together, few may be read.
+    `open` checks the files, which are mapped on first use: of a thousand tables in a store, few may
+    be read.
     """
 
     def __init__(
         self, directory: _io.Holder, spec: TableSpec, opened: tuple[Records, Records] | None = None
     ) -> None:
-        """Take over records and checksums, or open them later through `directory`."""
+        """Use the given records and checksums, or open them later through `directory`."""
         self.rows: int = spec.rows
         self.record_bytes: int = spec.layout.record_bytes
         self._directory = directory
@@ -61,10 +62,10 @@ class Base:
 
     @property
     def _files(self) -> tuple[Records, Records]:
-        """Records and checksums, open; raises CorruptStoreError as `open` does."""
+        """The open records and checksums; raises CorruptStoreError as `open` does."""
         if self._opened is None:
             with self._opening, _missing_explained(self._directory):
-                if self._opened is None:  # else another thread was faster
+                if self._opened is None:  # otherwise another thread was faster
                     records = BACKENDS[self._spec.backend].open(self._directory, self._spec)
                     sums = _checksums(_checksum_files(self._directory, self._spec), self._spec)
                     for files, inode in zip((records, sums), self._examined, strict=False):
@@ -83,7 +84,7 @@ class Base:
 
     @cached_property
     def gap(self) -> int:
-        """Bytes between pages that are fetched in one piece, at most."""
+        """Maximum gap in bytes between pages that are read in one piece."""
         return readahead.merge_gap(self._directory.path)
 
     @classmethod
@@ -94,10 +95,10 @@ class Base:
         blocks: Iterable[npt.NDArray[np.uint8]],
         progress: Progress | None = None,
     ) -> Base:
-        """Create the files of a table and fill them, in order, from blocks of records.
+        """Create the files of a table and fill them in order from blocks of records.
 
-        `blocks` yields `(n, record_bytes)` arrays that add up to every row; in a sparse table rows
-        that are missing at the end, or zero, take no space. The files are synced; the directory is
+        `blocks` yields `(n, record_bytes)` arrays that together hold all rows. In a sparse table,
+        zero rows and missing rows at the end take no space. The files are synced, the directory is
         not.
         """
         base = cls.begin(directory, spec)
@@ -109,7 +110,7 @@ class Base:
                 if progress is not None:
                     progress(done, spec.rows)
             if done != spec.rows and not spec.sparse:
-                raise InvalidInputError(f"{done} rows were given for a table of {spec.rows}")
+                raise InvalidInputError(f"the blocks hold {done} rows, the table {spec.rows}")
             base.sync()
         except BaseException:
             base.close()
@@ -134,32 +135,31 @@ class Base:
 
     @classmethod
     def open(cls, directory: _io.Holder, spec: TableSpec) -> Base:
-        """Open the files of a table, whose names, sizes and headers must be what the spec gives.
+        """Open the files of a table and check names, sizes and headers against the spec.
 
-        What is read or written later is opened then, through `directory`, which must stay open or
-        held.
+        Later reads and writes open their files through `directory`, which must stay open or held.
 
-        Raises CorruptStoreError if a file is missing, cut, extended or another table's.
+        Raises CorruptStoreError if a file is missing, truncated, extended or from another table.
         """
         with _missing_explained(directory), directory.use() as generation:
             base = cls(directory, spec)
             inode = BACKENDS[spec.backend].examine(generation, spec)
             if inode is None:
-                base._records.forget()  # which opens them
+                base._records.forget()  # this opens them
                 return base
             status = generation.status(CHECKSUMS)
             if status.st_size != 4 * spec.rows:
                 raise CorruptStoreError(
-                    f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, {4 * spec.rows} are "
-                    "expected; restore it from a copy"
+                    f"{generation.join(CHECKSUMS)} has {status.st_size} bytes, "
+                    f"not {4 * spec.rows}; restore it from a copy"
                 )
             base._examined = inode, status.st_ino
         return base
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and check each.
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)` and verify their checksums.
 
-        Raises CorruptRowError, with `out` undefined, if a checksum does not match.
+        Raises CorruptRowError, leaving `out` undefined, if a checksum does not match.
         """
         wrong = self._read(rows, out)
         if wrong.size:
@@ -174,7 +174,7 @@ class Base:
     def _read(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.intp]:
-        """Copy records into `out` and return the positions that fail their checksum."""
+        """Copy records into `out`; return the positions of checksum mismatches."""
         records, checksums = self._files
         records.read(rows, out)
         sums = np.empty((rows.size, 4), np.uint8)
@@ -182,7 +182,7 @@ class Base:
         return _checksum.mismatches(rows, out, sums.view("<u4").ravel(), sparse=self._sparse)
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
-        """Return those of `rows` that cannot be read or fail their checksum."""
+        """Return those of `rows` that cannot be read or do not match their checksum."""
         out = np.empty((rows.size, self.record_bytes), np.uint8)
         try:
             bad: list[int] = rows[self._read(rows, out)].tolist()
@@ -194,9 +194,9 @@ class Base:
             return self.damaged(rows[:half]) + self.damaged(rows[half:])
 
     def computed_checksums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """Return what the checksums of `rows` are by their records, whatever the file says.
+        """Compute the checksums of `rows` from their records, ignoring the checksum file.
 
-        A row of a sparse table that was never written has 0.
+        A row of a sparse table that was never written has checksum 0.
         """
         records = np.empty((rows.size, self.record_bytes), np.uint8)
         self._records.read(rows, records)
@@ -208,16 +208,16 @@ class Base:
         return sums
 
     def damaged_files(self) -> list[str]:
-        """Return names of files whose bytes outside any row are not as they must be."""
+        """Return the names of files whose bytes outside the rows are damaged."""
         return self._records.damaged_files()
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where `rows` and their checksums are mapped."""
+        """Return the mapped memory of `rows` and of their checksums."""
         records, checksums = self._files
         return records.places(rows) + checksums.places(rows)
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Have the disk read the pages of `rows`."""
+        """Prefetch the pages of `rows`."""
         for place in self.places(rows):
             place.announce(self.gap)
 
@@ -227,7 +227,7 @@ class Base:
         records: npt.NDArray[np.uint8],
         checksums: npt.NDArray[np.uint32],
     ) -> None:
-        """Write records and checksums over `rows`, ascending and distinct, not yet durable."""
+        """Overwrite ascending, distinct `rows` and their checksums, without making them durable."""
         if rows.size:
             self._records.write(rows, records)
             self._checksums.write(rows, checksums.astype("<u4").view(np.uint8).reshape(-1, 4))
@@ -238,16 +238,16 @@ class Base:
         self._checksums.sync()
 
     def forget(self) -> None:
-        """Read from the files again what a fold of another process may have replaced."""
+        """Drop cached contents that a fold of another process may have replaced."""
         self._records.forget()
 
     def unproven(
         self, rows: npt.NDArray[np.int64], checksums: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
-        """Return those of ascending `rows` `(n,)` that the disk has not as they were written.
+        """Return those of ascending `rows` `(n,)` that are not on the disk as they were written.
 
-        Records and checksums are read from the disk itself, past the page cache where the file
-        system allows it, and compared with the checksums `(n,)` of what was written.
+        Records and checksums are read from the disk itself, bypassing the page cache if the file
+        system allows it, and compared with the checksums `(n,)` of the written records.
         """
         records = np.empty((rows.size, self.record_bytes), np.uint8)
         stored = np.empty((rows.size, 4), np.uint8)
@@ -276,14 +276,14 @@ def _missing_explained(directory: _io.Holder) -> Iterator[None]:
 
 def _check_block(block: npt.NDArray[np.uint8], base: Base, done: int) -> None:
     if not isinstance(block, np.ndarray):
-        raise InvalidTypeError(f"a block of records is a NumPy array, not {block!r}")
+        raise InvalidTypeError(f"a block of records must be a NumPy array, not {block!r}")
     if block.dtype != np.uint8 or block.shape[1:] != (base.record_bytes,):
         raise InvalidInputError(
-            f"a block of records is uint8 of shape (n, {base.record_bytes}), "
+            f"a block of records must be uint8 of shape (n, {base.record_bytes}), "
             f"not {block.dtype} of {block.shape}"
         )
     if done > base.rows:
-        raise InvalidInputError(f"{done} rows or more were given for a table of {base.rows}")
+        raise InvalidInputError(f"the blocks hold at least {done} rows, the table {base.rows}")
 
 
 def _checksum_files(directory: _io.Holder, spec: TableSpec) -> Files:
@@ -295,7 +295,7 @@ def _checksums(files: Files, spec: TableSpec, created: Sequence[_io.File] = ()) 
 
 
 DIGEST_ROWS = 1 << 16
-"""Rows whose checksums make one block."""
+"""Row checksums per block."""
 
 Blocks = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.uint32]
@@ -307,11 +307,11 @@ class Computing(Protocol):
     record_bytes: int
 
     def computed_checksums(self, rows: npt.NDArray[np.int64]) -> Sums:
-        """Return what the checksums of `rows` of the base are by their records."""
+        """Compute the checksums of `rows` of the base from their records."""
 
 
 def block_sums(generation: _io.Directory, rows: int, blocks: Blocks | None = None) -> Sums:
-    """Return the crc32c of blocks `(n,)` of the row checksums in a generation; None: of all."""
+    """Return the crc32c of blocks `(n,)` of row checksums, or of all blocks for None."""
     numbers = range(_block_count(rows)) if blocks is None else blocks.tolist()
     with generation.open_file(CHECKSUMS) as file:
         return np.fromiter((_block_sum(file, rows, number) for number in numbers), np.uint32)
@@ -339,11 +339,11 @@ def foreign_blocks(
     *,
     most: int | None = None,
 ) -> list[int]:
-    """Return the blocks of row checksums of another moment than a manifest's digest.
+    """Return the blocks of row checksums that belong to a different time than the digest.
 
-    Those that are `touched` by deltas that a fold may be merging are left out; `most` is how many
-    others are compared, spread evenly. Where the records alone give what the digest says, checksums
-    are damaged and the base is not another: those rows cannot be read, and others can.
+    Blocks `touched` by deltas that a fold may be merging are skipped; at most `most` of the others
+    are compared, evenly spread. If checksums computed from the records match the digest, the base
+    is the right one and its checksum file is damaged: only the rows concerned cannot be read.
     """
     blocks = np.arange(digest.size)
     if touched.size:
@@ -355,7 +355,7 @@ def foreign_blocks(
 
 
 def _gives(base: Computing, rows: int, block: int, expected: int) -> bool:
-    """Whether the records of a block give checksums of the expected crc32c."""
+    """Whether the checksums computed from a block's records have the expected crc32c."""
     stop = min((block + 1) * DIGEST_ROWS, rows)
     step = max(1, BLOCK_BYTES // base.record_bytes)
     value = 0
@@ -364,7 +364,7 @@ def _gives(base: Computing, rows: int, block: int, expected: int) -> bool:
             sums = base.computed_checksums(np.arange(start, min(start + step, stop)))
             value = crc32c(sums.astype("<u4").view(np.uint8), value)
     except CorruptStoreError:
-        return True  # a chunk that cannot be decoded says nothing of its moment
+        return True  # a chunk that cannot be decoded does not tell when it was written
     return value == expected
 
 
@@ -373,29 +373,28 @@ def _block_count(rows: int) -> int:
 
 
 def write_digest(generation: _io.Directory, sums: Sums, name: str) -> DigestInfo:
-    """Write a digest under a fresh name; its bytes are durable, its name is not."""
+    """Write a digest under a new name; its bytes are durable, its name is not."""
     data = sums.astype("<u4").tobytes()
     generation.write_file(name, data)
     return DigestInfo(name, len(data), crc32c(data))
 
 
 def read_digest(generation: _io.Directory, info: DigestInfo, rows: int) -> Sums | None:
-    """Return the digest of a base of so many rows; None if it is damaged.
+    """Return the digest of a base with this many rows; None if it is damaged.
 
-    Raises CorruptStoreError where it is missing or of another size, as it is where a generation
-    was restored from a copy of another moment.
+    Raises CorruptStoreError if it is missing or has the wrong size, as in a generation restored
+    from a copy of a different time.
     """
     path, size = generation.join(info.name), 4 * _block_count(rows)
     try:
         found = generation.size(info.name)
     except FileNotFoundError:
         raise CorruptStoreError(
-            f"{path} is missing, which says what the base must hold; restore the whole store from "
-            "one copy"
+            f"{path}, the digest of the base, is missing; restore the whole store from one copy"
         ) from None
     if not found == info.size == size:
         raise CorruptStoreError(
-            f"{path} has {found} bytes, {size} are expected; restore the whole store from one copy"
+            f"{path} has {found} bytes instead of {size}; restore the whole store from one copy"
         )
     data = generation.read_file(info.name, size)
     return np.frombuffer(data, "<u4") if crc32c(data) == info.crc32c else None

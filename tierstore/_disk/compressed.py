@@ -1,7 +1,7 @@
-"""Records in compressed chunks: smaller on disk, a whole chunk to decode for a row.
+"""Records in compressed chunks: smaller on disk, but a row costs decoding a whole chunk.
 
-Meant for tables that are kept or read more than they are trained. A chunk is replaced as a whole,
-by a complete new file that takes its name, so a crash leaves the old chunk or the new one.
+Intended for tables that are archived, or read more often than trained. A chunk is replaced by
+renaming a complete new file to its name, so a crash leaves either the old chunk or the new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CompressedRecords"]
 
 _CACHED_CHUNKS = 16
 _CACHED_BYTES = 256 << 20
-"""Bytes of decoded chunks that are kept at most; one chunk is kept whatever it has."""
+"""Size of the cache of decoded chunks; a single chunk is cached whatever its size."""
 
 
 class _Codec(Protocol):
@@ -36,7 +36,7 @@ class _Codec(Protocol):
 
 
 def _codec(name: str | None) -> _Codec:
-    """Return the numcodecs codec that stands behind a zarr v3 codec of ours."""
+    """Return the numcodecs codec that implements one of the zarr v3 codecs."""
     import numcodecs
 
     if name == "lz4":
@@ -47,37 +47,37 @@ def _codec(name: str | None) -> _Codec:
 
 
 def _blosc_bytes(packed: bytes) -> int:
-    """Return how many bytes a Blosc chunk holds; raises ValueError unless it is whole.
+    """Return the decoded size of a Blosc chunk; raises ValueError if the chunk is truncated.
 
-    A decoder would read on behind a chunk that is cut. Format: Blosc chunk, 16 bytes of header,
-    the last four of which are the length of all.
+    A decoder would read beyond the end of a truncated chunk. Format: Blosc chunk; the last four of
+    its 16 header bytes are the total length.
     """
     if len(packed) < 16 or int.from_bytes(packed[12:16], "little") != len(packed):
-        raise ValueError(f"{len(packed)} bytes are not all of it, or more")
+        raise ValueError(f"{len(packed)} bytes differ from the length in the header")
     return int.from_bytes(packed[4:8], "little")
 
 
 def _zstd_bytes(packed: bytes) -> int:
-    """Return how many bytes a zstd frame says it holds; raises ValueError if it says nothing.
+    """Return the decoded size that a zstd frame declares; raises ValueError if it does not.
 
-    A decoder fills no more of its output than that, and does not tell. Format: RFC 8878, 3.1.1.1.
+    A decoder silently leaves the rest of a larger output unfilled. Format: RFC 8878, 3.1.1.1.
     """
     if len(packed) < 6:
-        raise ValueError("its header is cut")
+        raise ValueError("its header is truncated")
     descriptor = packed[4]
     single_segment = descriptor >> 5 & 1
     size = (single_segment, 2, 4, 8)[descriptor >> 6]
     first = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
     if not size or len(packed) < first + size:
-        raise ValueError("it does not say how much it holds")
+        raise ValueError("it does not declare its size")
     return int.from_bytes(packed[first : first + size], "little") + 256 * (size == 2)
 
 
 class CompressedRecords:
-    """The records of a compressed array, read and replaced by whole chunks.
+    """The records of a compressed array, read and replaced in whole chunks.
 
-    The few chunks decoded last are kept, since rows of a batch often share them. One thread may
-    write while another reads.
+    The most recently decoded chunks are cached, since rows of a batch often share chunks. One
+    thread may write while another reads.
     """
 
     def __init__(self, directory: _io.Held[_io.Directory], spec: TableSpec) -> None:
@@ -91,7 +91,7 @@ class CompressedRecords:
         chunk_bytes = self._chunk_rows * self.record_bytes
         self._kept_chunks = max(1, min(_CACHED_CHUNKS, _CACHED_BYTES // chunk_bytes))
         self._decoded: OrderedDict[int, npt.NDArray[np.uint8]] = OrderedDict()
-        self._lock = threading.Lock()  # so that what is kept is what the file of a chunk holds
+        self._lock = threading.Lock()  # so that the cache agrees with the files
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
@@ -104,11 +104,11 @@ class CompressedRecords:
                 out[part] = self._chunk(number)[rows[part] - number * self._chunk_rows]
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return nothing: a chunk is read and decoded as a whole."""
+        """Return nothing: chunks are read and decoded whole, not mapped."""
         return []
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct."""
+        """Overwrite ascending, distinct `rows` `(n,)` with `records` `(n, record_bytes)`."""
         chunks = rows // self._chunk_rows
         bounds = np.flatnonzero(np.diff(chunks, prepend=-1))
         for part in np.split(np.arange(rows.size), bounds[1:]):
@@ -119,11 +119,11 @@ class CompressedRecords:
                 self._replace(number, chunk)
 
     def sync(self) -> None:
-        """Make every write durable; chunks were synced when written, their names are now."""
+        """Make every write durable: chunks were synced when written, this syncs their names."""
         self._directory.sync()
 
     def damaged_files(self) -> list[str]:
-        """Return the last chunk's name if it cannot be read, or is not zero behind the last row."""
+        """Return the last chunk's name if it is unreadable or not zero after the last row."""
         number = (self.rows - 1) // self._chunk_rows
         try:
             rest = self._decode(number)[self.rows - number * self._chunk_rows :]
@@ -137,12 +137,12 @@ class CompressedRecords:
             self._decoded.clear()
 
     def close(self) -> None:
-        """Close the directory and forget decoded chunks."""
+        """Close the directory and drop the decoded chunks."""
         self._decoded.clear()
         self._directory.close()
 
     def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from a cache."""
+        """Copy records of ascending `rows` `(n,)` from the disk into `out`, bypassing caches."""
         numbers = rows // self._chunk_rows
         cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         for begin, end in pairwise([0, *cuts, rows.size]):
@@ -151,7 +151,7 @@ class CompressedRecords:
             out[begin:end] = chunk[rows[begin:end] - number * self._chunk_rows]
 
     def _chunk(self, number: int) -> npt.NDArray[np.uint8]:
-        """Return the records of a chunk, to be read only."""
+        """Return the records of a chunk, read-only."""
         with self._lock:
             chunk = self._decoded.get(number)
             if chunk is None:
@@ -184,8 +184,7 @@ class CompressedRecords:
             ) from None
         if held != nbytes:
             raise CorruptStoreError(
-                f"{self._path(name)} holds {held} bytes of records, "
-                f"{nbytes} are expected; {FILE_CURE}"
+                f"{self._path(name)} holds {held} bytes of records, not {nbytes}; {FILE_CURE}"
             )
         return chunk.reshape(shape)
 
@@ -193,7 +192,7 @@ class CompressedRecords:
         return os.path.join(self._directory.path, name)
 
     def _packed(self, name: str, limit: int, *, past_cache: bool) -> bytes:
-        """Return the file of a chunk, which has at most `limit` bytes."""
+        """Read the file of a chunk, of at most `limit` bytes."""
         with self._directory.use() as place:
             if not past_cache:
                 return place.read_file(name, limit)

@@ -5,16 +5,16 @@
     sums      n × uint32           crc32c(id ‖ record)
     footer    64 bytes             what the file is, and a checksum of ids, sums and itself
 
-Where a row occurs more than once, the last one counts.
+If a row occurs more than once, its last record counts.
 
-A live delta is that of the version that is being written. Records are put at positions as they are
-evicted; rows that are evicted again overwrite their own where those lie close together, and
-elsewhere supersede them. Sealing makes it a delta. No manifest names a live delta, so a crash
-leaves a file that the next writer removes.
+A live delta collects the records of the version being written. Each evicted record gets a position.
+A row that is evicted again overwrites its old record if the positions of the batch are close
+together, and otherwise supersedes it at a new position. Sealing turns a live delta into a delta. No
+manifest names a live delta, so a crash leaves a file that the next writer removes.
 
-Putting records takes space in the file and notes their ids: a full disk raises in the caller.
-Writing the bytes and computing their checksums may be left to a thread (`Behind`); `_sums`, `_torn`
-and what is mapped are changed where the bytes are written.
+`put` allocates space in the file and records the ids, so a full disk raises in the caller. A thread
+(`Behind`) may write the bytes and compute their checksums; `_sums`, `_torn` and the mapping are
+updated there.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _CHECKED_BYTES = 4 << 20
 
 
 def make_footer(store: bytes, version: int, count: int, record_bytes: int, body: int) -> bytes:
-    """Return the footer of a delta of `count` records; `body`: checksum of its ids and sums."""
+    """Return the footer of a delta of `count` records; `body` is the checksum of ids and sums."""
     head = _FOOTER.pack(_MAGIC, store, version, count, record_bytes, body)
     head = head.ljust(FOOTER_BYTES - 4, b"\0")
     return head + struct.pack("<I", _checksum.crc32c(head))
 
 
 def footer_checksum(footer: bytes) -> int:
-    """Return the checksum a footer ends with, which tells this delta from all others.
+    """Return the checksum at the end of a footer, which identifies the delta.
 
-    That of a footer with its checksum would not: it is the same for every one.
+    A checksum of the whole footer would not: data followed by its own crc has a constant crc.
     """
     return int.from_bytes(footer[-4:], "little")
 
@@ -70,10 +70,10 @@ def read_records(
     positions: npt.NDArray[np.int64],
     out: npt.NDArray[np.uint8],
 ) -> None:
-    """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each.
+    """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them.
 
-    `records`, `ids` and `sums` are those of a delta, by position; `name` is for messages. Raises
-    CorruptRowError.
+    `records`, `ids` and `sums` are the arrays of a delta, by position; `name` is for messages.
+    Raises CorruptRowError.
     """
     np.take(records, positions, axis=0, out=out, mode="clip")
     rows = ids[positions]
@@ -89,13 +89,13 @@ def read_records(
 
 
 class Delta:
-    """A sealed delta, immutable, mapped to be read by position."""
+    """A sealed, immutable delta, mapped for reading by position."""
 
     def __init__(self, file: _io.File, info: DeltaInfo, *, store: bytes, record_bytes: int) -> None:
-        """Map and check a delta: its exact size, its footer, its ids and checksums.
+        """Map a delta and check its exact size, footer, ids and checksums.
 
-        The file may be closed afterwards. Raises CorruptStoreError if anything differs from what
-        the manifest says.
+        The file may be closed afterwards. Raises CorruptStoreError if the file does not match the
+        manifest.
         """
         self.info = info
         self.record_bytes = record_bytes
@@ -104,7 +104,7 @@ class Delta:
         expected_size, found_size = sums_at + 4 * info.rows + FOOTER_BYTES, file.size
         if not info.size == expected_size == found_size:
             raise CorruptStoreError(
-                f"{file.path} has {found_size} bytes, {expected_size} are expected; restore it "
+                f"{file.path} has {found_size} bytes instead of {expected_size}; restore it "
                 "from a copy, or open an older version"
             )
         data = _io.map_files([file], info.size, advice=mmap.MADV_RANDOM)
@@ -117,7 +117,7 @@ class Delta:
         found = data[-FOOTER_BYTES:].tobytes()
         if found != expected or footer_checksum(found) != info.crc32c:
             raise CorruptStoreError(
-                f"{file.path}: ids, checksums or footer are damaged, or it belongs to another "
+                f"{file.path}: ids, checksums or footer are damaged, or the file is from another "
                 "store or version; restore it from a copy, or open an older version"
             )
 
@@ -125,28 +125,28 @@ class Delta:
     def open(
         cls, directory: _io.Directory, info: DeltaInfo, *, store: bytes, record_bytes: int
     ) -> Delta:
-        """Open a delta by its name, and check it; raises CorruptStoreError."""
+        """Open a delta by name and check it; raises CorruptStoreError."""
         try:
             file = directory.open_file(info.name)
         except FileNotFoundError:
             raise CorruptStoreError(
-                f"{directory.join(info.name)} is missing, which version {info.version} needs; "
+                f"{directory.join(info.name)} is missing, but version {info.version} needs it; "
                 "restore it from a copy, or open an older version"
             ) from None
         with file:
             return cls(file, info, store=store, record_bytes=record_bytes)
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
         read_records(self.info.name, self.records, self.ids, self.sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where the records at `positions` are mapped, and their ids and checksums."""
+        """Return the mapped records at `positions`, and their ids and checksums."""
         beside = (self.ids.view(np.uint8).reshape(-1, 8), self.sums.view(np.uint8).reshape(-1, 4))
         return [MappedRows(each, positions) for each in (self.records, *beside)]
 
     def damaged(self) -> list[int]:
-        """Return the rows whose record does not match its checksum."""
+        """Return the rows whose records do not match their checksums."""
         bad: list[int] = []
         step = max(1, _CHECKED_BYTES // self.record_bytes)
         for start in range(0, self.info.rows, step):
@@ -163,15 +163,15 @@ _NEAR_BYTES = 16 << 10
 _PIECE_BYTES = 4 << 20
 _FEW = 64
 _ROWS_A_WRITE = 8
-"""Records that are appended, and copied once more later, in the time of one write elsewhere."""
+"""Cost of one scattered write, in records that are appended and copied once more later."""
 _SENT_AT_ONCE = 1 << 20
-"""Bytes written in one piece that are unlikely to change again before the commit."""
+"""Size of a write from which its records are unlikely to change again before the commit."""
 _CACHED_BYTES = 32 << 20
-"""Bytes of a commit that the page cache takes at once; with more, one waits for the disk anyway."""
+"""Bytes of a commit that the page cache absorbs; larger commits wait for the disk anyway."""
 
 
 def _parts(positions: npt.NDArray[np.int64], record_bytes: int) -> list[slice]:
-    """Split ascending positions where the gap is wide or a piece would get long."""
+    """Split ascending positions at wide gaps and where a piece would become too long."""
     if positions.size and positions[-1] - positions[0] == positions.size - 1:
         return [slice(0, positions.size)]
     blocks = positions // max(1, _PIECE_BYTES // record_bytes)
@@ -184,14 +184,14 @@ class LiveDelta:
     """The delta of the version that is being written.
 
     Attributes:
-        count: positions in use, those of superseded records too.
-        full: whether there is no space for more than is needed.
+        count: positions in use, including those of superseded records.
+        full: whether the disk has no space beyond what is needed.
     """
 
     def __init__(
         self, directory: _io.Holder, name: str, record_bytes: int, *, room: int = 0
     ) -> None:
-        """Create the file; `room` bytes of records may wait in memory to be written."""
+        """Create the file; up to `room` bytes of records may be queued in memory."""
         self.name = name
         self.record_bytes = record_bytes
         self.count: int = 0
@@ -219,13 +219,13 @@ class LiveDelta:
         *,
         resident: bool = False,
     ) -> None:
-        """Put records `(n, record_bytes)` at distinct positions; new ones follow on `count`.
+        """Put records `(n, record_bytes)` at distinct positions; new positions start at `count`.
 
-        Of those that are `resident` above, all but the first go past the page cache. Nothing is
-        durable before the delta is sealed and synced. If the disk is full nothing has changed. If a
-        write fails, records it was to replace may be damaged: until they are put again they cannot
-        be read, nor the delta be sealed. So it is if records that were put before cannot be
-        written; those are not lost.
+        All but the first records that stay `resident` in the tier above bypass the page cache.
+        Nothing is durable before the delta is sealed and synced. If the disk is full, nothing has
+        changed. A failed write may damage the records that it replaces: until these are put again,
+        they cannot be read and the delta cannot be sealed. The same holds for queued records that
+        cannot be written; they are not lost.
         """
         count = max(self.count, int(positions.max(initial=-1)) + 1)
         self._reserve(count)
@@ -239,12 +239,12 @@ class LiveDelta:
         self.count = count
 
     def _write_piece(self, piece: Piece) -> None:
-        """Write a piece to the file, and note its checksums."""
+        """Write a piece to the file and record its checksums."""
         positions = piece.positions
         try:
             for part in _parts(positions, self.record_bytes):
                 self._write(positions[part], piece.records[part], cached=piece.cached)
-            sums = _checksum.row_checksums(piece.rows, piece.records)  # while the disk is at work
+            sums = _checksum.row_checksums(piece.rows, piece.records)  # while the disk works
         except BaseException:
             self._torn = np.union1d(self._torn, positions[positions < self.count])
             raise
@@ -256,9 +256,9 @@ class LiveDelta:
     def _write(
         self, positions: npt.NDArray[np.int64], records: npt.NDArray[np.uint8], *, cached: bool
     ) -> None:
-        """Write records at positions near each other, in one piece.
+        """Write records at nearby positions in one piece.
 
-        What lies between them is written again as it is: that takes less than more system calls.
+        The records between them are rewritten unchanged, which is cheaper than more system calls.
         """
         first, last = int(positions[0]), int(positions[-1])
         offset = first * self.record_bytes
@@ -278,7 +278,7 @@ class LiveDelta:
                 file.start_writing(offset, data.nbytes)
 
     def scattered(self, positions: npt.NDArray[np.int64]) -> bool:
-        """Whether to put records at `positions` takes longer than to put them behind all others."""
+        """Whether overwriting records at `positions` is slower than appending them."""
         if self.full or positions.size < _FEW:
             return False
         parts = _parts(np.sort(positions), self.record_bytes)
@@ -295,7 +295,7 @@ class LiveDelta:
             self._allocated += step
 
     def _records(self, count: int) -> npt.NDArray[np.uint8]:
-        """Return the first `count` records, for which there is space, as they are in the file."""
+        """Return the first `count` records as mapped from the file."""
         mapped = self._mapped
         if len(mapped) < count:
             whole = self._allocated // self.record_bytes
@@ -306,7 +306,7 @@ class LiveDelta:
         return mapped[:count]
 
     def read(self, positions: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and check each."""
+        """Copy the records at `positions` `(n,)` into `out` `(n, record_bytes)` and verify them."""
         written = np.ones(positions.size, np.bool_)
         for which, records, at in self._behind.find(positions):
             out[which] = records[at]
@@ -324,22 +324,22 @@ class LiveDelta:
         read_records(self.name, self._records(self.count), self._ids, self._sums, positions, out)
 
     def places(self, positions: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where those of the records at `positions` are mapped that were written."""
+        """Return the mapped memory of those records at `positions` that were written."""
         written = np.ones(positions.size, np.bool_)
         for which, _, _ in self._behind.find(positions):
             written[which] = False
         return [MappedRows(self._records(self.count), positions[written])]
 
     def drain(self) -> None:
-        """Wait until all records are in the file, though not durable. Raises as `put` does."""
+        """Wait until all records are in the file, not yet durable; raises the errors of `put`."""
         self._behind.drain()
 
     def seal(self, *, store: bytes, version: int) -> Delta:
-        """Complete the file, which is not durable until it is synced; map it as it will be read.
+        """Complete the file, which is durable only once it is synced, and map it as a delta.
 
-        Where the version is not published after all, records may be put again and the delta be
-        sealed again. Raises StoreIOError where records were damaged by a write that failed,
-        ConcurrentWriterError where another program removed the file.
+        If the version is not published after all, more records may be put and the delta sealed
+        again. Raises StoreIOError if a failed write damaged records, ConcurrentWriterError if
+        another program removed the file.
         """
         self.drain()
         if self._torn.size:
@@ -359,13 +359,13 @@ class LiveDelta:
             file.start_writing(body, size - body)
             if file.nameless:
                 raise ConcurrentWriterError(
-                    f"{file.path} was removed before it was committed: another writer takes the "
-                    "store for its own, which the lock should prevent; open it again"
+                    f"{file.path} was removed before it was committed: another writer took over "
+                    "the store, which the lock should prevent; open it again"
                 )
             return Delta(file, info, store=store, record_bytes=self.record_bytes)
 
     def sync(self) -> None:
-        """Make the file durable; its name is not, until the directory is synced."""
+        """Make the file durable; its name becomes durable when the directory is synced."""
         self._file.sync()
 
     def _refuse(self, torn: npt.NDArray[np.int64]) -> None:
@@ -376,7 +376,7 @@ class LiveDelta:
             )
 
     def close(self) -> None:
-        """Drop what waits and close the file; a mapping of it lives as long as it is read."""
+        """Drop queued records and close the file; mappings stay valid while they are used."""
         self._behind.drop()
         self._file.close()
         self._mapped = np.empty((0, self.record_bytes), np.uint8)
@@ -390,7 +390,7 @@ class LiveDelta:
 
 
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """Return an array of at least `count` elements that begins with those of another."""
+    """Return the array grown to at least `count` elements, keeping its contents."""
     if count <= array.size:
         return array
     room = np.zeros(max(count, 2 * array.size, 1024), array.dtype)

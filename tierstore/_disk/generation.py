@@ -1,6 +1,6 @@
-"""A generation: the directory that holds one base of a table, its deltas and its keys.
+"""A generation: the directory with one base of a table, its deltas and its keys.
 
-Changing a table's fields or backend streams a new generation; the old one lives on while a kept
+Changing a table's fields or backend writes a new generation; the old one remains as long as a kept
 version names it.
 """
 
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -51,6 +51,7 @@ __all__ = [
     "create",
     "create_partitions",
     "initial_records",
+    "may_have_partial_files",
     "remove_generation",
     "remove_partial_files",
 ]
@@ -58,17 +59,17 @@ __all__ = [
 Rows = npt.NDArray[np.int64]
 
 _CHECKED_BYTES = 256 << 20
-"""Row checksums that are compared when a table is opened, at most."""
+"""Maximum number of row checksums compared when a table is opened."""
 _FILLED_BYTES = 64 << 20
-"""Records that are handed out to partitions at a time."""
+"""Records that are distributed to partitions at a time."""
 _FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
 _NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 
 
 def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the first records of rows `start…` of a table, in blocks, by its fields' initializers.
+    """Yield the initial records of a table from row `start` on, in blocks.
 
-    Any `start` gives the same bytes for the same row, of a spec that is seeded.
+    If the spec is seeded, the bytes of a row do not depend on `start`.
     """
     spec = spec.seeded()
     layout = spec.layout
@@ -90,9 +91,9 @@ def create(
     blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
     progress: Progress | None = None,
 ) -> TableInfo:
-    """Create a generation in a table's directory and fill it; all of it is durable on return.
+    """Create a generation in a table's directory and fill it; it is durable on return.
 
-    Without `blocks` of records the fields' initializers give them.
+    Without `blocks` of records, the initializers of the fields provide them.
     """
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
@@ -194,7 +195,7 @@ def as_kept(spec: TableSpec) -> TableSpec:
 
 
 def _with_kept_initializers(spec: TableSpec) -> TableSpec:
-    """Return a spec without those that no manifest can keep, such as arrays."""
+    """Return the spec without initializers that a manifest cannot record, such as arrays."""
     fields = {
         name: item if item.init is None or item.init.text else dataclasses.replace(item, init=None)
         for name, item in spec.fields.items()
@@ -203,7 +204,7 @@ def _with_kept_initializers(spec: TableSpec) -> TableSpec:
 
 
 class Generation:
-    """An open generation: its disk tier, and what the newest manifest says of it."""
+    """An open generation: its disk tier, and its entry in the newest manifest."""
 
     def __init__(
         self,
@@ -212,12 +213,14 @@ class Generation:
         *,
         store: str,
         next_seq: Callable[[], int] | None,
+        on_write: Callable[[], object] = lambda: None,
     ) -> None:
         """Open a generation from its table's directory.
 
         `store` is the uuid that deltas bear. `next_seq` returns the number of the next manifest,
         which files that it will name get in theirs; None opens read-only, and holds every file that
-        a writer may remove meanwhile. Raises CorruptStoreError.
+        a writer may remove meanwhile. `on_write` is called when a row is written for the first
+        time since a commit. Raises CorruptStoreError.
         """
         try:
             self.directory: _io.Held[_io.Directory] = _io.hold_directory(
@@ -228,8 +231,10 @@ class Generation:
                 f"{table.join(info.generation)} is missing; restore it from a copy"
             ) from None
         self.info: TableInfo = info
+        self._table = os.path.basename(table.path)
         self._store = bytes.fromhex(store)
         self._next_seq = next_seq
+        self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
         self._coming: list[Delta] = []
         try:
@@ -245,7 +250,7 @@ class Generation:
             raise
 
     def _read_digest(self, info: TableInfo) -> npt.NDArray[np.uint32] | None:
-        """Return the digest a manifest names; None if there is none, or it is damaged."""
+        """Return the digest named by the manifest, or None if it is missing or damaged."""
         if info.digest is None:
             return None
         with self.directory.use() as directory:
@@ -256,7 +261,8 @@ class Generation:
         base = Base.open(self.directory, spec)
         try:
             deltas = [self._open_delta(info) for info in self.info.deltas]
-            return DiskTier(base, deltas, new_live=self._new_live if write else None)
+            new_live = self._new_live if write else None
+            return DiskTier(base, deltas, new_live=new_live, table=self._table)
         except BaseException:
             base.close()
             raise
@@ -267,6 +273,7 @@ class Generation:
             return Delta.open(directory, info, store=self._store, record_bytes=width)
 
     def _new_live(self) -> LiveDelta:
+        self._on_write()
         tier, name = self.tier, self._new_name("delta-", ".bin")
         return LiveDelta(self.directory, name, tier.record_bytes, room=tier.queue_bytes)
 
@@ -274,7 +281,7 @@ class Generation:
         return unique_name(kind, 0 if self._next_seq is None else self._next_seq(), ending)
 
     def seal(self, version: int) -> DeltaInfo | None:
-        """Complete the live delta, and map it as it will be read; None: nothing was written."""
+        """Seal the live delta and map it; return None if nothing was written."""
         self._coming, live = [], self.tier.live
         if live is None or not live.count:
             return None
@@ -283,22 +290,22 @@ class Generation:
         return sealed.info
 
     def sync(self) -> None:
-        """Make the delta that was sealed durable, name included."""
+        """Make the sealed delta and its name durable."""
         if self._coming and self.tier.live is not None:
             self.tier.live.sync()
             self.directory.sync()
 
     def compact(self, deltas: Sequence[Delta]) -> Compaction:
-        """Return what makes one file of committed deltas, consecutive and oldest first."""
+        """Return the compaction of consecutive committed deltas, oldest first, into one file."""
         name = self._new_name("delta-", ".bin")
         return Compaction(self.directory, name, deltas, rows=self.tier.rows, store=self._store)
 
     def adopt(self, delta: Delta) -> None:
-        """Take a delta that the next manifest names in place of others."""
+        """Use a compacted delta, which the next manifest names in place of others."""
         self._coming = [*self._coming, delta]
 
     def open_deltas(self, info: TableInfo) -> list[Delta]:
-        """Open the deltas of a later manifest that are not open yet; return all of them in order.
+        """Open the deltas of a later manifest that are not open yet; return all deltas in order.
 
         Raises CorruptStoreError.
         """
@@ -310,9 +317,9 @@ class Generation:
         ]
 
     def is_of(self, info: TableInfo) -> bool:
-        """Whether a later manifest has the same base and keys, so that only deltas may differ.
+        """Whether a later manifest has the same base and keys, so only deltas may differ.
 
-        On overlayfs a writer may have copied the base since, which what is mapped does not show.
+        On overlayfs, a writer may have copied the base up since; the mapping does not show that.
         """
         if info.generation != self.info.generation or info.keys != self.info.keys:
             return False
@@ -320,13 +327,13 @@ class Generation:
             return directory.filesystem != "overlay"
 
     def follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> Rows:
-        """Take, as a reader, what a later manifest says, whose deltas were opened.
+        """Switch a reader to a later manifest, whose deltas were opened.
 
-        Returns the rows whose committed image may be another; see `DiskTier.changed`.
+        Returns the rows whose committed image may differ; see `DiskTier.changed`.
         """
         if info.digest != self.info.digest:
             self._digest = None
-            with contextlib.suppress(CorruptStoreError):  # a writer may have removed it since
+            with contextlib.suppress(CorruptStoreError):  # a writer may have removed it
                 self._digest = self._read_digest(info)
         changed = self.tier.changed(deltas, folded)
         self.tier.follow(deltas)
@@ -334,7 +341,7 @@ class Generation:
         return changed
 
     def committed(self, info: TableInfo) -> None:
-        """Take what a published manifest says: sealed deltas are committed, others may be gone."""
+        """Adopt a published manifest: the sealed delta is committed, others may be gone."""
         if info.deltas is not self.info.deltas:
             live = self.tier.live
             for delta in self._coming:
@@ -348,7 +355,7 @@ class Generation:
         self.info = info
 
     def keys(self) -> Keys | None:
-        """Open the external keys, if there are any."""
+        """Open the external keys, if any."""
         info = self.info.keys
         if info is None:
             return None
@@ -358,7 +365,7 @@ class Generation:
             return Keys(open_keys(directory, info), info, self.info.spec.rows)
 
     def bind(self, upto: int) -> DigestInfo:
-        """Write the digest of the base now that deltas up to a version are merged, durably."""
+        """Write a durable digest of the base after merging the deltas up to a version."""
         rows = self.info.spec.rows
         with self.directory.use() as directory:
             if self._digest is None:
@@ -372,7 +379,7 @@ class Generation:
         return info
 
     def is_bound(self, upto: int) -> bool:
-        """Whether the digest there is stays right when deltas up to a version are merged."""
+        """Whether merging the deltas up to a version leaves the current digest valid."""
         return self._digest is not None and not self.tier.touched(upto, DIGEST_ROWS).size
 
     def unbind(self, digest: DigestInfo) -> None:
@@ -381,10 +388,10 @@ class Generation:
             directory.unlink(digest.name)
 
     def check_base(self, floor: int) -> None:
-        """Raise CorruptStoreError if the base is of another moment than the manifest.
+        """Raise CorruptStoreError if the base belongs to a different time than the manifest.
 
-        Of the row checksums of a large table only some blocks are compared, spread evenly. Those
-        that deltas up to the `floor` touch may hold anything: a fold may be under way.
+        For a large table, only some evenly spread blocks of row checksums are compared. Blocks
+        touched by deltas up to the `floor` are not: a fold may be in progress.
         """
         most = _CHECKED_BYTES // (4 * DIGEST_ROWS)
         foreign = self.foreign_blocks(floor, most)
@@ -392,13 +399,13 @@ class Generation:
             first = foreign[0] * DIGEST_ROWS
             last = min(first + DIGEST_ROWS, self.info.spec.rows) - 1
             raise CorruptStoreError(
-                f"the base in {self.directory.path} is of another moment than the manifest: "
-                f"{len(foreign)} blocks of its checksums differ, the first is that of rows {first} "
-                f"to {last}; the files of a store belong together: restore all from one copy"
+                f"the base in {self.directory.path} belongs to a different time than the manifest: "
+                f"{len(foreign)} blocks of its checksums differ, the first with rows {first} "
+                f"to {last}; restore all files of the store from one copy"
             )
 
     def foreign_blocks(self, floor: int, most: int | None = None) -> list[int]:
-        """Return the blocks of row checksums that are of another moment; see `check_base`."""
+        """Return the blocks of row checksums that do not match the digest; see `check_base`."""
         if self._digest is None:
             return []
         touched = self.tier.touched(floor, DIGEST_ROWS)
@@ -407,12 +414,12 @@ class Generation:
             return foreign_blocks(directory, self.tier, rows, self._digest, touched, most=most)
 
     def damaged_binding(self, floor: int) -> list[str]:
-        """Return what is wrong with the digest, or with the base by it, however large it is.
+        """Return the damage to the digest, and all mismatches between digest and base.
 
-        Blocks of checksums that deltas up to the `floor` touch are left out.
+        Blocks of checksums touched by deltas up to the `floor` are skipped.
         """
         bad = [
-            f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are of another moment"
+            f"{CHECKSUMS}: rows from {block * DIGEST_ROWS} on are from a different time"
             for block in self.foreign_blocks(floor)
         ]
         digest = self.info.digest
@@ -436,14 +443,14 @@ class Generation:
         return os.path.join(self.directory.path, name)
 
     def close(self) -> None:
-        """Close every file; what was not committed is removed."""
+        """Close every file and remove uncommitted ones."""
         self.tier.close()
         self._held = {}
         self.directory.close()
 
 
 def remove_generation(table: _io.Directory, name: str) -> None:
-    """Remove a generation with all its files; others, and the directories they are in, stay."""
+    """Remove a generation and all its files; other files and their directories remain."""
     files, inner = _entries()
     with table.directory(name) as directory:
         for entry in directory.names():
@@ -458,14 +465,19 @@ def remove_generation(table: _io.Directory, name: str) -> None:
 
 @cache
 def _entries() -> tuple[set[str], dict[str, re.Pattern[str]]]:
-    """Return the names of the files that bases have, and, by directory, of those within."""
+    """Return the file names of bases, and by directory the patterns of those within."""
     backends = BACKENDS.values()
     files = {CHECKSUMS, *(each.entry for each in backends if each.inner is None)}
     return files, {each.entry: each.inner for each in backends if each.inner is not None}
 
 
+def may_have_partial_files(names: Collection[str]) -> bool:
+    """Whether a generation of these entries may have files that a fold did not finish."""
+    return any(each.partial is not None and each.entry in names for each in BACKENDS.values())
+
+
 def remove_partial_files(table: _io.Directory, name: str) -> None:
-    """Remove the files that a fold which was cut short had not given their names."""
+    """Remove the temporary files of an interrupted fold."""
     with table.directory(name) as directory:
         for each in BACKENDS.values():
             if each.partial is not None and directory.exists(each.entry):

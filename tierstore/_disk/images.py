@@ -1,8 +1,8 @@
-"""Every image of a table's rows that is on disk, read without trust: what a repair copies from.
+"""Finds every intact image of a table's rows on disk, as the source of a repair.
 
-Files may be missing, cut, replaced or unreadable in parts. A record counts where its own checksum
-holds; everything else is passed over. Nothing is mapped, so a bad block of the disk costs the rows
-that lie in it and not the process.
+Files may be missing, truncated, replaced or partly unreadable. A record is used if its own checksum
+matches, and skipped otherwise. Nothing is mapped, so a bad block of the disk costs only the rows in
+it and does not kill the process.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ Records = npt.NDArray[np.uint8]
 WHOLE, OLDER, LOST = 0, 1, 2
 
 _WINDOW_ROWS = 1 << 20
-"""Rows whose images are looked up at a time; at least."""
+"""Minimum number of rows whose images are looked up at a time."""
 _MOST_WINDOWS = 256
-"""How often the ids of all deltas are gone through at most."""
+"""Maximum number of passes over the ids of all deltas."""
 _BLOCK_BYTES = 8 << 20
 _GAP = 64 << 10
-"""Records that lie less than this apart are read in one piece."""
+"""Maximum gap in bytes between records that are read in one piece."""
 _SECTOR = 4096
 _FILLER = b"\xff"
-"""Stands for bytes that cannot be read: neither a checksum that says "never written" nor a row."""
+"""Fills in for unreadable bytes; it is neither a valid row nor the checksum of an unwritten one."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found of some rows.
+    """The images found for some rows.
 
     Attributes:
         rows: their ids `(n,)`.
-        records: the images `(n, record_bytes)`; zeros where `state` is LOST.
-        state: WHOLE: the newest image. OLDER: an image from before it. LOST: none is whole.
-        versions: of which version the image is, `(n,)`.
+        records: the images `(n, record_bytes)`; zeros if `state` is LOST.
+        state: WHOLE for the newest image, OLDER for an earlier one, LOST if no image is intact.
+        versions: the version of each image, `(n,)`.
     """
 
     rows: Rows
@@ -61,11 +61,11 @@ class Found:
 
 
 class Images:
-    """The images of a table that one generation holds, as a manifest sees it.
+    """The images of a table in one generation, according to a manifest.
 
     Attributes:
-        unknown: how many records at most belong to rows that cannot be told: their delta is gone,
-            or its ids are damaged. So many rows may be older than they seem.
+        unknown: upper bound of the records whose row ids are unknown, because their delta is
+            missing or its ids are damaged. This many rows may be older than they appear.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Images:
         *,
         floor: int = 0,
     ) -> None:
-        """Look into the directory of the table, if there is one.
+        """Examine the directory of the table, if it exists.
 
-        `kept` are other manifests, no newer: deltas they name may hold images that the base lost.
-        Deltas up to the `floor` may have been merged into the base in part.
+        `kept` are older manifests, whose deltas may contain images that the base lost. Deltas up to
+        the `floor` may have been partly merged into the base.
         """
         info = manifest.tables[name]
         self.info = info
@@ -109,7 +109,7 @@ class Images:
                 yield self._find(np.arange(start, min(start + step, stop), dtype=np.int64))
 
     def find(self, rows: Rows) -> Found:
-        """Return what there is of `rows`, ascending and distinct; they should be few."""
+        """Return the images of a small number of ascending, distinct `rows`."""
         cuts = np.flatnonzero(np.diff(rows // self._window)) + 1
         parts = [self._find(part) for part in np.split(rows, cuts)]
         return Found(
@@ -120,7 +120,7 @@ class Images:
         )
 
     def _find(self, rows: Rows) -> Found:
-        """Return what there is of rows that lie in one window, ascending."""
+        """Return the images of ascending rows within one window."""
         count = rows.size
         found = Found(
             rows,
@@ -128,7 +128,7 @@ class Images:
             np.full(count, LOST, np.uint8),
             np.zeros(count, np.int64),
         )
-        sums = np.zeros(count, np.uint32)  # of the newest image, whole or not
+        sums = np.zeros(count, np.uint32)  # of the newest image, intact or not
         seen = np.zeros(count, bool)
         if count:
             self._look_up(int(rows[0]) // self._window)
@@ -154,7 +154,7 @@ class Images:
         return found
 
     def _look_up(self, window: int) -> None:
-        """Note where each source holds the rows of a window."""
+        """Record the positions of a window's rows in each source."""
         if window != self._at:
             first = window * self._window
             stop = min(first + self._window, self.info.spec.rows)
@@ -180,7 +180,7 @@ def _held(parent: _io.Holder | None, name: str) -> _io.Held[_io.Directory] | Non
 
 
 def _dropped(name: str, info: TableInfo, kept: Sequence[Manifest]) -> list[DeltaInfo]:
-    """Return deltas of the generation that were folded, and other manifests name; newest first."""
+    """Return folded deltas that older manifests still name, newest first."""
     others = [each.tables[name] for each in kept if name in each.tables]
     found = {
         delta
@@ -193,13 +193,13 @@ def _dropped(name: str, info: TableInfo, kept: Sequence[Manifest]) -> list[Delta
 
 
 def _base_version(info: TableInfo, manifest: Manifest) -> int:
-    """Return the version whose rows the base shows where no delta has them."""
+    """Return the version of those rows of the base that are in no delta."""
     before = info.deltas[0].version - 1 if info.deltas else manifest.version
     return max(before, min(manifest.floor, manifest.version))
 
 
 def _among(rows: Rows, places: tuple[Rows, Rows]) -> tuple[npt.NDArray[np.intp], Rows]:
-    """Return which of `rows` a source holds, and where."""
+    """Return which of `rows` a source contains, and their positions."""
     known, positions = places
     if not known.size:
         return np.empty(0, np.intp), np.empty(0, np.int64)
@@ -209,7 +209,7 @@ def _among(rows: Rows, places: tuple[Rows, Rows]) -> tuple[npt.NDArray[np.intp],
 
 
 class _Delta:
-    """The records of a delta whose file may be anything."""
+    """The records of a delta whose file may be damaged."""
 
     def __init__(
         self,
@@ -230,13 +230,13 @@ class _Delta:
         self.unknown = 0 if self._used and self._proven(store, info) else self._count_unknown()
 
     def _is_another(self, info: DeltaInfo) -> bool:
-        """Whether the file is whole, but not the one that is meant."""
+        """Whether the file is intact, but is not the expected one."""
         footer = self._file.read(FOOTER_BYTES, max(0, self._file.size - FOOTER_BYTES)).tobytes()
         whole = _checksum.crc32c(footer[:-4]) == footer_checksum(footer)
         return whole and footer_checksum(footer) != info.crc32c
 
     def _proven(self, store: bytes, info: DeltaInfo) -> bool:
-        """Whether ids and checksums are those the manifest means, whatever became of the footer."""
+        """Whether ids and checksums match the manifest, even if the footer is damaged."""
         body, end = 0, self._sums_at + 4 * info.rows
         for start in range(self._ids_at, end, _BLOCK_BYTES):
             body = _checksum.crc32c(self._file.read(min(_BLOCK_BYTES, end - start), start), body)
@@ -244,7 +244,7 @@ class _Delta:
         return footer_checksum(footer) == info.crc32c
 
     def _count_unknown(self) -> int:
-        """Return the number of records that no id and checksum vouch for."""
+        """Return the number of records without a verified id."""
         if not self._used:
             return self._count
         unknown = 0
@@ -258,7 +258,7 @@ class _Delta:
         return unknown
 
     def blocks(self) -> Rows:
-        """Return the blocks of a digest that rows here lie in, as far as their ids can be read."""
+        """Return the digest blocks of the delta's rows, as far as their ids are readable."""
         found = [np.empty(0, np.int64)]
         for start in range(0, self._count if self._used else 0, _WINDOW_ROWS):
             ids = self._ids(start, min(_WINDOW_ROWS, self._count - start))
@@ -272,7 +272,7 @@ class _Delta:
         return self._file.read(8 * count, self._ids_at + 8 * start).view("<i8")
 
     def within(self, first: int, stop: int) -> tuple[Rows, Rows]:
-        """Return which of rows `first:stop` are here, ascending, and where each was last."""
+        """Return rows of `first:stop` in the delta, ascending, and the last position of each."""
         rows, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for start in range(0, self._count if self._used else 0, _WINDOW_ROWS):
             ids = self._ids(start, min(_WINDOW_ROWS, self._count - start))
@@ -280,7 +280,7 @@ class _Delta:
             rows.append(ids[here])
             positions.append(here + start)
         every, where = np.concatenate(rows)[::-1], np.concatenate(positions)[::-1]
-        distinct, at = np.unique(every, return_index=True)  # the first from behind is the last
+        distinct, at = np.unique(every, return_index=True)  # the first in reverse order is the last
         return distinct, where[at]
 
     def read(self, positions: Rows) -> tuple[Records, npt.NDArray[np.uint32]]:
@@ -298,7 +298,7 @@ class _Delta:
 
 
 class _Base:
-    """The records of a base whose files may be anything."""
+    """The records of a base whose files may be damaged."""
 
     def __init__(
         self, directory: _io.Held[_io.Directory] | None, spec: TableSpec, version: int
@@ -339,7 +339,7 @@ class _Base:
         return records, self._sums.records(0, 4, rows).view("<u4").ravel()
 
     def _part(self, number: int, rows: Rows) -> Records:
-        """Return records that lie in one file."""
+        """Return records from one file."""
         if self._files:
             within = rows - number * self._per_file
             return self._files[number].records(self._offset, self._width, within)
@@ -357,9 +357,9 @@ class _Base:
         return _good(rows, records, sums, sparse=self._spec.sparse)
 
     def bind(self, info: TableInfo, floor: int, deltas: Sequence[_Delta]) -> None:
-        """Find the blocks of rows that are of another moment than a version: see `binding`.
+        """Find the blocks of rows that belong to a different time than a version; see `binding`.
 
-        Blocks that `deltas` up to the `floor` touch may hold anything.
+        Blocks touched by `deltas` up to the `floor` are skipped.
         """
         if self._directory is None or info.digest is None:
             return
@@ -376,7 +376,7 @@ class _Base:
                 self._foreign = np.array(found, np.int64)
 
     def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
-        """Return what the checksums of `rows` are by their records."""
+        """Compute the checksums of `rows` from their records."""
         records, stored = self.read(rows)
         sums = _checksum.row_checksums(rows, records)
         if self._spec.sparse:
@@ -403,7 +403,7 @@ def _good(
 
 
 class _File:
-    """A file any part of which may be missing or unreadable."""
+    """A file that may be missing or unreadable in any part."""
 
     def __init__(self, directory: _io.Held[_io.Directory] | None, name: str) -> None:
         self._file: _io.Held[_io.File] | None = None
@@ -421,13 +421,13 @@ class _File:
         return self._file is None
 
     def read(self, nbytes: int, offset: int) -> Records:
-        """Return `nbytes` bytes from `offset`, with filler for those that cannot be had."""
+        """Return `nbytes` bytes from `offset`, with filler in place of unreadable bytes."""
         here = max(0, min(nbytes, self.size - offset))
         data = self._pieces(here, offset) if here else b""
         return np.frombuffer(data + _FILLER * (nbytes - len(data)), np.uint8)
 
     def _pieces(self, nbytes: int, offset: int) -> bytes:
-        """Return what can be read of a range; a range that cannot is halved, down to a sector."""
+        """Return the readable bytes of a range by halving unreadable ranges down to a sector."""
         if self._file is None:
             return b""
         try:
@@ -440,7 +440,7 @@ class _File:
             return self._pieces(half, offset) + self._pieces(nbytes - half, offset + half)
 
     def records(self, offset: int, width: int, positions: Rows) -> Records:
-        """Return records of `width` bytes, which follow one another from `offset` on."""
+        """Return consecutive records of `width` bytes from `offset` on."""
         out = np.empty((positions.size, width), np.uint8)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]

@@ -1,8 +1,8 @@
-"""The index of a table: for every row, which delta position holds its newest image, or the base.
+"""The index of a table: maps each row to the delta position of its newest image, or the base.
 
-Deltas are laid end to end, the live one last, and an entry is one more than a position in them, or
-0 where the base holds the row. Its pages are taken as rows change, so it costs four bytes for each
-row of a table only where deltas are dense.
+Positions number the records of all deltas consecutively, the live delta last. An entry is one more
+than a position, or 0 if the newest image is in the base. Memory pages are allocated as rows change,
+so the index takes four bytes per row of the table only if deltas are dense.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Places = npt.NDArray[np.int32]
 
 _MAX_POSITIONS = 2**31 - 2
 _INDEX_ROWS = 1 << 20
-"""Entries that are gone through at a time."""
+"""Entries processed at a time."""
 _IDS = 1 << 20
-"""Ids of a delta that are laid at a time."""
+"""Ids of a delta processed at a time."""
 
 
 def check_positions(count: int) -> None:
-    """Raise CapacityError where deltas hold more records than there are positions."""
+    """Raise CapacityError if the deltas hold more records than an entry can number."""
     if count > _MAX_POSITIONS:
-        raise CapacityError(f"the deltas hold {count} records; fold the store")
+        raise CapacityError(f"the deltas hold {count} records, too many to index; fold the store")
 
 
 class DeltaIndex:
-    """Where the newest image of each row is, among the deltas of a table.
+    """Maps rows to the positions of their newest images in the deltas of a table.
 
     Attributes:
         deltas: the committed deltas, oldest first.
-        entries: by row, one more than the position of its newest image; 0: it is in the base.
-        replaced: by position in the live delta, the entry that its row had before.
+        entries: for each row, one more than the position of its newest image, or 0 for the base.
+        replaced: for each position in the live delta, the previous entry of its row.
     """
 
     def __init__(self, rows: int) -> None:
-        """Have every row in the base."""
+        """Start with every row in the base."""
         self.rows = rows
         self.deltas: list[Delta] = []
         self.entries: Places = np.zeros(rows, np.int32)
@@ -53,21 +53,21 @@ class DeltaIndex:
 
     @property
     def stop(self) -> int:
-        """The first position behind the committed deltas, which is that of the live one."""
+        """The first position after the committed deltas, where the live delta starts."""
         return int(self.starts[-1])
 
     def append(self, delta: Delta) -> None:
-        """Take the live delta, now committed as `delta`, among the committed ones."""
+        """Append the live delta, now committed as `delta`, to the committed ones."""
         stop = self.stop + delta.info.rows
         check_positions(stop)
         self.deltas.append(delta)
         self.starts = np.append(self.starts, stop)
 
     def follow(self, deltas: Sequence[Delta], live_ids: Rows) -> bool:
-        """Replace the committed deltas by `deltas`, oldest first; those that stay keep places.
+        """Replace the committed deltas by `deltas`, oldest first; those that stay are not moved.
 
-        `live_ids` are those of the live delta. Returns whether any delta is gone, so that rows may
-        be in the base now. Raises CorruptStoreError, and then nothing has changed.
+        `live_ids` are the ids in the live delta. Returns whether any delta was removed, so that
+        rows may now be in the base. Raises CorruptStoreError without changing anything.
         """
         segments = self._segments(deltas)
         for _, _, coming in segments:
@@ -85,10 +85,10 @@ class DeltaIndex:
         return any(end > begin for begin, end, _ in segments)
 
     def changed(self, deltas: Sequence[Delta], folded: int) -> Rows:
-        """Return the rows whose committed image may be another once it follows `deltas`.
+        """Return the rows whose committed image may change when the index switches to `deltas`.
 
-        Those of versions up to `folded` that are gone are in the base, or in others, as they were,
-        and so are those that became a single one of the same newest version.
+        Rows of removed deltas of versions up to `folded` have the same image in the base or in
+        another delta; so do rows of deltas that were compacted into one of the same newest version.
         """
         parts = [np.empty(0, np.int64)]
         for begin, end, coming in self._segments(deltas):
@@ -100,7 +100,7 @@ class DeltaIndex:
         return unique(np.concatenate(parts))
 
     def _segments(self, deltas: Sequence[Delta]) -> list[tuple[int, int, list[Delta]]]:
-        """Return which of the committed deltas, from one to before another, give way to which."""
+        """Return the range of committed deltas to replace, and their replacements."""
         places = {id(delta): number for number, delta in enumerate(self.deltas)}
         segments: list[tuple[int, int, list[Delta]]] = []
         begin, coming = 0, list[Delta]()
@@ -115,12 +115,12 @@ class DeltaIndex:
         return segments
 
     def _exchange(self, begin: int, end: int, coming: list[Delta]) -> None:
-        """Lay deltas in the place of those from number `begin` to before `end`."""
+        """Replace the deltas with numbers `begin:end`."""
         gone, is_last = self.deltas[begin:end], end == len(self.deltas)
         first = int(self.starts[begin])
         starts = np.cumsum([first, *(delta.info.rows for delta in coming)])
         last = int(starts[-1] if is_last else self.starts[end])
-        if starts[-1] > last:  # they need more room than there is: all behind them move
+        if starts[-1] > last:  # they need more positions than are free: all later deltas move
             self._exchange(begin, len(self.deltas), [*coming, *self.deltas[end:]])
             return
         check_positions(last)
@@ -144,9 +144,9 @@ class DeltaIndex:
         self.deltas[begin:end] = coming
 
     def _uncover(self, gone: Sequence[Delta], begin: int) -> None:
-        """Point rows that only deltas which are `gone` hid to the deltas before number `begin`.
+        """Point rows of removed deltas (`gone`) to the deltas before number `begin`.
 
-        There are such rows where a writer went back to an older version.
+        Such rows exist if a writer went back to an older version.
         """
         if not begin:
             return
@@ -161,23 +161,23 @@ class DeltaIndex:
         ids = np.asarray(delta.ids)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.rows:
             raise CorruptStoreError(
-                f"{delta.info.name} holds rows outside the table's 0..{self.rows - 1}"
+                f"{delta.info.name} contains rows outside the table's 0..{self.rows - 1}"
             )
 
     def _point(self, ids: Rows, places: npt.NDArray[np.int32]) -> None:
-        """Point the index entries of `ids` to `places`, ascending and above all they had.
+        """Set the entries of `ids` to `places`, which ascend and exceed all previous ones.
 
-        Of an id that repeats the last one counts, which a plain assignment need not see to.
+        If an id repeats, its last place counts, which plain assignment does not guarantee.
         """
         np.maximum.at(self.entries, ids, places)
 
     def lift(self, ids: Rows) -> Rows:
-        """Point to committed records alone; return `ids`, those of the live delta."""
-        self.entries[ids] = self.replaced[: ids.size]  # the same for each that repeats
+        """Point all entries to committed records; return `ids`, those of the live delta."""
+        self.entries[ids] = self.replaced[: ids.size]  # the same for all repetitions of an id
         return ids
 
     def _lay(self, ids: Rows) -> None:
-        """Lay the live delta, whose ids these are, over the committed ones again."""
+        """Add the live delta with these ids on top of the committed ones again."""
         if ids.size:
             start = self.stop + 1
             check_positions(start + ids.size)
@@ -185,7 +185,7 @@ class DeltaIndex:
             self._point(ids, np.arange(start, start + ids.size, dtype=np.int32))
 
     def _close_gaps(self) -> None:
-        """Give the committed deltas their positions anew, end to end."""
+        """Renumber the positions of the committed deltas without gaps."""
         sizes = [delta.info.rows for delta in self.deltas]
         starts = np.cumsum([0, *sizes])
         shift = (self.starts[:-1] - starts[:-1]).astype(np.int32)
@@ -199,7 +199,7 @@ class DeltaIndex:
     def by_delta(
         self, places: Places, live: LiveDelta | None
     ) -> list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]]:
-        """Split index entries by delta: the delta, its first position, which entries are in it."""
+        """Split entries by delta; return delta, first position, entry indices."""
         number = np.searchsorted(self.starts, places - 1, side="right") - 1
         parts: list[tuple[Delta | LiveDelta, int, npt.NDArray[np.intp]]] = []
         sources: list[Delta | LiveDelta] = [*self.deltas]

@@ -1,7 +1,7 @@
-"""External keys of a table's rows: one int64 or text a row, kept in files beside the base.
+"""External keys: one int64 or string per row of a table, stored in files beside the base.
 
-int64 keys are a plain .npy file. Texts are one UTF-8 blob and, as int64, the offset at which each
-begins and the last one ends.
+int64 keys are a plain .npy file. Strings are one UTF-8 blob plus int64 offsets of the start of each
+string and the end of the last.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BLOCK = 1 << 20
 
 
 class Keys(Sequence[Any]):
-    """The keys of all rows, read as they are asked for: one for an index, else an array."""
+    """The keys of all rows, read on demand: an int index gives one key, others an array."""
 
     def __init__(self, files: Mapping[str, KeyFile], info: KeysInfo, rows: int) -> None:
-        """Take the key files, by name, as `open_keys` maps them.
+        """Use the key files, by name, as mapped by `open_keys`.
 
-        Raises CorruptStoreError if a size or checksum does not match, or what they hold is not one
-        key a row.
+        Raises CorruptStoreError if a size or checksum does not match, or if the files do not
+        contain one key per row.
         """
         self.kind: str = info.kind
         self._rows = rows
@@ -51,7 +51,7 @@ class Keys(Sequence[Any]):
             header = _npy_header(rows)
             self._whole(parts["npy"], len(header) + 8 * rows, files)
             if parts["npy"][:_HEADER].tobytes() != header:
-                raise CorruptStoreError(f"{_path(files)}: the header is not that of {rows} keys")
+                raise CorruptStoreError(f"{_path(files)}: the header does not match {rows} keys")
             self._ints: npt.NDArray[np.int64] = parts["npy"][_HEADER:].view("<i8")
         else:
             self._whole(parts["offsets"], 8 * (rows + 1), files)
@@ -59,7 +59,7 @@ class Keys(Sequence[Any]):
             self._offsets: npt.NDArray[np.int64] = parts["offsets"].view("<i8")
             ends = self._offsets[[0, -1]].tolist()
             if ends != [0, self._blob.size] or not _ascending(self._offsets):
-                raise CorruptStoreError(f"{_path(files)}: the offsets do not divide the texts")
+                raise CorruptStoreError(f"{_path(files)}: the offsets do not delimit the strings")
         self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def _whole(
@@ -67,7 +67,7 @@ class Keys(Sequence[Any]):
     ) -> None:
         if data.size != expected:
             raise CorruptStoreError(
-                f"{_path(files)} holds {data.size} bytes, keys of {self._rows} rows are {expected}"
+                f"{_path(files)} has {data.size} bytes, keys of {self._rows} rows take {expected}"
             )
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Keys(Sequence[Any]):
     def __getitem__(self, index: slice | npt.NDArray[np.int64]) -> Any: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the key of a row, or for a slice or an array of ids an array of keys."""
+        """Return the key of a row, or an array of keys for a slice or an array of ids."""
         if self.kind == "int64":
             found = self._ints[index]
             return int(found) if found.ndim == 0 else found.copy()
@@ -103,8 +103,8 @@ class Keys(Sequence[Any]):
     def lookup(self, keys: object) -> npt.NDArray[np.int64]:
         """Return the row id of each key, in the shape of `keys`.
 
-        Raises UnknownNameError naming the first key that no row has. The first call sorts the keys,
-        or their hashes, which takes 16 bytes a row from then on.
+        Raises UnknownNameError with the first key that no row has. The first call sorts the keys or
+        their hashes and keeps 16 bytes per row from then on.
         """
         wanted = np.asarray(keys)
         if self.kind == "int64":
@@ -113,7 +113,7 @@ class Keys(Sequence[Any]):
             values = wanted.ravel().astype(np.int64)
         else:
             if wanted.dtype.kind not in "UO" and wanted.size:
-                raise InvalidTypeError(f"this table's keys are texts, not {wanted.dtype}")
+                raise InvalidTypeError(f"this table's keys are strings, not {wanted.dtype}")
             values = _hashes(wanted.ravel().tolist())
         hashed, rows = self._sorted()
         found = np.full(values.size, -1, np.int64)
@@ -138,7 +138,7 @@ class Keys(Sequence[Any]):
 
 
 def _ascending(numbers: npt.NDArray[np.int64]) -> bool:
-    """Whether no number is less than the one before it; looked at in blocks."""
+    """Whether numbers are in ascending order; compares them in blocks."""
     starts = range(0, numbers.size, _BLOCK)
     return all((np.diff(numbers[at : at + _BLOCK + 1]) >= 0).all() for at in starts)
 
@@ -149,12 +149,12 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class KeyFile:
-    """A file of keys, mapped, so that it can be read when its name is gone.
+    """A file of keys, mapped so that it stays readable after it is removed.
 
     Attributes:
-        path: what messages call it.
+        path: its name in messages.
         size: bytes of the file.
-        data: as many of them as there should be, or fewer.
+        data: the expected number of bytes, or fewer if the file is shorter.
     """
 
     path: str
@@ -163,16 +163,16 @@ class KeyFile:
 
     @classmethod
     def open(cls, directory: _io.Directory, name: str, expected: int) -> KeyFile:
-        """Map a file that should have so many bytes; raises FileNotFoundError."""
+        """Map a file of an expected size; raises FileNotFoundError."""
         with directory.open_file(name) as file:
             size = file.size
             data = _io.map_files([file], min(size, expected), advice=mmap.MADV_NORMAL)
             return cls(file.path, size, data)
 
     def checked(self, size: int, expected: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes; raises CorruptStoreError unless size and checksum are these."""
+        """Return the bytes; raises CorruptStoreError unless size and checksum match."""
         if self.size != size:
-            raise CorruptStoreError(f"{self.path} has {self.size} bytes, {size} are expected")
+            raise CorruptStoreError(f"{self.path} has {self.size} bytes, not {size}")
         if crc32c(self.data) != expected:
             raise CorruptStoreError(f"{self.path} does not match its checksum; {FILE_CURE}")
         return self.data
@@ -195,7 +195,7 @@ def _path(files: Mapping[str, KeyFile]) -> str:
 def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
     """Write the keys of a table's rows to new, durable files of its generation.
 
-    `keys` are `rows` distinct ints or texts. Raises InvalidInputError or InvalidTypeError before
+    `keys` are `rows` distinct ints or strings. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
     listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
@@ -208,7 +208,7 @@ def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> Keys
         try:
             array = np.array(listed, "<i8")
         except OverflowError:
-            raise InvalidInputError("keys are int64; one of these is larger") from None
+            raise InvalidInputError("keys must fit into int64; one of these is larger") from None
         kind, files = "int64", {stem + "npy": _npy_header(rows) + array.tobytes()}
     elif kinds == {str}:
         _check_distinct(listed)
@@ -218,7 +218,7 @@ def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> Keys
         files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
     else:
         names = ", ".join(sorted(each.__name__ for each in kinds))
-        raise InvalidTypeError(f"keys are all ints or all texts, not {names}")
+        raise InvalidTypeError(f"keys must be all ints or all strings, not {names}")
     for name, data in files.items():
         directory.write_file(name, data)
     directory.sync()

@@ -1,13 +1,14 @@
-"""Manifests: what one version of a store is made of, and how that is written and read.
+"""Manifests: the description of one version of a store, and its file format.
 
-A manifest is immutable and complete: every table with its spec, every file with its size, the
-deltas in order, the payload.
+A manifest is immutable and complete. It lists every table with its spec, every file with its size,
+the deltas in order, and the payload.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,8 +41,9 @@ MAX_BYTES = 16 << 20
 DEFAULT_KEEP = 2
 MAX_VERSION = 2**62 - 1
 MAX_DELTA_IMAGES = 3
-"""Records of a delta for each row of its table: a delta that is being written is compacted when
-more than half of its records are superseded, which a batch of every row may have just done."""
+"""Maximum records of a delta per row of its table. A live delta is compacted when more than half of
+its records are superseded, as may happen after one batch with every row.
+"""
 
 MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
@@ -57,18 +59,18 @@ _MARK = re.compile(r"[0-9a-f]{0,16}")
 
 
 def manifest_name(seq: int) -> str:
-    """Name of the manifest with a sequence number."""
+    """Return the file name of the manifest with a sequence number."""
     return f"manifest-{seq:020d}.json"
 
 
 def unique_name(kind: str, seq: int, ending: str = "") -> str:
-    """Return a file name that no other writer can choose: `delta-<seq>-<id>.bin` and the like."""
+    """Return a file name that no other writer chooses, such as `delta-<seq>-<id>.bin`."""
     return f"{kind}{seq:020d}-{uuid.uuid4().hex[:8]}{ending}"
 
 
 @dataclass(frozen=True)
 class DeltaInfo:
-    """A delta: file name, bytes, rows, the version it belongs to and the checksum of its footer."""
+    """A delta: its file name, size, rows, version and footer checksum."""
 
     name: str
     size: int
@@ -79,7 +81,7 @@ class DeltaInfo:
 
 @dataclass(frozen=True)
 class PayloadInfo:
-    """A value committed with the tables: its file, size and crc32c, and how it was given."""
+    """A value committed with the tables: its file, size, crc32c and kind."""
 
     name: str
     kind: str
@@ -97,7 +99,7 @@ class KeysInfo:
 
 @dataclass(frozen=True)
 class DigestInfo:
-    """The file that says what the row checksums of a base must be: name, size and crc32c."""
+    """The file with the digest of a base's row checksums: name, size and crc32c."""
 
     name: str
     size: int
@@ -108,12 +110,12 @@ class DigestInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base, "" for a table that partitions hold; `scalars` are
-    values that belong to the whole table, such as an optimizer's step. `digest` is None where the
-    base was last folded by a program of format 1.
+    `generation` is the directory of its base, or "" for a table of a partitioned store; `scalars`
+    are values for the whole table, such as an optimizer's step. `digest` is None if the base was
+    last folded by a program of format 1.
 
-    It never changes, so that manifests share those of tables that did not: what a commit writes
-    and compares of a thousand tables is what changed in one.
+    Instances are immutable, so manifests share those of unchanged tables: in a store of a thousand
+    tables, a commit serializes and compares only the tables that changed.
     """
 
     spec: TableSpec
@@ -125,7 +127,7 @@ class TableInfo:
 
     @cached_property
     def encoded(self) -> bytes:
-        """What a manifest says of the table, as JSON."""
+        """The table's entry in a manifest, as JSON."""
         spec = self.spec
         content = {
             "rows": spec.rows,
@@ -147,7 +149,7 @@ class TableInfo:
         return canonical(content)
 
     def paths(self, table: str) -> set[str]:
-        """Return the paths in the store of the generation and its files, but those of the base."""
+        """Return the paths in the store of the generation and its files, except the base."""
         if not self.generation:
             return set()
         generation = f"{table}/{self.generation}"
@@ -161,23 +163,35 @@ class TableInfo:
         return found
 
 
+class Difference(NamedTuple):
+    """The names of tables in which a manifest differs from another before it.
+
+    `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
+    are those that only the other has.
+    """
+
+    changed: list[str]
+    gone: set[str]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One version of a store.
 
     Manifests are numbered by `seq`; a version keeps its number when housekeeping publishes it
     again. `floor` is the oldest version that can still be opened, `confirmed` the newest that the
-    trainer said it can resume from, `keep` how many versions the last writer wanted kept.
+    trainer confirmed it can resume from, and `keep` the number of versions that the last writer
+    kept.
 
-    No number is given twice: `last_version` is the highest there ever was, which may be above
-    `version` where a writer went back. `previous` is the version this one was made from, and `mark`
-    a random text that tells what it holds from any other version, of a copy of the store too: one
-    that restores an older version bears its mark. `payload_mark` is that of the version which the
-    payload was committed with, where that is another. `names` are those by which versions are kept,
-    whatever `keep` is; `forks` are pairs of a version in this one's past and the older version it
-    restored, ascending. `partitions` are the version and mark of each partition, where those hold
-    the rows of every table. `format` is that of the file it was read from; a manifest is always
-    written in the present one.
+    Version numbers are never reused: `last_version` is the highest ever assigned, which exceeds
+    `version` after a writer went back. `previous` is the version from which this one was made.
+    `mark` is a random string that identifies the contents of a version, even among copies of the
+    store; a version that restores an older one has the mark of that one. `payload_mark` is the mark
+    of the version that committed the payload, if it is a different one. `names` maps names to
+    versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
+    one's history and the older version that it restored. `partitions` are the version and mark
+    of each partition, if the rows of every table are in partitions. `format` is the format of the
+    file that was read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -197,9 +211,12 @@ class Manifest:
     forks: tuple[tuple[int, int], ...] = ()
     partitions: tuple[tuple[int, str], ...] = ()
     format: int = field(default=FORMAT, compare=False)
+    _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def paths(self) -> set[str]:
-        """Return the paths in the store of all generations, and of all files but those of bases."""
+        """Return the paths in the store of all generations and all files except bases."""
         paths = {info.name for info in self.payload.values()}
         for name, table in self.tables.items():
             paths |= table.paths(name)
@@ -210,20 +227,44 @@ class Manifest:
         """Bytes of the records of all tables."""
         return sum(info.spec.nbytes for info in self.tables.values())
 
+    def difference(self, before: Manifest) -> Difference:
+        """Return which tables differ from those of another manifest before this one."""
+        if self._differs is None or self._differs[0]() is not before:
+            known = before.tables
+            changed = [name for name, info in self.tables.items() if known.get(name) is not info]
+            found = Difference(changed, known.keys() - self.tables.keys())
+            object.__setattr__(self, "_differs", (weakref.ref(before), found))
+            return found
+        return self._differs[1]
+
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
-        """Return the paths that this one names and not another one before, and the reverse."""
+        """Return the paths that are only in this manifest, and those only in an earlier one."""
         new = {info.name for info in self.payload.values()}
         gone = {info.name for info in before.payload.values()}
-        for name, info in self.tables.items():
-            if (was := before.tables.get(name)) is not info:
-                new |= info.paths(name)
-                gone |= set() if was is None else was.paths(name)
-        for name in before.tables.keys() - self.tables.keys():
+        difference = self.difference(before)
+        for name in difference.changed:
+            new |= self.tables[name].paths(name)
+            if (was := before.tables.get(name)) is not None:
+                gone |= was.paths(name)
+        for name in difference.gone:
             gone |= before.tables[name].paths(name)
         return new - gone, gone - new
 
+    @cached_property
+    def _entries(self) -> dict[str, bytes]:
+        """What the file says of each table, by name."""
+        return {name: _entry(name, info) for name, info in self.tables.items()}
+
+    def share(self, before: Manifest) -> None:
+        """Take from another one before what its file says of the tables that are the same."""
+        if list(self.tables) == list(before.tables):
+            entries = before._entries.copy()
+            for name in self.difference(before).changed:
+                entries[name] = _entry(name, self.tables[name])
+            self.__dict__["_entries"] = entries
+
     def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
+        """Serialize the manifest to the bytes of its file."""
         head = canonical(
             {
                 "format": FORMAT,
@@ -240,9 +281,7 @@ class Manifest:
                 "payload": {name: vars(info) for name, info in self.payload.items()},
             }
         )
-        tables = b",".join(
-            [b'"%s":%s' % (name.encode(), info.encoded) for name, info in self.tables.items()]
-        )
+        tables = b",".join(self._entries.values())
         more = {
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
@@ -254,9 +293,9 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, name: str, like: Manifest | None = None) -> Manifest:
-        """Parse the bytes of a manifest's file; raises FormatError naming what is wrong with it.
+        """Parse the bytes of a manifest's file; raises FormatError with the reason.
 
-        Tables of which `like`, another one of the store, says the same are shared with it.
+        Tables that are equal in `like`, another manifest of the store, are shared with it.
         """
         body = unseal(data, name, FORMAT)
         names = {"uuid", "seq", "version", "step", "floor", "confirmed", "keep"}
@@ -307,7 +346,7 @@ class Manifest:
 
 
 class Parent(NamedTuple):
-    """What a store was copied from: its uuid, the version, and the one that was made from."""
+    """The origin of a copied store: uuid, version, and the version from which that was made."""
 
     uuid: str
     version: int
@@ -316,13 +355,13 @@ class Parent(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """STORE.json, written once: the store's uuid and, for a copy, what it was copied from."""
+    """STORE.json, written once: the store's uuid and, for a copy, its origin."""
 
     uuid: str
     parent: Parent | None = None
 
     def encode(self) -> bytes:
-        """Return the bytes of the file."""
+        """Serialize to the bytes of the file."""
         parent = None if self.parent is None else self.parent._asdict()
         return seal(canonical({"format": FORMAT, "uuid": self.uuid, "parent": parent}))
 
@@ -343,8 +382,12 @@ class Identity:
 
 
 def new_mark() -> str:
-    """Return a mark for a new version."""
+    """Return a new random mark."""
     return uuid.uuid4().hex[:16]
+
+
+def _entry(name: str, info: TableInfo) -> bytes:
+    return b'"%s":%s' % (name.encode(), info.encoded)
 
 
 def _version(section: Section, key: str) -> int:
@@ -358,12 +401,12 @@ def _names(section: Section, newest: int) -> dict[str, int]:
     names = {name: section.natural(name) for name in section}
     for name, version in names.items():
         if not is_version_name(name) or not 0 < version <= newest:
-            raise FormatError(f"{section.name}: {name!r} is not a version's name: {version}")
+            raise FormatError(f"{section.name}: {name!r} is not a name of a version: {version}")
     return names
 
 
 def is_version_name(name: object) -> bool:
-    """Whether a version can be kept by this name: 1 to 1024 printable characters."""
+    """Whether a version can have this name: 1 to 1024 printable characters."""
     return isinstance(name, str) and 0 < len(name) <= 1024 and name.isprintable()
 
 
@@ -373,7 +416,7 @@ def _forks(body: Section, newest: int) -> tuple[tuple[int, int], ...]:
     for pair in body.items("forks"):
         is_pair = type(pair) is list and [type(number) for number in pair] == [int, int]
         if not is_pair or not (last < pair[0] <= newest and 0 < pair[1] < pair[0]):
-            raise FormatError(f"{body.name}: not a version and an older one it restored: {pair!r}")
+            raise FormatError(f"{body.name}: not a pair of a version and an older one: {pair!r}")
         last = pair[0]
         forks.append((pair[0], pair[1]))
     return tuple(forks)
@@ -404,7 +447,7 @@ def _payload(section: Section) -> PayloadInfo:
 
 
 def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableInfo | None:
-    """Return the table of this name among those that are known, if it is the same to the byte."""
+    """Return the known table of this name if it is the same to the byte."""
     info = known.get(key)
     is_same = info is not None and canonical(tables.value(key)) == info.encoded
     return info if is_same else None
@@ -464,7 +507,7 @@ def _scalars(section: Section) -> dict[str, Any]:
         raise FormatError(f"{section.name} are nested too deep") from None
     if nbytes > MAX_SCALARS_BYTES:
         raise FormatError(
-            f"{section.name} take {nbytes} bytes, at most {MAX_SCALARS_BYTES}; keep large values "
+            f"{section.name} take {nbytes} bytes; at most {MAX_SCALARS_BYTES}: keep large values "
             "in the payload"
         )
     return section.content
@@ -475,7 +518,7 @@ def _delta(section: Section, table_rows: int) -> DeltaInfo:
     if section.natural("rows") > MAX_DELTA_IMAGES * table_rows:
         raise FormatError(
             f"{section.name}: a delta of {section.natural('rows')} records for a table of "
-            f"{table_rows} rows; at most {MAX_DELTA_IMAGES} for each are written"
+            f"{table_rows} rows; a delta has at most {MAX_DELTA_IMAGES} for each row"
         )
     return DeltaInfo(
         section.matching("name", DELTA_NAME),
@@ -500,7 +543,7 @@ def _keys(section: Section) -> KeysInfo:
     for name in files:
         pair = files.items(name)
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
-            raise FormatError(f"{files.name}: {name!r} is not a size and a checksum")
+            raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
     kind = section.matching("kind", re.compile("int64|str"))
     endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
@@ -508,5 +551,5 @@ def _keys(section: Section) -> KeysInfo:
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)
     ):
-        raise FormatError(f"{section.name}: files {sorted(sizes)} are not those of {kind} keys")
+        raise FormatError(f"{section.name}: {sorted(sizes)} are not the files of {kind} keys")
     return KeysInfo(kind, sizes)

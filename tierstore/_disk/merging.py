@@ -1,15 +1,14 @@
-"""Merging: the newest image of each row of some deltas goes over the base, or into one delta.
+"""Merges the newest image of each row of some deltas into the base, or into one delta.
 
-Readers of the table find these rows in the deltas, so none has to wait for a merge. Each record it
-writes is a whole image that stays in its delta until what was written is synced, and read back from
-the disk: a merge that is cut short is simply done again.
+Readers find these rows in the deltas, so they do not wait for a merge. Every record that is written
+stays in its delta until the result was synced and read back from the disk, so an interrupted merge
+is simply repeated.
 
-A delta of its own for every version would cost a file, a mapping and a line of each manifest for as
-long as no merge into the base can take it: while a reader is older, or while versions wait to be
-confirmed. So deltas of consecutive versions are compacted. The result has the newest of their
-versions, and later manifests name it in their place; older manifests go on naming them, and readers
-hold what they have mapped. `spans` says which of them, so that few are left and none is written
-often.
+One delta per version would cost a file, a mapping and a line in each manifest until a merge into
+the base is possible, which older readers and unconfirmed versions prevent. Deltas of consecutive
+versions are therefore compacted. The result has the newest of their versions and replaces them in
+later manifests; older manifests still name the originals, and readers keep their mappings. `spans`
+selects the deltas such that few remain and none is rewritten often.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ Rows = npt.NDArray[np.int64]
 
 _STEP_BYTES = BLOCK_BYTES
 _WINDOW_ROWS = 1 << 20
-"""Rows of a table whose newest images are looked up at a time, for four bytes each; at least."""
+"""Minimum rows of a table whose newest images are looked up at a time, four bytes each."""
 _MOST_WINDOWS = 256
-"""How often the ids of all deltas are gone through at most."""
+"""Maximum number of passes over the ids of all deltas."""
 _IDS = 1 << 20
 
 
 class Newest:
-    """The newest image of each row that some deltas, oldest first, hold."""
+    """The newest image of each row in some deltas, which are ordered oldest first."""
 
     def __init__(self, deltas: Sequence[Delta], rows: int, gap: int = USUAL_GAP) -> None:
-        """Take note of deltas of a table of so many `rows`; nothing is read yet.
+        """Prepare to merge deltas of a table with `rows` rows; nothing is read yet.
 
-        Pages at most `gap` bytes apart are fetched in one piece.
+        Pages at most `gap` bytes apart are read in one piece.
         """
         self._deltas = tuple(deltas)
         self._rows = rows
@@ -57,9 +56,9 @@ class Newest:
         self._starts = np.cumsum([0, *(delta.info.rows for delta in deltas)]).tolist()
 
     def images(self) -> Iterator[tuple[Rows, npt.NDArray[np.uint8], npt.NDArray[np.uint32]]]:
-        """Yield rows, ascending, their records and checksums, all good until the next ones.
+        """Yield ascending rows with records and checksums, valid until the next iteration.
 
-        Each record is checked.
+        Each record is verified.
         """
         if not self._deltas:
             return
@@ -78,7 +77,7 @@ class Newest:
             yield rows, records, sums
 
     def checksums(self, record_bytes: int) -> Iterator[tuple[Rows, npt.NDArray[np.uint32]]]:
-        """Yield the same rows and checksums in the same parts, without the records."""
+        """Yield the same rows and checksums in the same parts, without records."""
         for rows, places in self._parts(record_bytes):
             sums = np.empty(rows.size, np.uint32)
             for delta, which, at in self._found(places):
@@ -86,14 +85,14 @@ class Newest:
             yield rows, sums
 
     def _parts(self, record_bytes: int) -> Iterator[tuple[Rows, Rows]]:
-        """Yield what `places` does, as much as is done in a step."""
+        """Yield the items of `places` in parts of one step each."""
         step = max(1, _STEP_BYTES // record_bytes)
         for rows, places in self.places():
             for start in range(0, rows.size, step):
                 yield rows[start : start + step], places[start : start + step]
 
     def places(self) -> Iterator[tuple[Rows, Rows]]:
-        """Yield rows, ascending, and where the newest image of each is in the deltas end to end."""
+        """Yield ascending rows and the places of their newest images, counted over all deltas."""
         if self._starts[-1] <= _WINDOW_ROWS:
             ids = np.concatenate([np.empty(0, np.int64), *(delta.ids for delta in self._deltas)])
             rows, behind = np.unique(ids[::-1], return_index=True)
@@ -107,12 +106,12 @@ class Newest:
                     rows = delta.ids[at : at + _IDS] - first
                     here = np.flatnonzero((rows >= 0) & (rows < newest.size))
                     places = (here + (start + at + 1)).astype(np.int32)
-                    np.maximum.at(newest, rows[here], places)  # of a row that repeats, the last
+                    np.maximum.at(newest, rows[here], places)  # the last one of a repeated row
             rows = np.flatnonzero(newest)
             yield rows + first, newest[rows].astype(np.int64) - 1
 
     def _found(self, places: Rows) -> Iterator[tuple[Delta, npt.NDArray[np.intp], Rows]]:
-        """Yield each delta with which of `places` lie in it, and where in it."""
+        """Yield each delta with the indices of its `places` and their positions in it."""
         for delta, (first, stop) in zip(self._deltas, pairwise(self._starts), strict=True):
             which = np.flatnonzero((places >= first) & (places < stop))
             if which.size:
@@ -120,18 +119,18 @@ class Newest:
 
 
 class Merge:
-    """Deltas, oldest first, on their way into the base they lie over."""
+    """The merge of deltas, oldest first, into their base."""
 
     def __init__(self, base: Base, deltas: Sequence[Delta]) -> None:
-        """Take note of what is to be merged; nothing is read yet."""
+        """Prepare the merge; nothing is read yet."""
         self._base = base
         self._deltas = tuple(deltas)
 
     def steps(self) -> Iterator[None]:
-        """Write the images, some at each step, make the base durable, and prove that it is.
+        """Write the images in steps, make the base durable, and verify that it is.
 
-        Stopping in between does no harm. Raises CommitFailedError if the disk did not take
-        what was written, whatever its syncs said: the deltas are still needed.
+        Stopping between steps is safe. Raises CommitFailedError if the disk does not contain what
+        was written although its syncs succeeded: the deltas are still needed.
         """
         if not self._deltas:
             return
@@ -145,27 +144,28 @@ class Merge:
             yield
 
     def _prove(self, rows: Rows, sums: npt.NDArray[np.uint32]) -> None:
-        """Compare what the disk has of `rows` with the checksums of what was written."""
+        """Compare `rows` on the disk with the checksums of the written records."""
         wrong = self._base.unproven(rows, sums)
         if wrong.size:
             raise CommitFailedError(
-                f"{wrong.size} rows, the first of them row {wrong[0]}, are not on the disk as a "
-                "fold wrote them, although it was synced; the last commit is intact: check the "
+                f"{wrong.size} rows, the first of them row {wrong[0]}, differ on the "
+                "disk from what a fold wrote and synced; the last commit is intact: check the "
                 "disk and open the store again"
             )
 
 
 _FAN_OUTS = (4, 2, 1)
-"""How many bits of a version number a level of spans takes: what is written least often first."""
+"""Bits of a version number per level of spans, starting with the fewest rewrites."""
 
 
 def spans(deltas: Sequence[Delta], newest: int, most: int) -> list[list[Delta]]:
-    """Group consecutive deltas, oldest first, so that about `most` groups are left, or fewer.
+    """Group consecutive deltas, oldest first, into about `most` groups or fewer.
 
-    Each goes to the largest complete span of versions that holds it. Spans are the aligned ranges
-    of 16, 256, 4,096 … version numbers, complete when `newest`, the newest version, lies behind
-    them: 15 groups a level, and a record is written once a level. Where that leaves too many, the
-    ranges are 4, 16, 64 … or 2, 4, 8 … long; one group is all that helps where those do not.
+    Each delta joins the largest complete span of versions that contains it. Spans are the aligned
+    ranges of 16, 256, 4,096 … version numbers; a span is complete when the newest version,
+    `newest`, is after it. This leaves 15 groups per level and writes each record once per level. If
+    that is too many groups, the ranges have lengths 4, 16, 64 … or 2, 4, 8 …, and finally all
+    deltas form one group.
     """
     for bits in _FAN_OUTS:
         groups = [list(group) for _, group in groupby(deltas, partial(_span, newest, bits))]
@@ -175,19 +175,19 @@ def spans(deltas: Sequence[Delta], newest: int, most: int) -> list[list[Delta]]:
 
 
 def _span(newest: int, bits: int, delta: Delta) -> tuple[int, int]:
-    """Return the largest complete span that holds a delta: bits of its length, and its number."""
+    """Return the largest complete span that contains a delta, as (bits of length, number)."""
     version = delta.info.version
     length = max(0, (version ^ newest).bit_length() - 1) // bits * bits
     return length, version >> length
 
 
 class Compaction:
-    """Deltas of consecutive versions, oldest first, on their way into one.
+    """The compaction of deltas of consecutive versions, oldest first, into one.
 
     Attributes:
-        name: name of the file that is written, which no manifest names before it is published.
-        deltas: what it is made of.
-        delta: what came of them, once all steps were taken.
+        name: name of the new file, which no manifest names until it is published.
+        deltas: the deltas to compact.
+        delta: the result, once all steps are done.
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class Compaction:
         rows: int,
         store: bytes,
     ) -> None:
-        """Take note of what is to be compacted; nothing is read or written yet.
+        """Prepare the compaction; nothing is read or written yet.
 
-        `rows` are those of the table; `store` is the uuid that deltas bear.
+        `rows` is the number of rows of the table, `store` the uuid in the footers of deltas.
         """
         self.name = name
         self.deltas: tuple[Delta, ...] = tuple(deltas)
@@ -212,9 +212,9 @@ class Compaction:
         self._store = store
 
     def steps(self) -> Iterator[None]:
-        """Write the delta, some records at each step; with the last one it is durable and proven.
+        """Write the delta in steps; after the last step it is durable and verified.
 
-        Where that fails, or is stopped, no file is left.
+        If a step fails, or the iteration stops early, no file remains.
         """
         try:
             with self._directory.use() as directory, directory.create(self.name) as file:
@@ -234,7 +234,7 @@ class Compaction:
             directory.unlink(self.name)
 
     def _write(self, file: _io.File) -> Generator[None, None, DeltaInfo]:
-        """Write records, ids, checksums and footer, and return what a manifest says of them."""
+        """Write records, ids, checksums and footer; return the entry for manifests."""
         count, width = 0, self._record_bytes
         for rows, _ in self._newest.places():
             count += rows.size
@@ -259,7 +259,7 @@ class Compaction:
         return DeltaInfo(self.name, size, count, version, footer_checksum(footer))
 
     def _prove(self, file: _io.File, info: DeltaInfo) -> Iterator[None]:
-        """Read the records back from the disk; raises StoreIOError where they differ."""
+        """Read the records back from the disk; raises StoreIOError if they differ."""
         width, count = self._record_bytes, info.rows
         file.advise(os.POSIX_FADV_DONTNEED)
         step = max(1, BLOCK_BYTES // width)
@@ -283,6 +283,6 @@ class Compaction:
         if wrong.size:
             path = os.path.join(self._directory.path, self.name)
             raise StoreIOError(
-                f"{wrong.size} rows read otherwise than they were written to {path}, the first is "
-                f"row {int(ids[wrong[0]])}; the deltas they came from stay; check the disk"
+                f"{wrong.size} rows in {path} differ from what was written, the first is "
+                f"row {int(ids[wrong[0]])}; the original deltas remain; check the disk"
             )

@@ -150,6 +150,10 @@ class PartitionedGeneration:
         """Return False: another version may have other deltas in any partition."""
         return False
 
+    def is_over(self, other: object) -> bool:
+        """Whether it lies over the same open files as another."""
+        return isinstance(other, PartitionedGeneration) and self.tier.tiers == other.tier.tiers
+
     def keys(self) -> None:
         """Return None: rows of partitions have no external keys."""
 

@@ -1,4 +1,4 @@
-"""Read ahead of use: which pages are resident, what to announce to the disk, and when."""
+"""Read-ahead: which pages are resident, and which to prefetch when."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 PAGE = mmap.PAGESIZE
 USUAL_GAP = 12 << 10
-"""Bytes that most disks read in the time of one more request; `merge_gap` measures it."""
+"""Bytes that a typical disk reads in the time of one more request; see `merge_gap`."""
 
 _RANGES_PER_CALL = 512
 _SAMPLES = 64
@@ -52,9 +52,9 @@ _FEW = 4
 
 @cache
 def _pidfd(pid: int) -> int:
-    """A descriptor for this process, or -1 where `process_madvise` is not to be had.
+    """A descriptor for this process, or -1 if `process_madvise` is not available.
 
-    Keyed by the process id, so that a forked child opens its own.
+    Cached by process id, so that a forked child opens its own.
     """
     probe = mmap.mmap(-1, PAGE)
     page = np.array([[np.frombuffer(probe, np.uint8).ctypes.data, PAGE]], np.uint64)
@@ -70,30 +70,30 @@ def _pidfd(pid: int) -> int:
 
 
 def method() -> str:
-    """Name the way pages are announced on this machine, for `tierstore doctor`."""
+    """Return the name of the call that prefetches pages on this machine, for `tierstore doctor`."""
     return "process_madvise" if _pidfd(os.getpid()) >= 0 else "madvise"
 
 
 @dataclass(frozen=True)
 class MappedRows:
-    """Where rows lie: `rows` `(n,)` of mapped `records` `(all rows, record_bytes)`."""
+    """Mapped memory of some rows: `rows` `(n,)` of `records` `(all rows, record_bytes)`."""
 
     records: npt.NDArray[np.uint8]
     rows: npt.NDArray[np.int64]
 
     def announce(self, gap: int = USUAL_GAP) -> None:
-        """Have the disk read the pages of these rows; see `announce`."""
+        """Prefetch the pages of these rows; see `announce`."""
         announce(self.records, self.rows, gap)
 
 
 def announce(
     records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int = USUAL_GAP
 ) -> None:
-    """Have the disk read the pages that hold `rows` of mapped `records`.
+    """Prefetch the pages that contain `rows` of mapped `records`.
 
-    Pages at most `gap` bytes apart are read in one piece.
-    Waits for none of them, but for as long as the disk has more requests than it takes at a time.
-    Costs nothing but a sample of the page table where the pages are in memory already.
+    Pages at most `gap` bytes apart are read in one piece. The call returns without waiting for the
+    pages, unless the request queue of the disk is full. If the pages are already in memory, it only
+    samples the page table.
     """
     if rows.size > _FEW and not looks_resident(records, rows):
         _willneed(_page_ranges(records, rows, gap))
@@ -102,7 +102,7 @@ def announce(
 def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> bool:
     """Whether the pages of a sample of `rows` are all in memory.
 
-    Those between samples that lie close together count too: most of them hold rows of the batch.
+    Pages between nearby samples are checked too, since most of them contain rows of the batch.
     """
     if not rows.size:
         return True
@@ -122,7 +122,7 @@ def looks_resident(records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) 
 def _page_ranges(
     records: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], gap: int
 ) -> npt.NDArray[np.uint64]:
-    """Return (address, bytes) of the pages of `rows`, merged across small gaps, ascending."""
+    """Return ascending (address, bytes) of the pages of `rows`, merged across small gaps."""
     width = records.shape[1]
     starts = np.sort(rows) * width + records.ctypes.data
     first = starts // PAGE * PAGE
@@ -138,7 +138,7 @@ def _willneed(ranges: npt.NDArray[np.uint64]) -> None:
     fd = _pidfd(os.getpid())
     for start in range(0, len(ranges), _RANGES_PER_CALL):
         part = np.ascontiguousarray(ranges[start : start + _RANGES_PER_CALL])
-        with contextlib.suppress(OSError):  # it is advice
+        with contextlib.suppress(OSError):  # only advice
             if fd >= 0:
                 system.calls.process_madvise(fd, part, mmap.MADV_WILLNEED)
                 continue
@@ -147,21 +147,20 @@ def _willneed(ranges: npt.NDArray[np.uint64]) -> None:
                 system.calls.madvise(address, nbytes, mmap.MADV_WILLNEED)
 
 
-_LEAD = 3
-_PATIENCE = 0.05
-"""Seconds after which what waits for the thread that runs ahead looks whether it is alive."""
-_REST = 2
+_MAX_LEAD = 3
+_POLL_SECONDS = 0.05
+"""Seconds between checks whether the read-ahead thread is still alive."""
+_PAUSE = 2
 
 
 def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
-    """Yield 0 … count - 1, each when `announce` was called with it, in a thread that runs ahead.
+    """Yield 0 … count - 1, each after a read-ahead thread has called `announce` with it.
 
-    The thread is at most three parts ahead of what the caller has taken, so that pages are not lost
-    again before they are copied. Announcing waits for the disk wherever its queue is full; that is
-    what sets the pace.
+    The thread is at most three parts ahead of the caller, so that pages are not evicted before they
+    are copied. `announce` blocks while the request queue of the disk is full, which sets the pace.
     """
     announced = threading.Semaphore(0)
-    room = threading.Semaphore(_LEAD)
+    room = threading.Semaphore(_MAX_LEAD)
     over = Event()
 
     def run_ahead() -> None:
@@ -169,18 +168,18 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
             room.acquire()
             if over.is_set():
                 return
-            with contextlib.suppress(Exception):  # it is advice: a read finds the page anyway
+            with contextlib.suppress(Exception):  # only advice: a read loads the page anyway
                 announce(number)
             announced.release()
 
     try:
         worker = Worker(run_ahead, "read ahead")
-    except (StoreIOError, MemoryError):  # all is found without advice, but later
+    except (StoreIOError, MemoryError):  # reads work without advice, only later
         yield from range(count)
         return
     try:
         for number in range(count):
-            while worker.alive and not announced.acquire(timeout=_PATIENCE):
+            while worker.alive and not announced.acquire(timeout=_POLL_SECONDS):
                 pass
             yield number
             room.release()
@@ -191,14 +190,14 @@ def paced(count: int, announce: Callable[[int], None]) -> Iterator[int]:
 
 
 def at_leisure(steps: Iterator[None], hurry: threading.Event) -> Iterator[None]:
-    """Pass on steps of work, with rests in between until `hurry` is set.
+    """Pass on steps of work, pausing in between until `hurry` is set.
 
-    A rest takes twice as long as the step before it, so that others have most of the disk.
+    Each pause takes twice as long as the step before it, which leaves most of the disk to others.
     """
     begin = time.perf_counter()
     for _ in steps:
         yield
-        hurry.wait(_REST * (time.perf_counter() - begin))
+        hurry.wait(_PAUSE * (time.perf_counter() - begin))
         begin = time.perf_counter()
 
 
@@ -208,13 +207,13 @@ _GAPS = (4 << 10, 256 << 10)
 
 
 def cache_path(name: str) -> Path:
-    """Return where a file of this name is kept."""
+    """Return the path of a file in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "tierstore" / name
 
 
 def disk_of(path: str | Path) -> str:
-    """Return what tells the disk under `path`, or its nearest parent there is, from others."""
+    """Return an identifier of the disk under `path` or its nearest existing parent."""
     there = Path(os.path.abspath(path))
     while not there.exists():
         there = there.parent
@@ -225,8 +224,8 @@ def disk_of(path: str | Path) -> str:
 def merge_gap(path: str | Path) -> int:
     """Return the bytes that the disk under `path` reads in the time of one more request.
 
-    Pages that lie less than this apart are best read in one piece: bandwidth ÷ requests a second,
-    as measured last, or what is usual.
+    Pages with smaller gaps are best read in one piece. The value is bandwidth ÷ requests per
+    second, as last measured, or a typical value.
     """
     entry: Any = read_cache(SPEEDS).get(disk_of(path))
     with contextlib.suppress(TypeError, KeyError, ValueError, ZeroDivisionError, OverflowError):
@@ -236,7 +235,7 @@ def merge_gap(path: str | Path) -> int:
 
 
 def read_cache(name: str) -> dict[str, Any]:
-    """Return what is kept in a file of the cache, by disk; empty where nothing can be read."""
+    """Return the contents of a cache file, by disk; empty if it cannot be read."""
     path = cache_path(name)
     with contextlib.suppress(Exception), _io.Directory.open(path.parent) as directory:
         content = json.loads(directory.read_file(path.name, _MOST_BYTES))
@@ -246,7 +245,7 @@ def read_cache(name: str) -> dict[str, Any]:
 
 
 def write_cache(name: str, content: dict[str, Any]) -> None:
-    """Keep something in a file of the cache, where that can be written."""
+    """Store values in a cache file, if it can be written."""
     path = cache_path(name)
     with contextlib.suppress(Exception):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Records that lie row after row in files: mapped and patched by writes, or as objects.
+"""Records stored row by row in files, which are mapped and patched by writes, or in objects.
 
-The files are of one size, numbered, and opened for as long as they are used: a mapping needs no
-descriptor, so a table of a thousand chunks holds none of them open. Objects cannot be mapped; they
-are read in ranges and written once.
+The files have the same size and are numbered. They are open only while they are used: a mapping
+needs no descriptor, so a table of a thousand chunks keeps none of them open. Objects cannot be
+mapped; they are read in ranges and written once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Files:
 
     Attributes:
         directory: the directory of the generation.
-        name: returns the name of a file by its number.
-        inside: the directory within that one which holds them, if any.
+        name: returns the name of a file, given its number.
+        inside: the subdirectory that contains the files, if any.
     """
 
     directory: _io.Holder
@@ -45,7 +45,7 @@ class Files:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[_io.Directory]:
-        """Open the directory that the files are in."""
+        """Open the directory of the files."""
         with self.directory.use() as generation:
             if self.inside is None:
                 yield generation
@@ -54,9 +54,9 @@ class Files:
                     yield place
 
     def create(self, *, sparse: bool, head: bytes = b"") -> list[_io.File]:
-        """Create the files, with space for all bytes unless they are sparse, and `head` in each.
+        """Create the files, each starting with `head`; allocate their space unless sparse.
 
-        Those on a disk are durable then, and closed; objects are to be filled yet.
+        Files on a disk are durable and closed on return; objects are filled later.
         """
         made = []
         with self.place() as place:
@@ -71,12 +71,12 @@ class Files:
         return made
 
     def open(self, number: int, *, write: bool = False) -> _io.File:
-        """Open a file, whose size must be right; raises FileNotFoundError, CorruptStoreError."""
+        """Open a file and check its size; raises FileNotFoundError, CorruptStoreError."""
         with self.place() as place:
             return self._open(place, number, write=write)
 
     def each(self) -> Iterator[_io.File]:
-        """Yield every file, open until the next is asked for."""
+        """Yield every file; each stays open until the next iteration."""
         with self.place() as place:
             for number in range(self.count):
                 with self._open(place, number) as file:
@@ -87,7 +87,7 @@ class Files:
         try:
             if file.size != self.nbytes:
                 raise CorruptStoreError(
-                    f"{file.path} has {file.size} bytes, {self.nbytes} are expected; "
+                    f"{file.path} has {file.size} bytes instead of {self.nbytes}; "
                     "restore it from a copy"
                 )
         except BaseException:
@@ -97,23 +97,23 @@ class Files:
 
 
 BLOCK_BYTES = 4 << 20
-"""Bytes that are staged at a time: small enough for the caches, large enough for the disk."""
+"""Bytes staged at a time: small enough for the CPU caches, large enough for the disk."""
 
 _DENSE_PAGES = 1 / 8
-"""Share of the pages between the first and the last row above which all are rewritten."""
+"""Fraction of changed pages between first and last row above which all are rewritten."""
 _WRITTEN_AT_ONCE = 16
-"""Files that are written to before they are synced: so many descriptors a fold needs at most."""
+"""Files written before a sync, which limits the descriptors that a fold needs."""
 _SENT_AT_ONCE = 1 << 20
-"""Bytes written in one piece that go to the disk at once, so that a sync has less to wait for."""
+"""Size from which a write is sent to the disk at once, so that a sync waits for less."""
 
 _Way = Callable[[npt.NDArray[np.int64], npt.NDArray[np.uint8]], None]
-"""Writes records over rows of a block."""
+"""Overwrites rows of a block with records."""
 
 
 class LaidRecords:
-    """Fixed-size records in files of `rows_per_file` each, the first of which starts at `offset`.
+    """Fixed-size records in files of `rows_per_file` each, starting at `offset`.
 
-    Where there is more than one file, each starts at 0 and holds whole pages.
+    If there is more than one file, the offset is 0 and each file contains whole pages.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class LaidRecords:
         offset: int = 0,
         rows_per_file: int | None = None,
     ) -> None:
-        """Take note of how they lie."""
+        """Record the layout."""
         self.rows = rows
         self.record_bytes = record_bytes
         self._offset = offset
         self._rows_per_file = rows_per_file or rows
 
     def forget(self) -> None:
-        """Do nothing: bytes are read from the files each time."""
+        """Do nothing: nothing is cached."""
 
     def _damaged(self, last: _io.File) -> list[str]:
-        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        """Return the last file's name if its bytes after the last row are not zero."""
         rows = (self.rows - 1) % self._rows_per_file + 1
         end = self._offset + rows * self.record_bytes
         rest = self._rows_per_file * self.record_bytes + self._offset - end
@@ -143,7 +143,7 @@ class LaidRecords:
 
 
 class RecordFiles(LaidRecords):
-    """Records that are mapped to be read, and written to the files."""
+    """Records that are read through a mapping and written to the files."""
 
     def __init__(self, files: Files, **laid: Any) -> None:
         """Map the files; see `LaidRecords`."""
@@ -160,21 +160,21 @@ class RecordFiles(LaidRecords):
         """The rows, `(rows, record_bytes)`, read-only."""
 
     def _noted(self) -> Iterator[_io.File]:
-        """Yield the files, and take note of which they are."""
+        """Yield the files and record their identities."""
         for number, file in enumerate(self._files.each()):
             self._inodes[number] = file.inode
             yield file
 
     def check_same(self, inode: int) -> None:
-        """Raise CorruptStoreError if the first file is not the one that had this inode before."""
+        """Raise CorruptStoreError if the inode number of the first file has changed."""
         if inode != int(self._inodes[0]):
             with self._files.place() as place:
                 raise _replaced(place.join(self._files.name(0)))
 
     def _file(self, number: int) -> _io.File:
-        """Return a file that is written to, which stays open until it is synced.
+        """Return a file to write to, which stays open until it is synced.
 
-        The system reports an error of writing to descriptions that were open when it happened.
+        The system reports a write error to descriptions that were open when it happened.
         """
         file = self._writing.get(number)
         if file is None:
@@ -184,7 +184,7 @@ class RecordFiles(LaidRecords):
         return file
 
     def _open_mapped(self, number: int) -> _io.File:
-        """Open a file for writing; raises CorruptStoreError if it is not the one that is mapped."""
+        """Open a file for writing; raises CorruptStoreError if it is not the mapped file."""
         try:
             file = self._files.open(number, write=True)
         except FileNotFoundError as error:
@@ -195,19 +195,19 @@ class RecordFiles(LaidRecords):
         return file
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, pages all at once."""
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, prefetching all pages."""
         np.take(self.records, rows, axis=0, out=out, mode="clip")
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where `rows` lie, for their pages to be announced."""
+        """Return the mapped memory of `rows`, so that their pages can be prefetched."""
         return [MappedRows(self.records, rows)]
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending and distinct.
+        """Overwrite ascending, distinct `rows` `(n,)` with `records` `(n, record_bytes)`.
 
-        Where many pages of a block change, the block is read, patched and written in one piece;
-        elsewhere a write to part of a page must read it, and pages of the next block are on their
-        way while one is written. What had to be read is not kept in memory: others need that more.
+        If many pages of a block change, the block is read, patched and written in one piece.
+        Otherwise a write to part of a page must read the page, so the pages of the next block are
+        prefetched while one is written. Pages that had to be read are dropped from the cache again.
         """
         span = max(1, BLOCK_BYTES // self.record_bytes)
         starts = np.flatnonzero(np.diff(rows // span, prepend=-1)).tolist()
@@ -219,14 +219,14 @@ class RecordFiles(LaidRecords):
             ways.pop(0)(rows[block], records[block])
 
     def _let_go(self) -> None:
-        """Wait until the pages before are on the disk, and let the system forget them."""
+        """Wait until the preceding pages are on the disk, and drop them from the page cache."""
         written, self._written = self._written, []
         for number, offset, nbytes in written:
-            if number in self._writing:  # or it was synced meanwhile
+            if number in self._writing:  # otherwise it was synced meanwhile
                 self._writing[number].write_out(offset, nbytes)
 
     def _way(self, rows: npt.NDArray[np.int64]) -> _Way:
-        """Return how best to write `rows` of a block, and have the disk read what that needs."""
+        """Choose how to write `rows` of a block, and prefetch the pages for it."""
         if int(rows[-1] - rows[0]) + 1 == rows.size:
             return self._put_all
         cached = readahead.looks_resident(self.records, rows)
@@ -238,17 +238,17 @@ class RecordFiles(LaidRecords):
         return self._put_runs_and_forget
 
     def _is_dense(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Whether `rows` touch so many pages that all between are best written too."""
+        """Whether `rows` touch so many pages that rewriting the whole range is faster."""
         pages = unique(rows * self.record_bytes // mmap.PAGESIZE).size
         between = int(rows[-1] - rows[0] + 1) * self.record_bytes / mmap.PAGESIZE
         return pages > _DENSE_PAGES * between
 
     def _put_all(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write a block of rows that lie side by side."""
+        """Write a block of contiguous rows."""
         self._put(int(rows[0]), records)
 
     def _put_runs(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write rows that lie far apart, each with those right behind it."""
+        """Write scattered rows, one write per contiguous run."""
         runs = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1).tolist()
         for begin, end in pairwise([*runs, rows.size]):
             self._put(int(rows[begin]), records[begin:end])
@@ -256,20 +256,20 @@ class RecordFiles(LaidRecords):
     def _put_runs_and_forget(
         self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
     ) -> None:
-        """Do the same, and let go of the pages that the block before this one needed."""
+        """Do the same, and drop the pages of the previous block from the cache."""
         self._put_runs(rows, records)
         self._let_go()
         self._written = [*self._ranges(int(rows[0]), int(rows[-1]))]
 
     def _rewrite(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write a block from the first row to the last, with all that lies in between."""
+        """Rewrite a block from its first to its last row, including the rows in between."""
         for number, offset, data in self._patched(rows, records, _io.File.read_into):
             _send(self._file(number), data, offset)
 
     def _rewrite_past_cache(
         self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]
     ) -> None:
-        """Do the same with a block that is not in memory, and leave it so."""
+        """Do the same with a block that is not in the page cache, bypassing the cache."""
         for number, offset, data in self._patched(rows, records, _io.direct.read):
             _io.direct.write(self._file(number), data, offset)
 
@@ -279,9 +279,9 @@ class RecordFiles(LaidRecords):
         records: npt.NDArray[np.uint8],
         read: Callable[[_io.File, npt.NDArray[np.uint8], int], None],
     ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
-        """Yield which file, where in it, and what is to be there, from first to last row.
+        """Yield file, offset and new contents, from the first to the last row.
 
-        `read` fills memory with what is there.
+        `read` fills memory with the current contents.
         """
         first, done = int(rows[0]), 0
         for number, offset, nbytes in self._ranges(first, int(rows[-1])):
@@ -294,14 +294,14 @@ class RecordFiles(LaidRecords):
             first, done = first + len(block), stop
 
     def _put(self, first: int, records: npt.NDArray[np.uint8]) -> None:
-        """Write consecutive records, each part into the file that holds it."""
+        """Write consecutive records, split by file."""
         data, done = np.ascontiguousarray(records).reshape(-1), 0
         for number, offset, nbytes in self._ranges(first, first + len(records) - 1):
             _send(self._file(number), data[done : done + nbytes], offset)
             done += nbytes
 
     def _ranges(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield where rows `first` to `last` lie: which file, where in it, and how many bytes."""
+        """Yield file, offset and size of the parts that contain rows `first` to `last`."""
         while first <= last:
             number, row = divmod(first, self._rows_per_file)
             count = min(last + 1 - first, self._rows_per_file - row)
@@ -312,8 +312,8 @@ class RecordFiles(LaidRecords):
     def sync(self) -> None:
         """Make every write durable.
 
-        Raises CorruptStoreError if another program put a file in the place of one of these, as zarr
-        does with chunks it writes: what was written here would be lost with the old one.
+        Raises CorruptStoreError if another program replaced one of the files, as zarr does when it
+        writes a chunk: writes to the old file would be lost.
         """
         self._let_go()
         for number, file in list(self._writing.items()):
@@ -324,7 +324,7 @@ class RecordFiles(LaidRecords):
             file.close()
 
     def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records of ascending `rows` `(n,)` into `out` from the disk, not from the cache."""
+        """Copy records of ascending `rows` `(n,)` from the disk into `out`, bypassing the cache."""
         numbers, within = np.divmod(rows, self._rows_per_file)
         cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         for begin, end in pairwise([0, *cuts, rows.size]):
@@ -333,12 +333,12 @@ class RecordFiles(LaidRecords):
                 _io.direct.gather(file, offsets, out[begin:end])
 
     def damaged_files(self) -> list[str]:
-        """Return the last file's name if the rest of it, behind the last row, is not zero."""
+        """Return the last file's name if its bytes after the last row are not zero."""
         with self._files.open(self._files.count - 1) as file:
             return self._damaged(file)
 
     def close(self) -> None:
-        """Close the files; the mapping goes with the last view of it."""
+        """Close the files; the mapping is freed with its last view."""
         for file in self._writing.values():
             file.discard()
         self._writing.clear()
@@ -349,31 +349,32 @@ class RecordFiles(LaidRecords):
 def _replaced(path: str) -> CorruptStoreError:
     return CorruptStoreError(
         f"{path} was replaced by another program while the store was open; "
-        "what was committed since the last fold is intact: open it again and verify it"
+        "commits since the last fold are intact: open it again and verify it"
     )
 
 
 def _send(file: _io.File, data: npt.NDArray[np.uint8], offset: int) -> None:
-    """Write bytes, and have many of them go to the disk from now on."""
+    """Write bytes; start sending large writes to the disk at once."""
     file.write(data, offset)
     if data.nbytes >= _SENT_AT_ONCE:
         file.start_writing(offset, data.nbytes)
 
 
 _GAP = 64 << 10
-"""Records that lie less than this apart are read in one range: a store far away reads this much in
-the time of one more request, with 64 of them under way."""
+"""Maximum gap between records read in one range: the bytes that a remote store transfers in the
+time of one more request, with 64 requests in flight.
+"""
 _RANGE_BYTES = 4 << 20
 _HELD_BYTES = 32 << 20
-"""Bytes that are read before any of them is used."""
+"""Bytes read before the first of them is used."""
 
 
 def record_files(
     files: Files, created: Sequence[_io.File] = (), **laid: Any
 ) -> RecordFiles | RangedRecords:
-    """Return the records in these files, mapped where they can be; see `LaidRecords`.
+    """Return the records in these files, mapped if possible; see `LaidRecords`.
 
-    `created` are the files themselves where they are new.
+    `created` are the files themselves if they are new.
     """
     with contextlib.ExitStack() as stack:
         first = created[0] if created else stack.enter_context(files.open(0))
@@ -383,20 +384,20 @@ def record_files(
 
 
 class RangedRecords(LaidRecords):
-    """Records in objects, written once, from the first row to the last.
+    """Records in objects, written once from the first row to the last.
 
-    Those that are left out are zero.
+    Records that are skipped are zero.
     """
 
     _writing = 0
 
     def __init__(self, files: Sequence[_io.File], **laid: Any) -> None:
-        """Refer to the objects; see `LaidRecords`."""
+        """Use the objects; see `LaidRecords`."""
         super().__init__(**laid)
         self._files = files
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, neighbours in one range."""
+        """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`, nearby ones in one range."""
         order = np.argsort(rows, kind="stable")
         numbers, within = np.divmod(rows[order], self._rows_per_file)
         begins = self._offset + within * self.record_bytes
@@ -420,7 +421,7 @@ class RangedRecords(LaidRecords):
     def _groups(
         self, numbers: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]
     ) -> Iterator[tuple[int, int]]:
-        """Yield parts of sorted records that lie within so many bytes of ranges."""
+        """Yield parts of sorted records whose ranges have a limited total size."""
         apart = np.diff(begins, prepend=0)
         near = (np.diff(numbers, prepend=-1) == 0) & (apart <= self.record_bytes + _GAP)
         total = np.cumsum(np.where(near, apart, self.record_bytes))
@@ -434,25 +435,25 @@ class RangedRecords(LaidRecords):
     def _runs(
         self, numbers: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]
     ) -> list[tuple[int, int]]:
-        """Return what of sorted records is read in one range each."""
+        """Group sorted records by the range in which they are read."""
         far = np.diff(begins) > self.record_bytes + _GAP
         full = np.diff(begins // _RANGE_BYTES) != 0
         cuts = np.flatnonzero(far | full | (np.diff(numbers) != 0)) + 1
         return list(pairwise([0, *cuts.tolist(), begins.size]))
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return nothing: there are no pages to be announced."""
+        """Return nothing: there are no pages to prefetch."""
         return []
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write `records` `(n, record_bytes)` over `rows` `(n,)`, ascending in all calls."""
+        """Write `records` `(n, record_bytes)` of `rows` `(n,)`, which ascend across all calls."""
         numbers = rows // self._rows_per_file
         consecutive = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
         cuts = (np.flatnonzero(~consecutive) + 1).tolist()
         for at, end in pairwise([0, *cuts, rows.size]):
             number = int(numbers[at])
             if number < self._writing:
-                raise InvalidInputError(f"row {rows[at]} comes after rows behind it")
+                raise InvalidInputError(f"row {rows[at]} is written after a higher row")
             for file in self._files[self._writing : number]:
                 file.sync()
             self._writing = number
@@ -461,15 +462,15 @@ class RangedRecords(LaidRecords):
             self._files[number].write(np.ascontiguousarray(records[at:end]), offset)
 
     def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Read: there is no cache in between."""
+        """Read the records: there is no cache to bypass."""
         self.read(rows, out)
 
     def damaged_files(self) -> list[str]:
-        """Return the last object's name if the rest of it, behind the last row, is not zero."""
+        """Return the last object's name if its bytes after the last row are not zero."""
         return self._damaged(self._files[-1])
 
     def sync(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining data."""
         for file in self._files:
             file.sync()
 

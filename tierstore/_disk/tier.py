@@ -1,7 +1,7 @@
-"""The lowest tier: base, committed deltas and the live delta, seen as one table of records.
+"""The lowest tier: presents base, committed deltas and live delta as one table of records.
 
-Committed bytes are never written over here. A record that is written goes to the live delta; the
-index says for every row where its newest image is.
+This tier never overwrites committed bytes. New records go to the live delta; the index gives the
+location of every row's newest image.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from tierstore.stats import TierStats
 __all__ = ["DiskTier"]
 
 _ROWS_AHEAD = 2048
-"""Rows that are announced, and then copied, at a time: a moment's work for a disk."""
+"""Rows that are prefetched and then copied at a time, enough to keep a disk busy."""
 _SAMPLE = 1024
 _NO_ROWS = np.empty(0, np.int64)
 
 
 class DiskTier:
-    """Records by row, each from the file that has its newest image.
+    """Records by row, each read from the file with its newest image.
 
-    Threads may read, write, stream and stage beside each other: a lock guards the index and the
-    live delta, whose records change in place. Base and committed deltas are read without it, since
-    the store changes them, and calls everything else here, while no other thread is in a call.
+    Threads may read, write, stream and stage concurrently: a lock guards the index and the live
+    delta, whose records change in place. Base and committed deltas are read without the lock,
+    because the store changes them, and calls all other methods, only while no other thread is in a
+    call.
 
     Attributes:
-        queue_bytes: bytes of records that may wait in memory for a thread to write them; at first
-            0: a write is done when it returns.
+        queue_bytes: bytes of records that may be queued for a writer thread; initially 0, so a
+            write is complete when it returns.
         deltas: the committed deltas, oldest first.
         delta_bytes: bytes of their files.
-        live: the delta of uncommitted records, if there are any.
+        live: the delta of uncommitted records, if any.
     """
 
     def __init__(
@@ -56,11 +57,14 @@ class DiskTier:
         deltas: Sequence[Delta] = (),
         *,
         new_live: Callable[[], LiveDelta] | None = None,
+        table: str = "",
     ) -> None:
-        """Lay committed `deltas`, oldest first, over `base`.
+        """Combine `base` with committed `deltas`, oldest first.
 
         `new_live` creates the live delta when the first record is written; None is read-only.
+        `table` is what errors call the table.
         """
+        self._table = table
         self.rows: int = base.rows
         self.record_bytes: int = base.record_bytes
         self.stats: TierStats = TierStats()
@@ -78,14 +82,14 @@ class DiskTier:
 
     @property
     def index_bytes(self) -> int:
-        """Most bytes the index can take."""
+        """Maximum size of the index in bytes."""
         return self._index.entries.nbytes
 
     def follow(self, deltas: Sequence[Delta]) -> None:
         """Replace the committed deltas by `deltas`, oldest first.
 
-        Rows of deltas that are gone are found in the others from now on, or in the base. Raises
-        CorruptStoreError, and then nothing has changed.
+        Rows of removed deltas are then found in the other deltas or in the base. Raises
+        CorruptStoreError without changing anything.
         """
         live_ids = _NO_ROWS if self.live is None else self.live.ids
         if self._index.follow(deltas, live_ids):
@@ -93,22 +97,22 @@ class DiskTier:
         self.delta_bytes = sum(delta.info.size for delta in self.deltas)
 
     def changed(self, deltas: Sequence[Delta], folded: int) -> npt.NDArray[np.int64]:
-        """Return the rows whose committed image may be another once it follows `deltas`.
+        """Return the rows whose committed image may change when the tier switches to `deltas`.
 
         See `DeltaIndex.changed`.
         """
         return self._index.changed(deltas, folded)
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records of `rows` `(n,)`, ascending, into `out`, and check each."""
+        """Copy the records of ascending `rows` `(n,)` into `out` and verify them."""
         self._count(rows.size)
         for _ in self._read_parts(rows, out, cold=self._cold(rows)):
             pass
 
     def stream(self, rows: npt.NDArray[np.int64]) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
-        """Yield the records of `rows` part by part; an array is good until the next one.
+        """Yield the records of `rows` part by part; each array is valid until the next.
 
-        Parts that are not in memory are on their way while those before them are used.
+        Later parts that are not in memory are prefetched while earlier parts are used.
         """
         for part, records in self._read_parts(rows, cold=self._cold(rows)):
             self._count(len(records))
@@ -126,7 +130,7 @@ class DiskTier:
         *,
         cold: bool,
     ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
-        """Read `rows` part by part, into `out` or else into memory that is used again."""
+        """Read `rows` part by part into `out`, or into a buffer that is reused."""
         step = min(self._step, _ROWS_AHEAD) if cold else self._step
         block = np.empty(
             (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
@@ -138,7 +142,7 @@ class DiskTier:
             yield part, records
 
     def _announced(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Iterator[slice]:
-        """Yield parts of `rows`, each when its pages are on their way."""
+        """Yield parts of `rows`, each after its pages were requested."""
         if len(parts) == 1:
             self.stage(rows)()
             yield from parts
@@ -147,13 +151,13 @@ class DiskTier:
             yield parts[number]
 
     def _cold(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Whether a sample of `rows` is not all in memory."""
+        """Whether a sample of `rows` is not entirely in memory."""
         sample = rows[:: max(1, rows.size // _SAMPLE)]
         places = self._places(sample)
         return not all(readahead.looks_resident(place.records, place.rows) for place in places)
 
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where the newest images of `rows` are mapped, and their checksums."""
+        """Return the mapped memory of the newest images of `rows`, and of their checksums."""
         with self._lock:
             entries = self._index.entries[rows]
             if not entries.any():
@@ -164,15 +168,23 @@ class DiskTier:
             return places
 
     def _read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records and check each; only what does not match under the lock either is damage.
+        """Copy records and verify them; only a mismatch under the lock means damage.
 
-        A record that is superseded while it is read without the lock may match nothing.
+        A record that is superseded while it is read without the lock may not match.
         """
         try:
             self._copy(rows, out)
         except CorruptRowError:
-            with self._lock:
-                self._copy(rows, out)
+            try:
+                with self._lock:
+                    self._copy(rows, out)
+            except CorruptRowError as error:
+                raise CorruptRowError(
+                    f"table {self._table!r}: {error}",
+                    rows=error.rows,
+                    file=error.file,
+                    table=self._table,
+                ) from None
 
     def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         with self._lock:
@@ -204,7 +216,7 @@ class DiskTier:
         out[which] = records
 
     def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
-        """Return what has the disk read `rows`; call it without a lock: it may wait."""
+        """Return a function that prefetches `rows`; it may block, so call it without a lock."""
         places = self._places(rows)
 
         def announce() -> None:
@@ -220,10 +232,11 @@ class DiskTier:
         *,
         resident: bool = False,
     ) -> None:
-        """Write `records` `(n, record_bytes)` over those of `rows` `(n,)`, distinct.
+        """Overwrite the records of distinct `rows` `(n,)` with `records` `(n, record_bytes)`.
 
-        A thread may do it behind the caller, but for little that is `resident` above, which a
-        caller waits for. On a full disk: StoreFullError, nothing changed.
+        A thread may write them in the background, except for small amounts that stay `resident`
+        above, for which a caller waits. A full disk raises StoreFullError without changing
+        anything.
         """
         if rows.size:
             with self._lock:
@@ -238,7 +251,7 @@ class DiskTier:
             self._superseded = 0
         start, first = self._index.stop, live.count
         places = self._index.entries[rows]
-        known = np.flatnonzero(places > start)  # in the live delta already
+        known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         positions, superseded = np.arange(first, first + rows.size), known.size
         if superseded and not live.scattered(there):
@@ -267,16 +280,17 @@ class DiskTier:
             self._compact(live)
 
     def _compact(self, live: LiveDelta) -> None:
-        """Write the live delta anew without the records that were superseded, by row.
+        """Rewrite the live delta in row order, without superseded records.
 
-        Where there is no space for that, what is there stays, and is written over from now on.
+        If the disk has no space for that, the delta remains, and rows are overwritten in place from
+        now on.
         """
         rows = unique(live.ids)
         places = self._index.entries[rows].astype(np.int64) - 1 - self._index.stop
         compact = self._create_live()
         step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
         try:
-            live.drain()  # what waits has one queue's room
+            live.drain()  # both deltas share the memory of one queue
             for at in range(0, rows.size, step):
                 part = rows[at : at + step]
                 records = np.empty((part.size, self.record_bytes), np.uint8)
@@ -293,14 +307,14 @@ class DiskTier:
 
     def _create_live(self) -> LiveDelta:
         if self._new_live is None:
-            raise RuntimeError("a read-only disk tier was written to")
+            raise RuntimeError("attempt to write to a read-only disk tier")
         return self._new_live()
 
     def flush(self) -> None:
-        """Do nothing: what was written is in the live delta already."""
+        """Do nothing: all records are already in the live delta."""
 
     def adopt(self, delta: Delta) -> None:
-        """Take the live delta, now committed as `delta`, among the committed ones."""
+        """Append the live delta, now committed as `delta`, to the committed ones."""
         if self.live is not None:
             self.live.close()
         self.live = None
@@ -308,7 +322,7 @@ class DiskTier:
         self.delta_bytes += delta.info.size
 
     def discard(self) -> npt.NDArray[np.int64]:
-        """Drop the live delta; return the rows it held, which show committed values again."""
+        """Drop the live delta; return its rows, which revert to their committed values."""
         live, self.live = self.live, None
         if live is None:
             return _NO_ROWS
@@ -317,7 +331,7 @@ class DiskTier:
         return rows
 
     def touched(self, version: int, rows: int) -> npt.NDArray[np.int64]:
-        """Return which blocks of so many rows are touched by deltas up to a version, ascending."""
+        """Return the ascending block numbers touched by deltas up to a version."""
         if not self.deltas:
             return np.empty(0, np.int64)
         blocks = np.zeros(-(-self.rows // rows), np.bool_)
@@ -326,14 +340,14 @@ class DiskTier:
         return np.flatnonzero(blocks)
 
     def computed_checksums(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """Return what the checksums of `rows` of the base are by their records."""
+        """Compute the checksums of `rows` of the base from their records."""
         return self._base.computed_checksums(rows)
 
     def merge(self, version: int) -> Merge:
-        """Return what writes the deltas of versions up to this one into the base.
+        """Return the merge of the deltas of versions up to this one into the base.
 
-        Reads, writes and commits may go on meanwhile: they find these rows in the deltas, which
-        must not be dropped before the merge has ended.
+        Reads, writes and commits may continue meanwhile: they find these rows in the deltas, which
+        must not be dropped before the merge ends.
         """
         return Merge(self._base, self._upto(version))
 
@@ -341,15 +355,15 @@ class DiskTier:
         return [delta for delta in self.deltas if delta.info.version <= version]
 
     def damaged(self, rows: npt.NDArray[np.int64]) -> list[int]:
-        """Return those of `rows` whose record in the base does not match its checksum."""
+        """Return those of `rows` whose records in the base do not match their checksums."""
         return self._base.damaged(rows)
 
     def damaged_files(self) -> list[str]:
-        """Return names of base files with damage outside any row."""
+        """Return the names of base files with damage outside the rows."""
         return self._base.damaged_files()
 
     def close(self) -> None:
-        """Close the files; a live delta stays, for the next writer to sweep up."""
+        """Close the files; a live delta remains and is removed by the next writer."""
         if self.live is not None:
             self.live.close()
         self.live = None

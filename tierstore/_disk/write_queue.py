@@ -1,8 +1,8 @@
-"""Writing behind the caller: records wait in memory, in order, until a thread has written them.
+"""Background writes: records are queued in memory, in order, for a writer thread.
 
 The thread starts when records are queued and ends when the queue is empty. A failed write stays
-queued: the next caller retries it and gets the exception. So an error is raised where a write
-without a thread would raise it, and no queued record is lost.
+queued: the next caller retries it and gets the exception. An error is therefore raised where a
+synchronous write would raise it, and no queued record is lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tierstore._threads import Condition
 
 __all__ = ["Behind", "Piece"]
 
-_WORTH_A_THREAD = 128 << 10
-"""Fewer bytes are written in the time it takes to hand them over."""
+_MIN_QUEUED_BYTES = 128 << 10
+"""Size below which writing takes no longer than handing over to a thread."""
 _BLOCK_BYTES = 2 << 20
 _BLOCKS = 4
-"""At least so many are made of the room there is: one is written while others are filled."""
+"""Minimum number of blocks: one is written while others are filled."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 class Piece:
     """Records `(n, record_bytes)` of `rows` `(n,)`, for distinct, ascending `positions` `(n,)`.
 
-    `cached`: whether they are to stay in the page cache.
+    `cached`: whether the written bytes stay in the page cache.
     """
 
     positions: npt.NDArray[np.int64]
@@ -42,11 +42,11 @@ class Piece:
     cached: bool = True
 
     def part(self, which: slice) -> Piece:
-        """Return a part of it."""
+        """Return a slice of the piece."""
         return Piece(self.positions[which], self.rows[which], self.records[which], self.cached)
 
     def copy(self, block: Bytes) -> Piece:
-        """Return the same, with its records in a block, where they lie in pages as in the file."""
+        """Return a copy with records in a block, aligned to pages as in the file."""
         records = self.records
         offset = int(self.positions[0]) * records.shape[1]
         records = _io.direct.placed(block, records.nbytes, offset).reshape(records.shape)
@@ -56,7 +56,7 @@ class Piece:
     def find(
         self, positions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return which of `positions` it has, and where."""
+        """Return which of `positions` the piece contains, and where."""
         near = (positions >= self.positions[0]) & (positions <= self.positions[-1])
         which = np.flatnonzero(near)
         at = np.searchsorted(self.positions, positions[which])
@@ -65,32 +65,37 @@ class Piece:
 
 
 class Behind:
-    """Pieces on their way to a file, in a few blocks of memory.
+    """A queue of pieces for a file, held in a few blocks of memory.
 
-    It is for one thread, beside its own, at a time.
+    Only one thread besides its own may use it at a time.
     """
 
     def __init__(self, write: Callable[[Piece], None], record_bytes: int, room: int) -> None:
-        """Have pieces written by `write`, one after another; `room` bytes of records may wait."""
+        """Write pieces with `write`, in order; at most `room` bytes of records are queued."""
         self._write = write
         self._rows = max(1, min(_BLOCK_BYTES, room // _BLOCKS) // record_bytes)
         self._block_bytes = self._rows * record_bytes + _io.direct.BLOCK
-        self._most = room // (self._rows * record_bytes)
+        block = self._rows * record_bytes
+        self._most = room // block if block >= _MIN_QUEUED_BYTES else 0
         self._waiting: deque[tuple[Piece, Bytes]] = deque()
         self._spare: list[Bytes] = []
         self._thread: threading.Thread | None = None
         self._changed = Condition()
 
     def put(self, piece: Piece, *, now: bool = False) -> None:
-        """Have a piece written soon; waits until there is room. Its arrays are copied.
+        """Queue a copy of a piece; wait until there is room.
 
-        A small one is written at once if none waits, and so are all where there is no room, or with
-        `now`: to hand them over and back takes a few tenths of a millisecond. Raises what writing
-        raises, for this piece or those before it; of this one, parts may be taken.
+        A small one is written at once if none waits, and so are all with `now`, or where the room
+        is for small blocks: to hand one over and back takes a few tenths of a millisecond. Raises
+        what writing raises, for this piece or those before it; of this one, parts may be taken.
         """
         if now:
             self.drain()
-        if now or not self._most or (piece.records.nbytes < _WORTH_A_THREAD and not self._waiting):
+        if (
+            now
+            or not self._most
+            or (piece.records.nbytes < _MIN_QUEUED_BYTES and not self._waiting)
+        ):
             self._write(piece)
             return
         for start in range(0, len(piece.records), self._rows):
@@ -111,9 +116,9 @@ class Behind:
     def find(
         self, positions: npt.NDArray[np.int64]
     ) -> Iterator[tuple[npt.NDArray[np.intp], Bytes, npt.NDArray[np.intp]]]:
-        """Yield which of `positions` wait, in what records, and where in these; the last counts.
+        """Yield queued `positions`, their records and the indices in these; the last one counts.
 
-        Whatever is not among them was written before the first was yielded.
+        All other positions were written before the first item is yielded.
         """
         with self._changed:
             waiting = tuple(self._waiting)
@@ -123,19 +128,19 @@ class Behind:
                 yield which, piece.records, at
 
     def drain(self) -> None:
-        """Wait until everything is written, and give the memory back.
+        """Wait until everything is written, and free the memory.
 
-        Raises what writing raises; then it still waits.
+        Raises the errors of writing; the data then remains queued.
         """
         if self._is_empty():
             return
         with self._changed:
             self._changed.wait_for(self._idle)
-        self._write_waiting()  # what the thread could not
+        self._write_waiting()  # what the thread failed to write
         self._spare.clear()
 
     def drop(self) -> None:
-        """Forget what waits; one piece may be written yet, before this returns."""
+        """Discard the queue; one piece may still be written before this returns."""
         if self._is_empty():
             return
         with self._changed:
@@ -146,14 +151,14 @@ class Behind:
             self._spare.clear()
 
     def _is_empty(self) -> bool:
-        """Whether nothing waits, and no thread that only this one starts is at work."""
+        """Whether the queue is empty and the thread, which only the caller starts, is idle."""
         return self._thread is None and not self._waiting and not self._spare
 
     def _idle(self) -> bool:
         return self._thread is None
 
     def _start(self) -> None:
-        """Begin a thread; where none can be had, the next caller does its work."""
+        """Start the thread; if that fails, the next caller does its work."""
         self._thread = threading.Thread(target=self._work, name="tierstore-write", daemon=True)
         try:
             self._thread.start()

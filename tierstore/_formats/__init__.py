@@ -1,12 +1,12 @@
-"""Files of vectors: what other tools write and read, as blocks of rows.
+"""Reads and writes files of vectors of other tools, as blocks of rows.
 
-Everything streams, in blocks of a few MiB. What a file claims is held against an allowance before
-memory is taken for it, and no code that comes with a file is run. A file that is written appears
-complete or not at all; whatever blocks a caller has, the writer of a format gets blocks of one size
-and of the element type that the file holds.
+Everything is streamed in blocks of a few MiB. Sizes that a file claims are charged to an allowance
+before memory is allocated, and code in a file is never executed. A written file appears complete or
+not at all. Callers may pass blocks of any size; the writer of a format gets blocks of equal size
+with the element type of the file.
 
-A format is one module with one `Format` (base.py) a kind of file, found by its suffix. A module
-with a leading underscore belongs to the format that imports it.
+Each format is one module with a `Format` (base.py) per kind of file, selected by suffix. A module
+with a leading underscore is a helper of the format that imports it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
+from tierstore._formats._encoding import is_packed
 from tierstore._formats.base import (
     FORMATS,
     Array,
     Content,
     Format,
     Source,
+    TextOptions,
     Wanted,
     Write,
     block_rows_for,
@@ -50,6 +52,7 @@ __all__ = [
     "Location",
     "Sink",
     "Source",
+    "TextOptions",
     "format_of",
     "locate",
     "open_sink",
@@ -63,13 +66,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def format_of(path: Path, *, write: bool = False) -> Format:
-    """Return the format of a file by its suffix, in either case.
+    """Return the format of a file by its suffix, ignoring case.
 
-    Raises InvalidInputError, listing those that can be read or written.
+    Raises InvalidInputError that lists the readable or writable formats.
     """
-    suffix = path.suffix.lower()
+    suffix = format_suffix(path)
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
-    if suffix not in known:
+    if suffix not in known or (write and is_packed(path)):
         verb = "written" if write else "read"
         raise InvalidInputError(
             f"{path}: files ending in {suffix!r} cannot be {verb}; use one of {' '.join(known)}"
@@ -77,15 +80,25 @@ def format_of(path: Path, *, write: bool = False) -> Format:
     return FORMATS[suffix]
 
 
+def format_suffix(path: Path) -> str:
+    """Return the suffix that names the format of a file, in lower case.
+
+    That of a packed file in text is the last but one: `.csv` of `items.csv.gz`.
+    """
+    inner = Path(path.stem).suffix.lower()
+    packed = is_packed(path) and inner in FORMATS and FORMATS[inner].is_text
+    return inner if packed else path.suffix.lower()
+
+
 def split_name(source: str | Path) -> tuple[Path, str | None]:
     """Split `FILE:NAME` into the file and the array, tensor or column in it.
 
-    A file that exists under the whole text is meant by it, and so is one without a name.
+    If a file exists under the whole text, it has no NAME part.
     """
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
-        if Path(text[:colon]).suffix.lower() in FORMATS:
+        if format_suffix(Path(text[:colon])) in FORMATS:
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
@@ -93,11 +106,11 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
 
 @dataclass(frozen=True)
 class Location:
-    """Where vectors are.
+    """The location of vectors.
 
     Attributes:
-        path: the file, with `:NAME` if it was given so; of a zarr store its name, whose suffix
-            says the format.
+        path: the file, with `:NAME` if given; for a zarr store its name, whose suffix selects the
+            format.
         store: the zarr store, or None for a file.
     """
 
@@ -106,9 +119,9 @@ class Location:
 
 
 def locate(where: Any, *, write: bool = False) -> Location:
-    """Return the location that a path, a URL or a zarr store stands for; a location as it is.
+    """Return the location for a path, a URL or a zarr store; return a location unchanged.
 
-    Raises InvalidInputError for a URL of a format that is not read from stores.
+    Raises InvalidInputError for a URL of a format that does not support stores.
     """
     if isinstance(where, Location):
         return where
@@ -116,7 +129,7 @@ def locate(where: Any, *, write: bool = False) -> Location:
     if isinstance(where, str) and "://" in where:
         if Path(where.rstrip("/")).suffix not in able:
             raise InvalidInputError(
-                f"{where}: only {' '.join(able)} is read from and written to a URL"
+                f"{where}: only {' '.join(able)} can be read from and written to a URL"
             )
         where = reach(where, write=write)
     if isinstance(where, str | os.PathLike):
@@ -130,21 +143,24 @@ def open_source(
     field: str | None = None,
     text_dtype: str = DEFAULT_DTYPE,
     memory: Size = DEFAULT_MEMORY,
+    text: TextOptions | None = None,
 ) -> Source:
-    """Open a file of vectors for reading, chosen by its suffix; see `Source` for what it gives.
+    """Open a file of vectors for reading; its suffix selects the format. Returns a `Source`.
 
     Args:
-        path: the file, or `FILE:NAME` for an array, tensor or column of one that holds several; or
-            a URL that fsspec knows, such as "s3://bucket/items.zarr", or a zarr store.
-        field: the one to prefer where no name is given; a file that holds just one needs neither.
-        text_dtype: the element type that formats in text, which name none, are read as.
-        memory: bytes that reading may take beside a block of rows, such as 536870912 or "512MiB";
-            what the file claims is held against it before it is believed.
+        path: the file, or `FILE:NAME` for one of several arrays, tensors or columns; or a URL for
+            fsspec, such as "s3://bucket/items.zarr", or a zarr store.
+        field: the array to prefer if no name is given; a file with a single array needs neither.
+        text_dtype: the element type for text formats, which do not specify one.
+        memory: limit in bytes for reading, in addition to a block of rows, such as 536870912 or
+            "512MiB". Sizes that the file claims are checked against it before memory is allocated.
+        text: what the caller knows about a text file.
 
     Raises:
-        FormatError: there is no such file, or it is damaged, or holds no such matrix, or what it
-            holds takes more than `memory`.
-        InvalidInputError: the suffix is unknown; the message lists the known ones.
+        AmbiguousFileError: a text file can be read in two ways, and `text` does not say which.
+        FormatError: the file is missing or damaged, lacks the matrix, or needs more than `memory`.
+        InvalidInputError: the suffix is unknown; the message lists the known ones. Or `text` is
+            given for a file of another kind.
         MissingExtraError: the format needs a package that is not installed.
     """
     found = locate(path)
@@ -153,36 +169,39 @@ def open_source(
         wanted = Wanted(None, field, dtype, memory)
         return format_of(found.path).open_store(found.store, found.path, wanted)
     file, name = split_name(found.path)
-    return format_of(file).open(file, Wanted(name, field, dtype, memory))
+    format_ = format_of(file)
+    if text not in (None, TextOptions()) and not format_.is_text:
+        raise InvalidInputError(f"{file}: is no text, so that header, sep, … say nothing about it")
+    return format_.open(file, Wanted(name, field, dtype, memory, text or TextOptions()))
 
 
 def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     """Return the keys in a file of keys, in order: an int64 array or a list of strings.
 
-    `.txt` has one key a line, in UTF-8; if all are whole numbers they are int64. `.npy` is a 1-D
-    array of integers or of fixed-width strings. `FILE.parquet:COLUMN` is a column of either, `key`
-    if none is named. Raises FormatError for a file that is none of these or whose keys take more
+    `.txt` has one key per line, in UTF-8; if all are integers they become int64. `.npy` is a 1-D
+    array of integers or fixed-width strings. `FILE.parquet:COLUMN` is a column of integers or
+    strings, by default `key`. Raises FormatError for any other content or if the keys need more
     than `memory` bytes, InvalidInputError for another suffix.
     """
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
-    if file.suffix.lower() not in able:
+    if format_suffix(file) not in able:
         raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
     return format_of(file).read_keys(file, name, memory)
 
 
 class Sink:
-    """Takes all rows of a matrix in order, in blocks of any size.
+    """Accepts all rows of a matrix in order, in blocks of any size.
 
     Attributes:
-        path: the file to come.
+        path: the new file.
         rows, dim: shape of the matrix.
-        dtype: element type of the file; the blocks may have another one.
-        rows_written: rows taken so far.
+        dtype: element type of the file; the blocks may have a different one.
+        rows_written: number of rows accepted so far.
     """
 
     def __init__(self, path: Path, content: Content, block_dtype: str, write: Write) -> None:
-        """Send blocks of `block_dtype` on to `write`."""
+        """Forward blocks of `block_dtype` to `write`."""
         self.path = path
         self.rows = content.rows
         self.dim = content.dim
@@ -196,16 +215,16 @@ class Sink:
         self._held = 0
 
     def write(self, block: Array) -> None:
-        """Take rows `(n, dim)` of the stored NumPy dtype, which are copied or written at once.
+        """Accept rows `(n, dim)` of the stored NumPy dtype; copy them or write them at once.
 
-        Raises InvalidInputError if the shape does not fit or there are more rows than announced,
-        InvalidTypeError for another dtype.
+        Raises InvalidInputError if the shape is wrong or there are more rows than announced,
+        InvalidTypeError for a different dtype.
         """
         stored = ELEMENT_TYPES[self._block_dtype].stored
         if block.dtype != stored:
-            raise InvalidTypeError(f"a block is {block.dtype}, but {stored} was announced")
+            raise InvalidTypeError(f"the block is {block.dtype}, but {stored} was announced")
         if block.ndim != 2 or block.shape[1] != self.dim:
-            raise InvalidInputError(f"a block is {block.shape}; need (n, {self.dim})")
+            raise InvalidInputError(f"the block has shape {block.shape}; need (n, {self.dim})")
         if self.rows_written + len(block) > self.rows:
             raise InvalidInputError(
                 f"{self.rows_written + len(block)} rows, but {self.rows} were announced"
@@ -217,7 +236,7 @@ class Sink:
             block = block[taken:]
 
     def _take(self, block: Array) -> int:
-        """Write or hold the first rows of `block`; return how many."""
+        """Write or buffer the first rows of `block`; return how many."""
         size = len(self._buffer)
         if self._held == 0 and len(block) >= size:
             self._write(self.rows_written, block[:size])
@@ -231,7 +250,7 @@ class Sink:
         return taken
 
     def finish(self) -> None:
-        """Write what is held; raises InvalidInputError if rows are missing."""
+        """Write the buffered rows; raises InvalidInputError if rows are missing."""
         if self.rows_written != self.rows:
             raise InvalidInputError(
                 f"{self.path}: {self.rows_written} rows were written, but {self.rows} announced"
@@ -252,22 +271,22 @@ def open_sink(
     first_row: int = 0,
     force: bool = False,
 ) -> contextlib.AbstractContextManager[Sink]:
-    """Open a file of vectors for writing, chosen by its suffix, as a context manager.
+    """Open a file of vectors for writing, as a context manager; its suffix selects the format.
 
-    The file appears under its name, synced, when the context ends with all rows written; after any
-    error nothing is left.
+    The file appears under its name, synced, when the context ends with all rows written; after an
+    error nothing remains.
 
     Args:
-        path: the file; `.zarr` makes a directory. Or a zarr store: what is written there appears
-            at once, and is refused by readers until it is complete.
-        rows: rows of the whole matrix; 0 is possible.
-        dim: elements of a row.
-        dtype: element type of the blocks. Where a format cannot hold it, the narrowest type that
-            holds its values exactly is written; if there is none it is refused.
-        field: name of the matrix, where the format gives it one.
-        keys: one for each row, integers or strings, in a sequence that is only sliced; or None.
-        first_row: number of the first row. Formats that need a word in each row count from it if
-            there are no keys.
+        path: the file (a directory for `.zarr`), or a zarr store. Data in a zarr store is visible
+            at once, but readers reject it until it is complete.
+        rows: number of rows of the matrix, may be 0.
+        dim: number of elements per row.
+        dtype: element type of the blocks. If the format does not support it, the narrowest type
+            that represents its values exactly is written; if there is none, it is refused.
+        field: name of the matrix, if the format has names.
+        keys: one integer or string per row, in a sequence that is only sliced, or None.
+        first_row: number of the first row; without keys, formats that need a word in each row count
+            from it.
         force: replace an existing file.
 
     Raises:
@@ -286,7 +305,7 @@ def open_sink(
 def _sink(
     format_: Format, target: Location, content: Content, dtype: str, *, force: bool
 ) -> Iterator[Sink]:
-    """Write to a location, and publish what is complete."""
+    """Write to a location, and publish the complete result."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
         if target.store is None:
@@ -311,17 +330,17 @@ def _content(
     keys: Any,
     first_row: int,
 ) -> Content:
-    """Check what is to be written against what the format holds."""
+    """Check that the format supports the data to write."""
     if keys is not None and format_.keys == "never":
         able = [name for name, each in FORMATS.items() if each.is_written and each.keys != "never"]
         raise InvalidInputError(
-            f"{path}: {path.suffix} files hold no keys; choose one of {' '.join(able)}, or leave "
-            "the keys out"
+            f"{path}: {path.suffix} files cannot hold keys; choose one of {' '.join(able)}, or "
+            "omit the keys"
         )
     if keys is not None and field in _RESERVED:
         raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
     if rows < 0 or dim < 1:
-        raise InvalidInputError(f"a matrix has 0 or more rows of 1 or more, not {rows} of {dim}")
+        raise InvalidInputError(f"a matrix needs rows >= 0 and dim >= 1, not {rows} and {dim}")
     able = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
     held = held_dtype(dtype, able, f"{path}: {path.suffix}")
     row_bytes = dim * ELEMENT_TYPES[held].stored.itemsize
@@ -338,7 +357,7 @@ def _content(
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn an OSError of a writer into the error a user can act on."""
+    """Turn an OSError of a writer into an error with a remedy."""
     try:
         yield
     except TierStoreError:
@@ -346,13 +365,13 @@ def _explained(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         kind: type[OSError] = StoreFullError if error.errno in _FULL else StoreIOError
-        failure = kind(f"cannot write {path}: {reason}; nothing was left behind")
+        failure = kind(f"cannot write {path}: {reason}; no file was left behind")
         failure.errno = error.errno
         raise failure from error
 
 
 SOURCE_SUFFIXES = tuple(FORMATS)
-"""Endings of files that can be read."""
+"""Suffixes of files that can be read."""
 
 SINK_SUFFIXES = tuple(suffix for suffix, each in FORMATS.items() if each.is_written)
-"""Endings of files that can be written."""
+"""Suffixes of files that can be written."""

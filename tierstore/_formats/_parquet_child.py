@@ -1,12 +1,12 @@
 """Reads columns of a Parquet file for another process, within a limit of memory.
 
-Only the decoder knows how large a page of a Parquet file unpacks, and it allocates first. It
-therefore runs in a process of its own, as a script that imports nothing of this library:
+Only the decoder knows the decompressed size of a Parquet page, and it allocates memory first. It
+therefore runs in a separate process, as a script that imports nothing from this library:
 
     python -P _parquet_child.py DESCRIPTOR BYTES
 
-A request is a line of JSON. An answer is the length of some JSON in four bytes, the JSON, and the
-buffers whose sizes it lists.
+A request is one line of JSON. An answer is the length of a JSON object in four bytes, the object,
+and the buffers whose sizes it lists.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 BUFFER_BYTES = 1 << 20
 SMALL_BYTES = 32 << 20  # files up to this size are read by whole chunks
-SLACK_BYTES = 64 << 20  # for what is imported and allocated in any case
+SLACK_BYTES = 64 << 20  # for imports and fixed allocations
 
 
 Answer = tuple[dict[str, Any], list[Any]]
@@ -35,11 +35,11 @@ class Damage(Exception):
 
 
 class Reader:
-    """A Parquet file and the passes over its columns that are under way."""
+    """A Parquet file and the running passes over its columns."""
 
     def __init__(self, source: BinaryIO) -> None:
-        # A buffered read believes the sizes that pages have by their headers; that of a whole
-        # chunk is bounded by the file's.
+        # A buffered read trusts the sizes in page headers; reading a whole chunk is bounded by the
+        # file size.
         size = os.fstat(source.fileno()).st_size
         self._file = pyarrow.parquet.ParquetFile(
             source, pre_buffer=False, buffer_size=BUFFER_BYTES if size > SMALL_BYTES else 0
@@ -47,14 +47,14 @@ class Reader:
         self._passes: dict[int, Iterator[Answer]] = {}
 
     def schema(self) -> Answer:
-        """Return the number of rows, and of each column its kind: floats, integers or strings."""
+        """Return the number of rows, and the kind of each column: floats, integers or strings."""
         columns = {}
         for field in self._file.schema_arrow:
             columns[field.name] = {"text": str(field.type), **kind_of(field.type)}
         return {"rows": self._file.metadata.num_rows, "columns": columns}, []
 
     def length(self, column: str) -> Answer:
-        """Return how many numbers the first list has."""
+        """Return the length of the first list."""
         batch = next(self._batches(column, 1), None)
         if batch is None or not batch[0].is_valid:
             raise Damage(f"the first list of {column!r} is missing or null")
@@ -66,7 +66,7 @@ class Reader:
         return {}, []
 
     def next(self, number: int) -> Answer:
-        """Return the next rows of a pass, or none where it is done."""
+        """Return the next rows of a pass, or none if it is done."""
         found = next(self._passes[number], None)
         if found is None:
             del self._passes[number]
@@ -88,7 +88,7 @@ class Reader:
 
 
 def kind_of(kind: Any) -> dict[str, Any]:
-    """Return what a column of this type can be read as."""
+    """Return the kind as which a column of this type can be read."""
     types = pyarrow.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         size = kind.list_size if types.is_fixed_size_list(kind) else None
@@ -114,7 +114,7 @@ def matrix(lists: Any, column: str, row: int, dim: int) -> list[Any]:
 
 
 def keys(batch: Any, column: str) -> list[Any]:
-    """Return integers as one buffer, strings as where each ends and their UTF-8."""
+    """Return integers as one buffer, strings as their end offsets and UTF-8 bytes."""
     if batch.null_count:
         raise Damage(f"column {column!r} has nulls, {batch.null_count} of {len(batch)}")
     if pyarrow.types.is_integer(batch.type):
@@ -140,7 +140,7 @@ def answer(output: BinaryIO, header: dict[str, Any], buffers: list[Any]) -> None
 
 
 def limit(nbytes: int) -> None:
-    """Limit the memory of this process to what it has and `nbytes` more."""
+    """Limit the memory of this process to its current size plus `nbytes`."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -150,7 +150,7 @@ def limit(nbytes: int) -> None:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process decides when to stop
     descriptor, nbytes = map(int, sys.argv[1:])
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

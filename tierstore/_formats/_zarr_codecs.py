@@ -1,8 +1,7 @@
-"""zarr arrays whose chunks are decoded within what each may hold.
+"""zarr arrays with size limits for decoded chunks.
 
-A codec takes the size of what it decodes from the chunk's own bytes, so that a small file becomes
-as large as it likes. Here a chunk is asked first how large it would become. Codecs of which that is
-not known are refused.
+A codec takes the decoded size from the bytes of the chunk, so a small file may expand without
+limit. Here the decoded size is determined first. Codecs that do not allow this are refused.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ __all__ = ["bounded"]
 
 _ZSTD_BLOCK_BYTES = 128 << 10
 MORE_BYTES = 2 * _ZSTD_BLOCK_BYTES
-"""What a chunk may be decoded to beyond its elements: a checksum, blocks that are not full."""
+"""Extra bytes of a decoded chunk, for a checksum and partial blocks."""
 
 
 def zstd_size(data: memoryview) -> int:
-    """Return how many bytes zstd frames unpack to, or at most unpack to; raises ValueError.
+    """Return the decompressed size of zstd frames, or an upper bound; raises ValueError.
 
-    That is what all of them say, or else what their blocks can hold. Format: RFC 8878.
+    This is the sum of the sizes in the frame headers, or else of the maximum block sizes. Format:
+    RFC 8878.
     """
     stated = held = at = 0
     all_stated = True
     while at < len(data):
         (magic,) = struct.unpack_from("<I", data, at)
-        if magic & 0xFFFFFFF0 == 0x184D2A50:  # a frame to be skipped
+        if magic & 0xFFFFFFF0 == 0x184D2A50:  # a skippable frame
             at += 8 + struct.unpack_from("<I", data, at + 4)[0]
             continue
         if magic != 0xFD2FB528:
-            raise ValueError("no zstd frame")
+            raise ValueError("not a zstd frame")
         descriptor = data[at + 4]
         single_segment = descriptor >> 5 & 1
         at += 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -63,11 +63,11 @@ def zstd_size(data: memoryview) -> int:
 
 
 def _after_blocks(data: memoryview, at: int) -> tuple[int, int]:
-    """Return where the blocks of a frame end, and how many bytes they can hold."""
+    """Return the end of a frame's blocks, and the maximum size of their contents."""
     total, last = 0, False
     while not last:
         if at + 3 > len(data):
-            raise ValueError("a zstd frame is cut")
+            raise ValueError("a zstd frame is truncated")
         header = int.from_bytes(data[at : at + 3], "little")
         last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
         total += size if kind != 2 else _ZSTD_BLOCK_BYTES
@@ -76,9 +76,9 @@ def _after_blocks(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _blosc_size(data: memoryview) -> int:
-    """Return what the header says, which Blosc holds itself to. Format: Blosc chunk."""
+    """Return the decompressed size in the header, which Blosc enforces. Format: Blosc chunk."""
     if len(data) < 16 or int.from_bytes(data[12:16], "little") != len(data):
-        raise ValueError(f"{len(data)} bytes are not all of a Blosc chunk, or more")
+        raise ValueError(f"{len(data)} bytes differ from the length of the Blosc chunk")
     return int.from_bytes(data[4:8], "little")
 
 
@@ -91,11 +91,11 @@ _SIZES: dict[str, Callable[[memoryview], int]] = {
     "blosc": _blosc_size,
     "lz4": _lz4_size,
 }
-"""How large chunks say that they become, for codecs that hold them to it."""
+"""The decoded size that a chunk declares, for codecs that enforce it."""
 
 
 def _unpacked(new: Callable[[], Any]) -> Callable[[memoryview, int], bytes]:
-    """Return a function that unpacks streams, one after another, to `most` bytes and one."""
+    """Return a function that decompresses consecutive streams up to `most` + 1 bytes."""
 
     def unpack(data: memoryview, most: int) -> bytes:
         parts, rest = bytearray(), bytes(data)
@@ -117,7 +117,7 @@ _UNPACKERS: dict[str, Callable[[memoryview, int], bytes]] = {
     "zlib": _unpacked(lambda: zlib.decompressobj(15)),
     "bz2": _unpacked(bz2.BZ2Decompressor),
 }
-"""Codecs that are undone here, since a stream says nothing of its size."""
+"""Codecs that are decoded here, since their streams do not declare a size."""
 
 
 def _decode(name: str, data: memoryview, most: int, theirs: Callable[[], Any]) -> Any:
@@ -134,7 +134,7 @@ def _decode(name: str, data: memoryview, most: int, theirs: Callable[[], Any]) -
 
 
 class _Bounded(BytesBytesCodec):  # type: ignore[misc]
-    """A codec of zarr v3 that asks a chunk for its size before it decodes it."""
+    """A codec of zarr v3 that checks the decoded size of a chunk before decoding it."""
 
     is_fixed_size = False
 
@@ -197,11 +197,11 @@ def _bounded_codec(codec: Codec) -> Codec:
         return codec
     if type(codec) in _NAMES:
         return _Bounded(_NAMES[type(codec)], codec)
-    raise FormatError(f"chunks are stored by {type(codec).__name__}, which is not read")
+    raise FormatError(f"chunks are stored by {type(codec).__name__}, which is not supported")
 
 
 def bounded(array: Any) -> Any:
-    """Return a zarr array over the same chunks that decodes none of them to more than it may hold.
+    """Return a zarr array over the same chunks that limits the decoded size of each.
 
     Raises FormatError for codecs other than those of zarr's specification, and in v2 zstd, blosc,
     lz4, gzip, zlib and bz2.
@@ -212,10 +212,10 @@ def bounded(array: Any) -> Any:
         metadata = replace(metadata, codecs=codecs)
     else:
         if metadata.filters:
-            raise FormatError("chunks are stored through filters, which are not read")
+            raise FormatError("chunks are stored through filters, which are not supported")
         codec = metadata.compressor
         if codec is not None and codec.codec_id not in (*_SIZES, *_UNPACKERS):
-            raise FormatError(f"chunks are stored by {codec.codec_id!r:.100}, which is not read")
+            raise FormatError(f"chunks are stored by {codec.codec_id!r:.100}, not supported")
         if codec is not None:
             most = _nbytes(array.chunks, array.dtype.itemsize) + MORE_BYTES
             metadata = replace(metadata, compressor=_BoundedFilter(codec, most))

@@ -1,4 +1,4 @@
-"""What a file format is: it opens files as sources of blocks of rows, and writes such blocks."""
+"""The interface of file formats, which read and write blocks of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
-from tierstore.errors import FormatError
+from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES, MAX_ROWS, MAX_TABLE_BYTES
 
 __all__ = [
@@ -25,12 +25,15 @@ __all__ = [
     "Array",
     "Content",
     "Format",
+    "SelectedSource",
     "Source",
     "SpanSource",
+    "TextOptions",
     "Wanted",
     "Write",
     "block_rows_for",
     "choose",
+    "note_unread",
 ]
 
 
@@ -38,29 +41,39 @@ Array = npt.NDArray[Any]
 
 
 BLOCK_BYTES = 4 << 20
-"""Bytes of a block where the caller does not say how many rows one has."""
+"""Default size of a block in bytes."""
 
 
 def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
-    """Return how many rows of `row_bytes` make a block; one at least."""
+    """Return the number of rows of `row_bytes` per block, at least one."""
     return max(1, block_bytes // max(1, row_bytes))
 
 
 class Source(Closing):
-    """A file of vectors, opened: `(rows, dim)` elements of `dtype`, read in blocks of rows.
+    """An open file of vectors: `(rows, dim)` elements of `dtype`, read in blocks of rows.
 
-    The file is never modified. Reading takes the memory of a block and, once they are read, of the
+    The file is never modified. Reading needs memory for a block and, once they are read, for the
     keys, within the allowance.
 
     Attributes:
         path: the file.
-        rows: number of rows; 0 is possible.
-        dim: elements of a row, at least 1.
+        rows: number of rows, may be 0.
+        dim: number of elements per row, at least 1.
         dtype: name of the element type.
+        overflowed: values that the last pass over the rows found too large for `dtype`.
+        read_as: what was decided about a file in text, for people; or None.
+        notes: what the file holds and is not read, a sentence each.
+        called_keys: what the file holds under the name of keys, for people; None if nothing. It
+            need not be what `keys` can read.
     """
 
+    overflowed = 0
+    read_as: str | None = None
+    notes: tuple[str, ...] = ()
+    called_keys: str | None = None
+
     def __init__(self, path: Path, rows: int, dim: int, dtype: str) -> None:
-        """Check the numbers that the file claims before anything is allocated for them."""
+        """Validate the sizes that the file claims before memory is allocated for them."""
         row_bytes = dim * ELEMENT_TYPES[dtype].stored.itemsize
         if not (0 <= rows <= MAX_ROWS and dim >= 1 and row_bytes <= MAX_RECORD_BYTES):
             raise FormatError(
@@ -76,7 +89,7 @@ class Source(Closing):
 
     @property
     def keys(self) -> Keys | None:
-        """The key of each row, int64 or str, or None where the file has none; read when first used.
+        """The key of each row, int64 or str, or None if the file has none; read on first use.
 
         Raises FormatError.
         """
@@ -85,9 +98,9 @@ class Source(Closing):
     def blocks(self, block_rows: int | None = None) -> Iterator[Array]:
         """Yield all rows in order, in blocks `(n, dim)`, n at most `block_rows`.
 
-        Blocks are C-contiguous, of the NumPy dtype that the element type is stored as, may be
-        read-only, and stay valid. Each call starts at the first row. Raises FormatError where the
-        file turns out not to hold what it claims.
+        Blocks are C-contiguous arrays of the stored NumPy dtype. They may be read-only, and stay
+        valid. Each call starts at the first row. Raises FormatError if the contents do not match
+        what the file claims.
         """
         size = block_rows or block_rows_for(self.dim * ELEMENT_TYPES[self.dtype].stored.itemsize)
         found = 0
@@ -106,36 +119,102 @@ class Source(Closing):
 
     @abstractmethod
     def _blocks(self, block_rows: int) -> Iterator[Array]:
-        """Yield the rows in blocks of at most `block_rows`; their number is checked by `blocks`."""
+        """Yield the rows in blocks of at most `block_rows`; `blocks` checks their number."""
+
+
+class SelectedSource(Source):
+    """Some of the rows of a source, in its order."""
+
+    def __init__(self, source: Source, chosen: npt.NDArray[np.bool_]) -> None:
+        """Take the rows of `source` where `chosen`, one bool for each, is true."""
+        super().__init__(source.path, int(chosen.sum()), source.dim, source.dtype)
+        self._source = source
+        self._chosen = chosen
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        start = 0
+        for block in self._source.blocks(block_rows):
+            yield block[self._chosen[start : start + len(block)]]
+            start += len(block)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def note_unread(rows: int, shapes: Mapping[str, tuple[int, ...]], how: str) -> tuple[str, ...]:
+    """Return a note on arrays, by name, that have one value a row and are not read as keys.
+
+    `how` says what makes them the keys.
+    """
+    found = [name for name, shape in shapes.items() if tuple(shape) == (rows,)]
+    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+    return (f"not read, though it has a value for each row: {listed}; {how}",) if found else ()
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What the caller knows about a file in text; None where the file is to be asked.
+
+    Attributes:
+        header: whether the first line names the columns.
+        key_column: the column of keys, its name or its number from 1; False if there is none.
+        sep: what is between cells, one character; a blank is any run of blanks and tabs.
+        decimal: what is before the decimals of a number.
+        null: texts that stand for NaN.
+    """
+
+    header: bool | None = None
+    key_column: str | int | Literal[False] | None = None
+    sep: str | None = None
+    decimal: str | None = None
+    null: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no file can be read with."""
+        if self.header not in (None, True, False):
+            raise InvalidInputError(f"header is True, False or None, not {self.header!r}")
+        if self.key_column is True or not isinstance(self.key_column, str | int | None):
+            raise InvalidInputError(
+                f"key_column is a name, a number from 1, False or None, not {self.key_column!r}"
+            )
+        if self.sep is not None and (len(self.sep) != 1 or self.sep in '\r\n".' or self.sep > "~"):
+            raise InvalidInputError(
+                f"sep is one character of ASCII, such as ',' or ';', not {self.sep!r}"
+            )
+        if self.decimal not in (None, ".", ",") or (self.decimal and self.decimal == self.sep):
+            raise InvalidInputError(f"decimal is '.' or ',' and not sep, not {self.decimal!r}")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to read from a file.
+    """The request for reading a file.
 
     Attributes:
-        name: the array, tensor or column, as given with the path; it must exist.
-        field: the one preferred where no name is given and the file holds several.
-        text_dtype: element type for formats that do not name one.
-        memory: bytes that reading may take beside the blocks: for keys, headers, directories.
+        name: the array, tensor or column given with the path, which must exist.
+        field: the preferred array if no name is given and the file contains several.
+        text_dtype: element type for formats that do not specify one.
+        memory: limit in bytes for keys, headers and directories, in addition to blocks.
+        text: what the caller knows about a text file.
     """
 
     name: str | None = None
     field: str | None = None
     text_dtype: str = DEFAULT_DTYPE
     memory: Size = DEFAULT_MEMORY
+    text: TextOptions = TextOptions()
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a writer is told before the first row.
+    """The description of the matrix that a writer gets before the first row.
 
     Attributes:
-        rows, dim, dtype: of the matrix as the file will hold it.
-        block_rows: rows of every block but the last, which may have fewer.
-        field: name of the matrix, where the format gives it one.
+        rows, dim, dtype: shape and element type of the matrix in the file.
+        block_rows: rows of every block except the last, which may have fewer.
+        field: name of the matrix, if the format has names.
         keys: the key of each row, or None.
-        first_row: number of the first row, for formats that write one where there is no key.
+        first_row: number of the first row, for formats that write row numbers in place of keys.
     """
 
     rows: int
@@ -152,33 +231,35 @@ class Content:
         return ELEMENT_TYPES[self.dtype].stored
 
     def words(self, start: int, stop: int) -> list[bytes]:
-        """Return the keys of rows start..stop-1 in UTF-8, or their numbers."""
+        """Return the keys of rows start..stop-1 in UTF-8, or the row numbers."""
         if self.keys is None:
             return [b"%d" % row for row in range(self.first_row + start, self.first_row + stop)]
         return self.keys.bytes_block(start, stop)
 
 
 Write = Callable[[int, Array], object]
-"""Takes the number of a block's first row, from 0, and the block.
+"""Called with the number of a block's first row, from 0, and the block.
 
 Blocks come in order, `(n, dim)` with n >= 1, C-contiguous and of the stored NumPy dtype.
 """
 
 
 class Format(ABC):
-    """A file format, found by the suffix of a file; a subclass in this package is one.
+    """A file format, selected by the suffix of a file; each is a subclass in this package.
 
     Attributes:
-        suffixes: endings of file names, lower case, with the dot.
-        keys: whether a written file never, optionally or always has a key in each row.
-        block_bytes: bytes of the blocks that `write` takes.
-        takes_stores: whether zarr stores are read and written besides paths.
+        suffixes: lower-case suffixes of file names, including the dot.
+        keys: whether written files never, optionally or always have keys.
+        block_bytes: size of the blocks that `write` gets.
+        takes_stores: whether the format supports zarr stores in addition to paths.
+        is_text: whether files are text: read with `TextOptions`, and packed ones too.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
@@ -187,16 +268,16 @@ class Format(ABC):
 
     @property
     def is_written(self) -> bool:
-        """Whether files can be written, not only read."""
+        """Whether files can also be written."""
         return type(self).write is not Format.write
 
     @property
     def holds_keys_alone(self) -> bool:
-        """Whether a file may hold keys and no vectors."""
+        """Whether a file may contain only keys."""
         return type(self).read_keys is not Format.read_keys
 
     def holds(self, element: ElementType) -> bool:
-        """Whether a written file can hold elements of a type; all types unless a format says."""
+        """Whether a written file can hold elements of a type; by default all types."""
         return True
 
     @abstractmethod
@@ -204,29 +285,29 @@ class Format(ABC):
         """Open a file for reading; raises FormatError."""
 
     def write(self, path: Path, content: Content) -> AbstractContextManager[Write]:
-        """Make a file at a fresh path; it is complete when the context ends without an error.
+        """Create a file at a new path; it is complete when the context ends without an error.
 
-        Only where `is_written`.
+        Only if `is_written`.
         """
         raise NotImplementedError
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read the keys in a file of keys alone, from the column `name` if it has several.
+        """Read a file that contains only keys, from the column `name` if it has several.
 
-        Only where `holds_keys_alone`. Raises FormatError.
+        Only if `holds_keys_alone`. Raises FormatError.
         """
         raise NotImplementedError
 
     def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
-        """Open a zarr store for reading, where `takes_stores`; `path` is for messages."""
+        """Open a zarr store for reading, if `takes_stores`; `path` is for messages."""
         raise NotImplementedError
 
     def write_store(
         self, store: Any, path: Path, content: Content, *, force: bool
     ) -> AbstractContextManager[Write]:
-        """Write to a zarr store, where `takes_stores`; `path` is for messages.
+        """Write to a zarr store, if `takes_stores`; `path` is for messages.
 
-        Raises ExistsError, unless `force`, if it holds something.
+        Raises ExistsError if the store is not empty, unless `force` is set.
         """
         raise NotImplementedError
 
@@ -236,7 +317,7 @@ FORMATS: Registry[Format] = Registry("suffix of a file of vectors", "tierstore._
 
 
 class SpanSource(Source):
-    """A matrix whose elements fill a span of a file row by row, in either byte order."""
+    """A matrix stored row by row in a span of a file, in either byte order."""
 
     def __init__(
         self,
@@ -281,10 +362,10 @@ _LISTED = 8
 def choose(
     path: Path, wanted: Wanted, matrices: Mapping[str, object], others: Mapping[str, object]
 ) -> str:
-    """Return the name of the matrix to read: the one named, the one preferred, or the only one.
+    """Return the name of the matrix to read: the requested, the preferred, or the only one.
 
-    `matrices` are those that could be read and `others` what else is in the file; both map a name
-    to something whose string describes it. Raises FormatError, listing what there is.
+    `matrices` are the readable ones and `others` the other entries of the file; both map a name to
+    an object whose string describes it. Raises FormatError that lists the entries.
     """
     name = wanted.name if wanted.name is not None else wanted.field
     if name is not None and name in matrices:
@@ -296,12 +377,12 @@ def choose(
 
     if not matrices:
         raise FormatError(
-            f"{path}: holds no floats of shape (rows, dim), only {_listed(others) or 'nothing'}"
+            f"{path}: contains no floats of shape (rows, dim), only {_listed(others) or 'nothing'}"
         )
     if wanted.name is not None:
-        raise FormatError(f"{path}: holds no {wanted.name!r}, but {_listed(matrices)}")
+        raise FormatError(f"{path}: contains no {wanted.name!r}, only {_listed(matrices)}")
     raise FormatError(
-        f"{path}: holds {len(matrices)} matrices: {_listed(matrices)}; "
+        f"{path}: contains {len(matrices)} matrices: {_listed(matrices)}; "
         f"name one, as in {path.name}:{next(iter(matrices))}"
     )
 

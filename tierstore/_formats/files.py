@@ -31,7 +31,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class Closing(ABC):
-    """A context manager that closes itself; `close` may be called again."""
+    """A context manager that calls `close`, which may be called repeatedly."""
 
     @abstractmethod
     def close(self) -> None:
@@ -55,13 +55,13 @@ class InputFile(Closing):
     """A regular file of a fixed size, read at positions or as independent streams.
 
     Attributes:
-        path: for messages.
-        size: bytes of the file when it was opened.
-        allowance: memory that may be taken for what the file holds.
+        path: its name in messages.
+        size: size of the file when it was opened.
+        allowance: memory limit for the contents of the file.
     """
 
     def __init__(self, file: File, path: Path, memory: Size) -> None:
-        """Take over the open `file`."""
+        """Take ownership of the open `file`."""
         self._file = file
         self.path = path
         self.size = file.size
@@ -72,30 +72,30 @@ class InputFile(Closing):
         data = self._file.read(nbytes, offset)
         if len(data) != nbytes:
             raise FormatError(
-                f"{self.path}: truncated: {nbytes} bytes expected at {offset}, {len(data)} found"
+                f"{self.path}: truncated: expected {nbytes} bytes at {offset}, found {len(data)}"
             )
         return data
 
     def stream(self) -> io.BufferedReader:
-        """Return a seekable stream from the start, with a position of its own."""
+        """Return a seekable stream from the start, with an independent position."""
         return io.BufferedReader(self.raw(), BUFFER_BYTES)
 
     def raw(self) -> io.RawIOBase:
-        """Return a stream as `stream` does, but without a buffer."""
+        """Return a stream like `stream`, but unbuffered."""
         return _Stream(self._file)
 
     @property
     def fd(self) -> int:
-        """The descriptor of the file, for a process that is to read it."""
+        """The descriptor of the file, for a process that reads it."""
         return self._file.fd
 
     def close(self) -> None:
-        """Close the file; streams end with it."""
+        """Close the file and its streams."""
         self._file.close()
 
 
 class _Stream(io.RawIOBase):
-    """A position in a file that is shared."""
+    """An independent position in a shared file."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -125,10 +125,10 @@ class _Stream(io.RawIOBase):
 
 
 def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
-    """Open a file for reading, which may take `memory` bytes; a link to one is followed.
+    """Open a file for reading, with a limit of `memory` bytes, following links.
 
-    Raises FormatError if there is none or it is not a regular file, StoreIOError if it cannot be
-    opened. A FIFO does not block.
+    Raises FormatError if it is missing or not a regular file, StoreIOError if it cannot be opened.
+    A FIFO does not block.
     """
     try:
         real = path.resolve(strict=True)
@@ -137,9 +137,9 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
     except FileNotFoundError:
         raise FormatError(f"{path}: no such file") from None
     except NotADirectoryError:
-        raise FormatError(f"{path}: a part of this path is not a directory") from None
+        raise FormatError(f"{path}: a component of this path is not a directory") from None
     except RuntimeError:
-        raise FormatError(f"{path}: a link that leads to itself") from None
+        raise FormatError(f"{path}: a link that points to itself") from None
     except FormatError:
         raise FormatError(f"{path}: not a regular file") from None
     except PermissionError as error:
@@ -155,7 +155,7 @@ _C = TypeVar("_C", bound=_Closeable)
 
 @contextlib.contextmanager
 def unless_it_fails(file: _C) -> Iterator[_C]:
-    """Hand on `file`, closed only if the body raises: for what a body returns if all goes well."""
+    """Yield `file`, and close it only if the body raises, so that the body may return it."""
     try:
         yield file
     except BaseException:
@@ -165,7 +165,7 @@ def unless_it_fails(file: _C) -> Iterator[_C]:
 
 @contextlib.contextmanager
 def parsing(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn what a parser raises about a bad file into a FormatError; our own errors pass."""
+    """Turn errors of a parser into a FormatError; pass errors of this library unchanged."""
     try:
         yield
     except TierStoreError:
@@ -187,22 +187,22 @@ ZIP_ERRORS = (
     RuntimeError,
     ValueError,
 )
-"""What zipfile raises about archives that are damaged, encrypted or too new."""
+"""Errors that zipfile raises for damaged, encrypted or unsupported archives."""
 
 _DIRECTORY_COST = 16
-"""Bytes of objects that zipfile makes of one byte of a directory, at most."""
+"""Maximum bytes of objects that zipfile creates per byte of a directory."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 class Archive:
-    """The entries of a zip archive, by name; its directory is bounded before it is read.
+    """The entries of a zip archive by name; its directory is limited before it is read.
 
     Attributes:
-        entries: what the directory says of each; of a name that occurs twice the last.
+        entries: the directory entries; the last one if a name occurs twice.
     """
 
     def __init__(self, file: InputFile, what: str) -> None:
-        """Read the directory of `file`, which the caller closes; `what` it is, for messages."""
+        """Read the directory of `file`, which the caller closes; messages call it `what`."""
         self.file = file
         self._what = what
         stream = _DirectoryStream(file)
@@ -217,13 +217,13 @@ class Archive:
             return self._zip.open(self.entries[name])
 
     def start(self, name: str) -> int:
-        """Return the offset of an entry's bytes in the file, which must not be packed.
+        """Return the offset of an uncompressed entry's bytes in the file.
 
-        Raises FormatError if they are, or are not within the file.
+        Raises FormatError if the entry is compressed, or not within the file.
         """
         entry = self.entries[name]
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise FormatError(f"{self.file.path}: {name!r} is packed; save it uncompressed")
+            raise FormatError(f"{self.file.path}: {name!r} is compressed; save it uncompressed")
         header = self.file.read_at(entry.header_offset, _LOCAL_HEADER.size)
         magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
         start: int = entry.header_offset + len(header) + name_bytes + extra_bytes
@@ -233,7 +233,7 @@ class Archive:
 
 
 class _DirectoryStream(io.BufferedReader):
-    """A stream that asks before the directory is read, which zipfile does in one piece."""
+    """A stream that checks the limit before zipfile reads the directory in one piece."""
 
     def __init__(self, file: InputFile) -> None:
         super().__init__(file.raw())

@@ -1,7 +1,7 @@
-"""Keys: what stands beside the rows in a file, whole numbers or strings.
+"""Keys of rows in files, integers or strings.
 
-Formats differ in how they hold keys; here are the forms several of them share. Whether keys are
-unique is not looked at.
+Formats store keys differently; this module has the representations that several share. Keys are not
+checked for uniqueness.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 class KeyColumn:
-    """Keys to be written, one for each row, whatever sequence holds them.
+    """The keys to write, one per row, from any sequence.
 
-    Of the sequence only the length, the first item and slices are used, so it may be on disk.
+    Only the length, the first item and slices of the sequence are used, so it may be on disk.
     """
 
     def __init__(self, keys: Any, rows: int) -> None:
-        """Take `rows` keys: integers (an array, a range, a list) or strings."""
+        """Use `rows` keys: integers (an array, a range, a list) or strings."""
         if len(keys) != rows:
-            raise InvalidInputError(f"{len(keys)} keys for {rows} rows; each row needs one")
+            raise InvalidInputError(f"{len(keys)} keys for {rows} rows; give one key per row")
         self._keys = keys
         self.integers = rows == 0 or _is_integer(keys[0])
 
@@ -60,12 +60,12 @@ class KeyColumn:
         return take(start, stop)
 
     def integer_block(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return keys start..stop-1 as int64; only where `integers` is true."""
+        """Return keys start..stop-1 as int64; only if `integers` is true."""
         block = np.asarray(self._keys[start:stop])
         if block.size and block.dtype.kind not in "iu":
-            raise InvalidTypeError("keys are all integers or all strings; these are mixed")
+            raise InvalidTypeError("keys must be all integers or all strings; these are mixed")
         if block.dtype.kind == "u" and block.size and int(block.max()) >= 2**63:
-            raise InvalidInputError(f"keys are int64; {int(block.max())} is too large")
+            raise InvalidInputError(f"keys must fit into int64; {int(block.max())} is too large")
         return block.astype(np.int64)
 
     def string_block(self, start: int, stop: int) -> list[str]:
@@ -75,11 +75,11 @@ class KeyColumn:
         block = [str(key) if isinstance(key, str) else key for key in self._keys[start:stop]]
         for key in block:
             if not isinstance(key, str):
-                raise InvalidTypeError(f"keys are all integers or all strings, not {key!r}")
+                raise InvalidTypeError(f"keys must be all integers or all strings, not {key!r}")
         try:
             "".join(block).encode()
         except UnicodeEncodeError as error:
-            raise InvalidInputError(f"a key has no UTF-8 form: {error}") from None
+            raise InvalidInputError(f"a key cannot be encoded in UTF-8: {error}") from None
         return block
 
     def bytes_block(self, start: int, stop: int) -> list[bytes]:
@@ -102,7 +102,7 @@ class KeyColumn:
             yield self.bytes_block(start, min(start + _BLOCK, len(self)))
 
     def offset_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield, in blocks, where each key starts in the UTF-8 of all, and last where they end."""
+        """Yield, in blocks, the offset of each key in the joined UTF-8, and finally the end."""
         end = 0
         yield np.zeros(1, np.int64)
         for block in self.bytes_blocks():
@@ -124,11 +124,11 @@ def _is_integer(key: object) -> bool:
         return False
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return True
-    raise InvalidTypeError(f"keys are integers or strings, not {type(key).__name__}")
+    raise InvalidTypeError(f"keys must be integers or strings, not {type(key).__name__}")
 
 
 def as_integers(words: Sequence[str], allowance: Allowance) -> npt.NDArray[np.int64] | None:
-    """Return words as int64 if each is a whole number in plain decimal, else None."""
+    """Return words as int64 if all are plain decimal integers, else None."""
     if not all(_WHOLE_NUMBER.fullmatch(word) for word in words):
         return None
     allowance.check(8 * len(words), f"{len(words)} keys")
@@ -139,10 +139,10 @@ def as_integers(words: Sequence[str], allowance: Allowance) -> npt.NDArray[np.in
 
 
 def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | None:
-    """Return the keys that the words of a text file stand for.
+    """Return the keys that the words of a text file represent.
 
-    Such a file has a word in each row, always. Words that only count the rows, 0, 1, 2, …, are no
-    keys: None. Words that are all whole numbers are int64 keys.
+    Such a file has a word in every row. Words that merely number the rows, 0, 1, 2, …, are not
+    keys: None is returned. Words that are all integers are int64 keys.
     """
     numbers = as_integers(words, allowance)
     if numbers is None:
@@ -151,7 +151,7 @@ def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | No
 
 
 def take_words(words: Iterable[str], allowance: Allowance) -> list[str]:
-    """Return words in a list, each within the allowance."""
+    """Return a list of words, within the allowance."""
     taken: list[str] = []
     for word in words:
         allowance.take(_REFERENCE_BYTES + sys.getsizeof(word), "its keys")
@@ -175,9 +175,9 @@ def integers_of(
 def strings_of(
     path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance
 ) -> list[str]:
-    """Return blocks of fixed-width strings as a list; raises FormatError if any is no text.
+    """Return blocks of fixed-width strings as a list; raises FormatError for invalid text.
 
-    What pads them is dropped block by block.
+    Padding is removed block by block.
     """
     strings: list[str] = []
     try:
@@ -188,17 +188,17 @@ def strings_of(
     except (ValueError, SystemError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"{path}: a key holds code points that are no characters") from None
+        raise FormatError(f"{path}: a key contains code points that are not characters") from None
     return strings
 
 
 def blob_to_strings(
     path: Path, blob: bytes, offsets: npt.NDArray[np.int64], allowance: Allowance
 ) -> list[str]:
-    """Cut the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
+    """Split the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
     ascending = bool((offsets[1:] >= offsets[:-1]).all())
     if offsets[0] != 0 or offsets[-1] != len(blob) or not ascending:
-        raise FormatError(f"{path}: the offsets of its keys do not fit their {len(blob)} bytes")
+        raise FormatError(f"{path}: the offsets of its keys do not match their {len(blob)} bytes")
     strings: list[str] = []
     try:
         for start in range(0, len(offsets) - 1, _BLOCK):

@@ -1,8 +1,8 @@
-"""NumPy's files: .npy, a matrix, or keys alone; .npz, a zip archive of .npy arrays.
+"""NumPy's files: .npy, a matrix, or only keys; .npz, a zip archive of .npy arrays.
 
-In .npz the matrix is under its field's name and the keys under `keys`. Entries are streamed both
-ways: what is written is stored uncompressed, as by `np.savez`; what `np.savez_compressed` wrote is
-read too. String keys are an array of fixed-width strings, which `np.load` opens without pickle.
+In .npz the matrix has the name of its field and the keys the name `keys`. Entries are streamed in
+both directions. They are written uncompressed, as by `np.savez`; files of `np.savez_compressed` can
+be read too. String keys are an array of fixed-width strings, which `np.load` opens without pickle.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
     choose,
+    note_unread,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
@@ -55,7 +56,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What the header says: the array it declares and the number of bytes before its data."""
+    """A parsed header: the declared array and the number of bytes before its data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -64,7 +65,7 @@ class NpyHeader:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the data that must follow."""
+        """Required bytes of data after the header."""
         count = self.dtype.itemsize
         for length in self.shape:
             count *= length
@@ -72,7 +73,7 @@ class NpyHeader:
 
     @property
     def element(self) -> str | None:
-        """Name of the element type if a table can hold these numbers, of either byte order."""
+        """Name of the element type if a table supports these numbers, in either byte order."""
         element = ELEMENT_TYPES.get(self.dtype.name)
         return None if element is None or element.as_bits else element.name
 
@@ -85,13 +86,13 @@ class _Readable(Protocol):
 
 
 def read_header(stream: _Readable, path: Path) -> NpyHeader:
-    """Read a header from the start of an array; raises FormatError if it is not plain numbers."""
+    """Read the header of an array; raises FormatError if it is not an array of plain numbers."""
     start = stream.read(8)
     if len(start) < 8 or start[:6] != MAGIC:
         raise FormatError(f"{path}: not a .npy array: it does not start with the NumPy magic")
     if (start[6], start[7]) not in ((1, 0), (2, 0), (3, 0)):
         raise FormatError(
-            f"{path}: .npy version {start[6]}.{start[7]} is unknown; 1.0 to 3.0 are read"
+            f"{path}: .npy version {start[6]}.{start[7]} is unknown; supported are 1.0 to 3.0"
         )
 
     prefix = "<H" if start[6] == 1 else "<I"
@@ -138,7 +139,7 @@ def _plain_dtype(descr: object, path: Path) -> np.dtype[Any]:
 
 
 def format_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of a C-ordered array, its length such that the data is 64-byte aligned."""
+    """Return the header of a C-ordered array, padded so that the data is 64-byte aligned."""
     text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     fixed = len(MAGIC) + 4
     padding = -(fixed + len(text) + 1) % _ALIGNMENT
@@ -151,7 +152,7 @@ def _is_column_major(header: NpyHeader) -> bool:
 
 
 class _ColumnMajorSource(SpanSource):
-    """A Fortran-ordered array, such as a transposed one that was saved: a read for each column."""
+    """A Fortran-ordered array, such as a saved transposed one: needs one read per column."""
 
     def _block(self, start: int, count: int) -> Array:
         block = np.empty((count, self.dim), self._stored.newbyteorder("<"))
@@ -161,13 +162,13 @@ class _ColumnMajorSource(SpanSource):
 
 
 class Npy(Format):
-    """One array; element types that NumPy has."""
+    """One array, of an element type that NumPy supports."""
 
     suffixes = (".npy",)
     keys = "never"
 
     def holds(self, element: ElementType) -> bool:
-        """Whether NumPy has the type."""
+        """Whether NumPy supports the type."""
         return not element.as_bits
 
     def open(self, path: Path, wanted: Wanted) -> Source:
@@ -180,7 +181,7 @@ class Npy(Format):
             if file.size != expected:
                 raise FormatError(
                     f"{path}: {file.size} bytes, but {header} makes {expected}: "
-                    f"{'truncated' if file.size < expected else 'something follows the array'}"
+                    f"{'truncated' if file.size < expected else 'extra bytes follow the array'}"
                 )
             rows, dim = header.shape
             kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
@@ -197,7 +198,7 @@ class Npy(Format):
             yield lambda _, block: file.write(block.data)
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
-        """Read a 1-D array of integers or of fixed-width strings."""
+        """Read a 1-D array of integers or fixed-width strings."""
         if name is not None:
             raise InvalidInputError(f"{path}:{name}: a .npy file holds one array without a name")
         with open_input(path, memory) as file:
@@ -209,7 +210,7 @@ def _read_keys(file: InputFile) -> Keys:
     if len(header.shape) != 1 or header.dtype.kind not in "iuU":
         raise FormatError(f"{file.path}: holds {header}; need one dimension of integers or strings")
     if file.size != header.nbytes + header.data_bytes:
-        raise FormatError(f"{file.path}: {file.size} bytes do not fit {header}")
+        raise FormatError(f"{file.path}: {file.size} bytes do not match {header}")
     blocks = _npy_blocks(file, header)
     if header.dtype.kind == "U":
         return strings_of(file.path, blocks, file.allowance)
@@ -227,10 +228,10 @@ def _npy_blocks(file: InputFile, header: NpyHeader) -> Iterator[Array]:
 
 MAX_ENTRIES = 10_000
 MAX_RATIO = 200
-"""Bytes an entry may unpack to for each of its packed bytes, beyond the first FREE_BYTES."""
+"""Maximum compression ratio of an entry beyond its first FREE_BYTES."""
 FREE_BYTES = 64 << 20
 MAX_KEY_LENGTH = 1024
-"""NumPy pads every string to the longest one, so that a long key costs its length in each row."""
+"""NumPy pads every string to the longest one, so a long key costs its length in each row."""
 
 _KEYS = "keys"
 
@@ -244,22 +245,22 @@ class Arrays:
         self._archive = Archive(file, ".npz archive")
         names = [name for name in self._archive.entries if name.endswith(".npy")]
         if len(names) > MAX_ENTRIES:
-            raise FormatError(f"{self.path}: {len(names)} arrays; at most {MAX_ENTRIES} are read")
+            raise FormatError(f"{self.path}: {len(names)} arrays; the limit is {MAX_ENTRIES}")
         self.headers: dict[str, NpyHeader] = {}
         self.described: dict[str, object] = {}
         for name in (name.removesuffix(".npy") for name in names):
             try:
                 self.described[name] = self.headers[name] = self._header(name)
-            except FormatError as error:  # no harm as long as another array is wanted
+            except FormatError as error:  # no error unless this array is requested
                 self.described[name] = f"unreadable ({str(error).removeprefix(f'{self.path}: ')})"
 
     def _header(self, name: str) -> NpyHeader:
         entry = self._archive.entries[f"{name}.npy"]
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise FormatError(f"{self.path}: {name!r} is packed in a way NumPy does not use")
+            raise FormatError(f"{self.path}: {name!r} has a compression that NumPy does not use")
         if entry.file_size > FREE_BYTES + MAX_RATIO * entry.compress_size:
             raise FormatError(
-                f"{self.path}: {name!r} would unpack {entry.compress_size} bytes to "
+                f"{self.path}: {name!r} would expand {entry.compress_size} bytes to "
                 f"{entry.file_size}, over {MAX_RATIO} times as many; save it with np.savez"
             )
         with self.open(name) as stream, parsing(self.path, ".npz archive", *ZIP_ERRORS):
@@ -291,7 +292,7 @@ class Arrays:
                     header.dtype.newbyteorder("<"), copy=False
                 )
             if stream.read(1):
-                raise FormatError(f"{self.path}: something follows the array {name!r}")
+                raise FormatError(f"{self.path}: extra bytes follow the array {name!r}")
 
 
 class _NpzSource(Source):
@@ -301,6 +302,10 @@ class _NpzSource(Source):
         self._file = file
         self._archive = archive
         self._name = name
+        shapes = {n: h.shape for n, h in archive.headers.items() if n != _KEYS}
+        self.notes = note_unread(self.rows, shapes, "save it under the name 'keys'")
+        if _KEYS in archive.headers:
+            self.called_keys = f"an array of {archive.headers[_KEYS]}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for block in self._archive.read(self._name, block_rows * self.dim):
@@ -342,12 +347,12 @@ def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
 
 
 class Npz(Format):
-    """Arrays by name; element types that NumPy has."""
+    """Named arrays, of element types that NumPy supports."""
 
     suffixes = (".npz",)
 
     def holds(self, element: ElementType) -> bool:
-        """Whether NumPy has the type."""
+        """Whether NumPy supports the type."""
         return not element.as_bits
 
     def open(self, path: Path, wanted: Wanted) -> Source:
@@ -362,13 +367,13 @@ class Npz(Format):
             name = choose(path, wanted, matrices, archive.described)
             if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
                 raise FormatError(
-                    f"{path}: {name!r} is stored column by column; save np.ascontiguousarray of it"
+                    f"{path}: {name!r} is stored by columns; save it after np.ascontiguousarray"
                 )
             return _NpzSource(file, archive, name)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write the keys, then the matrix as it comes."""
+        """Write the keys, then the matrix block by block."""
         with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
             if content.keys is not None:
                 _write_keys(archive, content.keys)

@@ -1,10 +1,10 @@
 """.parquet: a column of vectors, and one of keys. Needs pyarrow.
 
-Written are a column of fixed-size lists, named like the field, and with keys a column `key`.
-Trained floats hardly repeat, so there is no dictionary; what makes them smaller is to split them
-into streams of bytes before zstd. Read is any column of lists of floats that all have the same
-length, without nulls, and the column `key` if it holds integers or strings. A process of its own
-decodes them, within the memory that reading may take (`_parquet_child`).
+The writer stores a column of fixed-size lists with the name of the field, and keys as a column
+`key`. Trained floats hardly repeat, so there is no dictionary; they compress better when they are
+split into byte streams before zstd. The reader accepts any column of lists of floats of equal
+length without nulls, and the column `key` if it contains integers or strings. A separate process
+decodes them within the memory limit (`_parquet_child`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, ElementType
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, blob_to_strings
 from tierstore.budget import Size, format_bytes
@@ -41,7 +50,7 @@ _MAGIC = b"PAR1"
 _CHILD = Path(__file__).with_name("_parquet_child.py")
 _MAX_ANSWER = 16 << 20
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Allocators that take the memory they need, not address space by the gigabyte."""
+"""Settings for allocators that do not reserve gigabytes of address space."""
 
 
 def _need_pyarrow() -> None:
@@ -50,17 +59,17 @@ def _need_pyarrow() -> None:
 
 
 class Columns:
-    """The columns of a Parquet file, decoded by a process of its own in batches of rows.
+    """The columns of a Parquet file, decoded in batches of rows by a separate process.
 
     Attributes:
         rows: number of rows.
-        kinds: of each column, as the child says: `text` is its type in words, `element` the type
-            of lists of floats, `size` the length of lists of a fixed one, and `key` "integer" or
-            "string" where it can be keys.
+        kinds: the kind of each column, as reported by the child: `text` describes its type,
+            `element` is the element type of lists of floats, `size` the length of fixed-size lists,
+            and `key` is "integer" or "string" if the column can be keys.
     """
 
     def __init__(self, file: InputFile) -> None:
-        """Take over `file`, which is closed if this raises."""
+        """Take ownership of `file`, which is closed if this raises."""
         self.path = file.path
         self.file = file
         with unless_it_fails(file):
@@ -75,14 +84,14 @@ class Columns:
             self.kinds: dict[str, dict[str, Any]] = found["columns"]
 
     def length(self, column: str) -> int:
-        """Return how many numbers each list of a column has, by its type or the first one."""
+        """Return the length of the lists of a column, from its type or the first list."""
         size = self.kinds[column]["size"]
         return int(self._ask(do="length", column=column)[0]["length"] if size is None else size)
 
     def blocks(self, column: str, rows: int, dim: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield a column, at most `rows` at a time: how many there are, and their buffers.
+        """Yield a column in batches of at most `rows` rows: their number and buffers.
 
-        With `dim` it is lists of so many floats. Raises FormatError.
+        With `dim`, the column consists of lists of `dim` floats. Raises FormatError.
         """
         number = next(self._numbers)
         self._ask(do="start", number=number, column=column, rows=rows, dim=dim)
@@ -101,7 +110,7 @@ class Columns:
         return np.concatenate(blocks)
 
     def _ask(self, **request: Any) -> tuple[dict[str, Any], list[bytes]]:
-        """Send a request; return what the child answers, and its buffers."""
+        """Send a request; return the child's answer and its buffers."""
         sent, received = self._process.stdin, self._process.stdout
         if sent is None or received is None or sent.closed:
             raise FormatError(f"{self.path}: the file was closed")
@@ -134,7 +143,7 @@ class Columns:
     def _refusal(self, why: str) -> FormatError:
         memory = format_bytes(self.file.allowance.memory)
         return FormatError(
-            f"{self.path}: {why}; it was given {memory}. If the file is to be trusted, allow more "
+            f"{self.path}: {why}; the limit is {memory}. If you trust the file, allow more "
             "(memory=, --memory)"
         )
 
@@ -145,7 +154,7 @@ class Columns:
 
 
 def _check_ends(file: InputFile) -> None:
-    """Raise FormatError, before a process is started, for what is no Parquet file at all."""
+    """Raise FormatError if this is not a Parquet file, before starting a process."""
     ends = file.read_at(0, 4) + file.read_at(file.size - 8, 8) if file.size >= 12 else b""
     footer = int.from_bytes(ends[4:8], "little")
     if ends[:4] != _MAGIC or ends[8:] != _MAGIC or footer > file.size - 12:
@@ -186,6 +195,11 @@ class _ParquetSource(Source):
         super().__init__(columns.path, columns.rows, columns.length(column), element)
         self._columns = columns
         self._column = column
+        others = [name for name, kind in columns.kinds.items() if "key" in kind and name != _KEY]
+        how = f"--keys {columns.path.name}:{others[0] if others else ''} makes it the keys"
+        self.notes = note_unread(self.rows, dict.fromkeys(others, (self.rows,)), how)
+        if _KEY in columns.kinds:
+            self.called_keys = f"a column of {columns.kinds[_KEY]['text']}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for rows, (data,) in self._columns.blocks(self._column, block_rows, self.dim):
@@ -201,7 +215,7 @@ class _ParquetSource(Source):
 
 
 def _element(kind: dict[str, Any]) -> str | None:
-    """Return the element type of a column of lists of it; None for any other column."""
+    """Return the element type of a column of lists of floats; None for other columns."""
     element = ELEMENT_TYPES.get(kind.get("element", ""))
     return None if element is None or element.as_bits else element.name
 
@@ -223,13 +237,13 @@ def _keys(columns: Columns, column: str) -> Keys:
 
 
 class Parquet(Format):
-    """Columns by name; element types that NumPy has."""
+    """Named columns, of element types that NumPy supports."""
 
     suffixes = (".parquet",)
     block_bytes = 16 << 20
 
     def holds(self, element: ElementType) -> bool:
-        """Whether NumPy, and so Arrow, has the type."""
+        """Whether NumPy, and therefore Arrow, supports the type."""
         return not element.as_bits
 
     def open(self, path: Path, wanted: Wanted) -> Source:
@@ -245,7 +259,7 @@ class Parquet(Format):
 
     @contextlib.contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
-        """Write a column of lists, and one of keys."""
+        """Write a column of lists, and a column of keys."""
         _need_pyarrow()
         import pyarrow.parquet
 
@@ -270,8 +284,11 @@ class Parquet(Format):
         options = {
             "compression": "zstd",
             "use_dictionary": False,
-            "use_byte_stream_split": [f"{content.field}.list.element"],
-            "write_statistics": False,
+            # DuckDB reads it of the types of the specification's first version alone.
+            "use_byte_stream_split": (
+                [f"{content.field}.list.element"] if content.storage.itemsize > 2 else False
+            ),
+            "write_statistics": [_KEY] if content.keys is not None else False,
         }
         with (
             path.open("xb") as file,
@@ -286,6 +303,6 @@ class Parquet(Format):
             able = [name for name, kind in columns.kinds.items() if "key" in kind]
             if column not in able:
                 raise FormatError(
-                    f"{path}: no column {column!r} of integers or strings; there are {able}"
+                    f"{path}: no column {column!r} of integers or strings; such columns are {able}"
                 )
             return _keys(columns, column)

@@ -1,8 +1,8 @@
 """.safetensors: named tensors behind a JSON header, as the Hugging Face tools read and write it.
 
-Eight bytes hold the length of the header, the header maps each name to dtype, shape and span, and
-the spans fill the rest of the file without gaps. Integer keys are a tensor `keys`; strings are
-their UTF-8 bytes, `keys`, and where each starts, `keys_offsets`.
+The first eight bytes are the length of the header. The header maps each name to dtype, shape and
+span, and the spans fill the rest of the file without gaps. Integer keys are a tensor `keys`;
+strings are their UTF-8 bytes, `keys`, and their start offsets, `keys_offsets`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Content, Format, Source, SpanSource, Wanted, Write, choose
+from tierstore._formats.base import (
+    Content,
+    Format,
+    Source,
+    SpanSource,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.budget import JSON_COST
@@ -61,7 +70,7 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
     if length > min(MAX_HEADER_BYTES, file.size - 8):
         raise FormatError(
             f"{path}: a header of {length} bytes in a file of {file.size}; "
-            f"at most {MAX_HEADER_BYTES} are read"
+            f"the limit is {MAX_HEADER_BYTES}"
         )
     file.allowance.check(JSON_COST * length, f"a header of {length} bytes")
     text = file.read_at(8, length)
@@ -73,7 +82,7 @@ def _read_header(file: InputFile) -> tuple[dict[str, _Tensor], int]:
         raise FormatError(f"{path}: the header is not JSON: {error!s:.200}") from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
-        raise FormatError(f"{path}: __metadata__ must map names to texts")
+        raise FormatError(f"{path}: __metadata__ must map names to strings")
     tensors = {name: _tensor(path, name, entry) for name, entry in header.items()}
     _check_spans(path, tensors, file.size - 8 - length)
     return tensors, 8 + length
@@ -97,7 +106,7 @@ def _tensor(path: Path, name: str, entry: object) -> _Tensor:
     if not isinstance(code, str) or code not in _BITS:
         raise FormatError(f"{path}: {name!r} has an unknown dtype {code!r:.100}")
     if not _are_counts(shape) or not _are_counts(span) or len(span) != 2:
-        raise FormatError(f"{path}: {name!r} has no proper shape and data_offsets")
+        raise FormatError(f"{path}: {name!r} has an invalid shape or data_offsets")
     bits = math.prod(shape) * _BITS[code]
     if span[1] - span[0] != bits // 8 or bits % 8:
         raise FormatError(
@@ -121,7 +130,7 @@ def _check_spans(path: Path, tensors: dict[str, _Tensor], data_bytes: int) -> No
     if end != data_bytes:
         raise FormatError(
             f"{path}: {data_bytes} bytes of data, but the header makes {end}: "
-            f"{'truncated' if data_bytes < end else 'something follows the tensors'}"
+            f"{'truncated' if data_bytes < end else 'extra bytes follow the tensors'}"
         )
 
 
@@ -134,6 +143,10 @@ class _SafetensorsSource(SpanSource):
         super().__init__(file, rows, dim, _NAMES[tensor.code], offset=data_offset + tensor.start)
         self._tensors = tensors
         self._data_offset = data_offset
+        shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}
+        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
+        if _KEYS in tensors:
+            self.called_keys = f"a tensor of {tensors[_KEYS]}"
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -187,7 +200,7 @@ def _blob_bytes(keys: KeyColumn) -> int:
 
 
 class Safetensors(Format):
-    """Tensors by name, of every element type."""
+    """Named tensors, of every element type."""
 
     suffixes = (".safetensors",)
 

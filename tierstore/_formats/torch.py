@@ -1,12 +1,12 @@
-""".pt: what `torch.save` wrote, read without torch and without running the file's code.
+""".pt: files of `torch.save`, read without torch and without executing code in the file.
 
-Either a tensor, or a dict of tensors, such as a state dict, in which names may be nested. The file
-is a zip archive of a pickle, which says where each tensor is, and of storages. A block of rows is
-read from its storage on demand.
+The file contains a tensor or a dict of tensors, possibly nested, such as a state dict. It is a zip
+archive with a pickle, which describes the tensors, and their storages. A block of rows is read from
+its storage on demand.
 
-A pickle is a program. Here it is run by a machine without an instruction that calls anything: it
-knows containers, texts and numbers, and records where a tensor is instead of making it. Other names
-of torch, such as a dtype, become a placeholder, and names of anything else are refused.
+A pickle is a program. This module interprets it without any instruction that calls functions: it
+supports containers, strings and numbers, and records the location of a tensor instead of creating
+it. Other names of torch, such as a dtype, become placeholders; all other names are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from typing import Any, Literal
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Array, Format, Source, Wanted, choose
+from tierstore._formats.base import (
+    Array,
+    Format,
+    Source,
+    Wanted,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
 from tierstore.budget import OBJECT_BYTES, Allowance
@@ -34,9 +41,9 @@ _PICKLE = "data.pkl"
 _KEYS = "keys"
 _KEY_DTYPE = np.dtype("<i8")
 _PICKLE_COST = 8
-"""Bytes that a byte of the pickle takes beside the objects: itself, and as text."""
+"""Memory per byte of the pickle in addition to objects: the byte itself, and as text."""
 _WASTE = 8
-"""A span of a storage is read whole if it has at most so many times the elements wanted."""
+"""A span of a storage is read whole up to this multiple of the requested elements."""
 
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 64
@@ -58,9 +65,9 @@ _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRI
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is: elements of `dtype`, from number `offset` of the storage `key` on.
+    """The location of a tensor: elements of `dtype` from `offset` on in the storage `key`.
 
-    `strides` are in elements, as the file gives them: nothing says that they stay in the storage.
+    `strides` are in elements, as given in the file; they may exceed the storage.
     """
 
     dtype: str
@@ -81,14 +88,14 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _Global:
-    """A name that the pickle refers to, and all that is ever known of it."""
+    """A name in the pickle, which is never resolved."""
 
     module: str
     name: str
 
 
 _OTHER = object()
-"""Stands for everything that is neither a tensor nor leads to one."""
+"""Placeholder for everything that neither is nor contains a tensor."""
 
 
 def tensors_by_name(content: object, allowance: Allowance) -> dict[str, StoredTensor]:
@@ -102,7 +109,7 @@ def _walk(
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return
     for name, entry in content.items():
-        # A dict that many others hold is walked as often, so what counts is the steps.
+        # A dict with several parents is traversed repeatedly, so steps are counted.
         allowance.take(OBJECT_BYTES + 4 * len(prefix), "the names of its tensors")
         if isinstance(entry, StoredTensor):
             yield f"{prefix}{name}", entry
@@ -111,15 +118,15 @@ def _walk(
 
 
 def read_pickle(data: bytes, path: Path, allowance: Allowance) -> Any:
-    """Return what a pickle holds: dicts, lists, tuples, texts, numbers and StoredTensors.
+    """Return the contents of a pickle: dicts, lists, tuples, strings, numbers and StoredTensors.
 
-    Raises FormatError for a pickle that does or names anything else.
+    Raises FormatError for a pickle with any other instruction or name.
     """
     return _Machine(path, allowance).run(data)
 
 
 class _Machine:
-    """A stack, marks on it, and what was put aside."""
+    """The state of the interpreter: a stack, marks on it, and the memo."""
 
     def __init__(self, path: Path, allowance: Allowance) -> None:
         self._path = path
@@ -161,12 +168,10 @@ class _Machine:
         elif opcode == "GLOBAL":
             stack.append(self._named(*argument.split(" ", 1)))
         elif opcode not in ("PROTO", "FRAME", "STOP"):
-            raise FormatError(
-                f"{self._path}: its pickle has the instruction {opcode}, not run here"
-            )
+            raise FormatError(f"{self._path}: its pickle has the unsupported instruction {opcode}")
 
     def _marked(self) -> list[Any]:
-        """Take what is above the last mark."""
+        """Pop everything above the last mark."""
         start = self._marks.pop()
         items = self._stack[start:]
         del self._stack[start:]
@@ -184,27 +189,27 @@ class _Machine:
             return _Global(module, name)
         raise FormatError(
             f"{self._path}: holds {f'{module}.{name}'!r:.100}, which would run code; save tensors, "
-            "numbers and texts alone"
+            "numbers and strings only"
         )
 
     def _named_by_stack(self) -> _Global:
         module, name = self._popped(2)
         if type(module) is not str or type(name) is not str:
-            raise TypeError("a name is no text")
+            raise TypeError("a name is not a string")
         return self._named(module, name)
 
     def _storage(self) -> _Storage:
         """Return what a persistent id names: ("storage", type, key, location, elements)."""
         kind, storage, key, _, _ = self._stack.pop()
         if kind != "storage" or not isinstance(storage, _Global) or type(key) is not str:
-            raise TypeError("a persistent id is no storage")
+            raise TypeError("a persistent id is not a storage")
         return _Storage(_STORAGES.get(storage.name, storage.name), key)
 
     def _reduced(self) -> Any:
-        """Return what a call would: of all functions, three are known and none is called."""
+        """Return the result of a known function without calling it; three are known."""
         function, arguments = self._popped(2)
         if not isinstance(function, _Global) or type(arguments) is not tuple:
-            raise TypeError("a call of something that is no function")
+            raise TypeError("a call of something that is not a function")
         if function.name == "OrderedDict" and not arguments:
             return {}
         if function.name == "_rebuild_tensor_v2":
@@ -217,9 +222,9 @@ class _Machine:
         if not isinstance(storage, _Storage) or type(shape) is not tuple:
             raise TypeError("a tensor without a storage or a shape")
         if type(strides) is not tuple or not len(strides) == len(shape) <= MAX_DIMENSIONS:
-            raise TypeError("the strides of a tensor do not fit its shape")
+            raise TypeError("the strides of a tensor do not match its shape")
         if any(type(n) is not int or not 0 <= n < 2**63 for n in (offset, *shape, *strides)):
-            raise ValueError("the shape, strides or offset of a tensor are no counts")
+            raise ValueError("the shape, strides or offset of a tensor are not counts")
         return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
 
     def _extend(self, items: list[Any]) -> None:
@@ -227,7 +232,7 @@ class _Machine:
             self._stack[-1].extend(items)
 
     def _update(self, items: list[Any]) -> None:
-        """Set items of a dict, but for keys that no tensor can be named by."""
+        """Set items of a dict, ignoring keys that cannot be part of a tensor's name."""
         if isinstance(self._stack[-1], dict):
             for key, value in zip(items[::2], items[1::2], strict=True):
                 if type(key) in (str, int, float, bool):
@@ -248,7 +253,7 @@ _MAKERS: dict[str, Any] = {
     "REDUCE": _Machine._reduced,
     "NEWOBJ": lambda machine: machine._popped(2) and _OTHER,
 }
-"""Instructions that take something from the stack, or nothing, and leave one thing."""
+"""Instructions that pop any number of items and push one."""
 
 _CHANGERS: dict[str, Any] = {
     "APPEND": lambda machine: machine._extend([*machine._popped(1)]),
@@ -260,11 +265,11 @@ _CHANGERS: dict[str, Any] = {
     "POP": lambda machine: machine._popped(1),
     "POP_MARK": _Machine._marked,
 }
-"""Instructions that take things from the stack and may put them into what is below."""
+"""Instructions that pop items and may add them to the item below."""
 
 
 class _Tensors:
-    """The tensors of a file and the elements of each."""
+    """The tensors of a file and their elements."""
 
     def __init__(self, archive: Archive) -> None:
         self.file, self.path = archive.file, archive.file.path
@@ -283,11 +288,11 @@ class _Tensors:
     def _read(self, name: str, limit: int) -> bytes:
         with self._archive.open(name) as stream, parsing(self.path, _WHAT, *ZIP_ERRORS):
             data = stream.read(limit)
-            stream.read(1)  # the end, where the checksum is compared
+            stream.read(1)  # the end, where the checksum is verified
             return data
 
     def check(self, tensor: StoredTensor) -> None:
-        """Raise FormatError unless a tensor's storage is there and holds all its elements."""
+        """Raise FormatError unless a tensor's storage exists and contains all its elements."""
         self._start(tensor)
         if 0 in tensor.shape:
             return
@@ -305,7 +310,7 @@ class _Tensors:
         return self._archive.start(self._name(tensor))
 
     def read(self, tensor: StoredTensor, start: int, count: int) -> Array:
-        """Return `count` rows of a matrix: as one span, or a column or a row at a time."""
+        """Return `count` rows of a matrix, read as one span, or by columns or rows."""
         dim, (down, across) = tensor.shape[1], tensor.strides
         first = tensor.offset + start * down
         if _reach((count, dim), (down, across)) < _WASTE * count * dim:
@@ -331,7 +336,7 @@ class _Tensors:
         return np.ascontiguousarray(view, dtype)
 
     def integer_keys(self, rows: int) -> Keys | None:
-        """Return the tensor `keys`, if it is one int64 for each of `rows`."""
+        """Return the tensor `keys`, if it has one int64 per row."""
         keys = self.content.get(_KEYS) if isinstance(self.content, dict) else None
         if not isinstance(keys, StoredTensor) or (keys.dtype, keys.shape) != (
             _KEY_DTYPE.name,
@@ -379,7 +384,7 @@ def _is_matrix(tensor: StoredTensor) -> bool:
 
 
 class Torch(Format):
-    """A tensor, or tensors by name; read only."""
+    """A tensor or named tensors; read-only."""
 
     suffixes = (".pt",)
 
@@ -395,4 +400,9 @@ class Torch(Format):
             named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
             matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
             tensor = named[choose(path, wanted, matrices, named)]
-            return _PtSource(tensors, tensor)
+            source = _PtSource(tensors, tensor)
+            shapes = {name: each.shape for name, each in named.items() if name != _KEYS}
+            source.notes = note_unread(source.rows, shapes, "save it under the name 'keys'")
+            if _KEYS in named:
+                source.called_keys = f"a tensor of {named[_KEYS]}"
+            return source

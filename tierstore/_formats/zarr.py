@@ -1,13 +1,12 @@
-""".zarr: a zarr v3 group with the matrix as an array named like the field, and one or two of keys.
+""".zarr: a zarr v3 group with the matrix as an array named like the field, and arrays of keys.
 
-Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and where each starts,
-`keys_offsets`. The attribute `dtype` of the matrix names its element type: types that zarr lacks
-are arrays of their bits.
-Read is a group or a single array, of v2 or v3.
+Integer keys are an array `keys`; strings are their UTF-8 bytes, `keys`, and their start offsets,
+`keys_offsets`. The attribute `dtype` of the matrix names its element type; types that zarr lacks
+are stored as their bits. The reader accepts a group or a single array, of v2 or v3.
 
-Besides a path, a zarr store is taken: an object store, one of fsspec's file systems, memory.
-Those have no rename, so the attribute `complete` of the group says whether writing it came to an
-end; a group where it did not is refused.
+In addition to paths, zarr stores are supported: object stores, file systems of fsspec, memory.
+These have no rename, so the attribute `complete` of the group records whether writing was finished;
+incomplete groups are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,16 @@ from typing import Any
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write, choose
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    Wanted,
+    Write,
+    choose,
+    note_unread,
+)
 from tierstore._formats.files import parsing
 from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings
 from tierstore.budget import JSON_COST, Allowance
@@ -33,7 +41,7 @@ from tierstore.errors import ExistsError, FormatError
 __all__ = ["Zarr"]
 
 _CHUNK_COST = 3
-"""Chunks that are held at a time of each that is decoded: packed, unpacked and in the block."""
+"""Copies of a chunk in memory while it is decoded: compressed, decompressed and in the block."""
 _METADATA_BYTES = 16 << 20
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _KEYS, _OFFSETS = "keys", "keys_offsets"
@@ -45,16 +53,20 @@ class _ZarrSource(Source):
     def __init__(
         self, path: Path, array: Any, siblings: dict[str, Any], allowance: Allowance
     ) -> None:
-        """Read from an array of the zarr group at `path`, which may be one in a store's name."""
+        """Read from an array of the zarr group at `path`, which may be the name of a store."""
         rows, dim = array.shape
         super().__init__(path, rows, dim, str(_element(array)))
         self._array = _checked(path, array, allowance)
         self._siblings = siblings
         self._allowance = allowance
         self._chunk_rows = _outer_chunks(array)[0]
+        shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
+        self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
+        if _KEYS in siblings:
+            self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
-        """Read whole chunks, several or a part of one to a block."""
+        """Read whole chunks; a block has several chunks or a part of one."""
         step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
         for start in range(0, self.rows, step):
             with parsing(self.path, "zarr array", Exception):
@@ -89,7 +101,7 @@ class _ZarrSource(Source):
 
 
 def _element(array: Any) -> str | None:
-    """Return the name of the element type if it is one of a table's."""
+    """Return the name of the element type if tables support it."""
     for name in (str(array.attrs.get("dtype")), array.dtype.name):
         element = ELEMENT_TYPES.get(name)
         if element is not None and array.dtype.newbyteorder("<") == element.stored:
@@ -98,16 +110,16 @@ def _element(array: Any) -> str | None:
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
-    """Return the shape of what one file holds, a shard or a chunk."""
+    """Return the shape of the part in one file, a shard or a chunk."""
     return tuple(array.shards or array.chunks)
 
 
 def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
-    """Return an array that decodes no chunk to more than it may hold.
+    """Return an array that limits the decoded size of every chunk.
 
-    Raises FormatError if a row of chunks is too large to decode, or files of chunks are missing or
-    larger than their rows: zarr would read missing ones as fill values. Some writers leave out
-    chunks that hold nothing else, but a copy that broke off looks the same.
+    Raises FormatError if a row of chunks is too large to decode, or if chunk files are missing or
+    larger than their rows: zarr would read missing chunks as fill values. Some writers omit chunks
+    of fill values, but an interrupted copy looks the same.
     """
     outer = _outer_chunks(array)
     chunk_row_bytes = outer[0] * math.prod(array.shape[1:]) * array.dtype.itemsize
@@ -116,9 +128,9 @@ def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
         _CHUNK_COST * chunk_row_bytes,
         f"{outer[0]} rows of {array.shape} in a chunk (rechunk it)",
     )
-    if path.is_dir():  # where files are objects, listing them costs, and `complete` tells
+    if path.is_dir():  # listing objects is expensive, and `complete` makes it unnecessary
         _check_files(path, array)
-    from tierstore._formats._zarr_codecs import bounded  # imports zarr, which takes long
+    from tierstore._formats._zarr_codecs import bounded  # imports zarr, which is slow
 
     with parsing(path, "zarr array", Exception):
         return bounded(array)
@@ -135,40 +147,38 @@ def _check_files(path: Path, array: Any) -> None:
         for name in names:
             status = os.stat(os.path.join(parent, name))
             if not stat.S_ISREG(status.st_mode) or status.st_size > max(most, _METADATA_BYTES):
-                raise FormatError(
-                    f"{path}: {name} is no file of a chunk, which has at most {most} bytes"
-                )
+                raise FormatError(f"{path}: {name} is not a chunk file of at most {most} bytes")
     if found >= needed:  # zarr's own count takes as long as the shape is large
         with parsing(path, "zarr array", Exception):
             found = array.nchunks_initialized // inner
     if found < needed:
         raise FormatError(
-            f"{path}: of {needed} files of chunks some are missing; if they are empty on purpose, "
+            f"{path}: some of {needed} chunk files are missing; if these chunks are empty, "
             "write the array with write_empty_chunks=True"
         )
 
 
 def _check_metadata(path: Path, allowance: Allowance) -> None:
-    """Raise FormatError if the JSON of a group and its arrays is too large, or in no files."""
+    """Raise FormatError if the metadata of a group and its arrays is too large or not in files."""
     for directory in [path, *filter(Path.is_dir, path.iterdir())]:
         for name in _METADATA:
             try:
                 status = os.stat(directory / name)
             except OSError:
-                continue  # missing, or a link to nowhere: zarr says what it thinks of that
+                continue  # missing, or a dangling link: zarr reports that
             if not stat.S_ISREG(status.st_mode):
                 raise FormatError(f"{path}: {name} is not a regular file")
             allowance.take(JSON_COST * status.st_size, f"its metadata in {name}")
 
 
 def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> Source:
-    """Open a group or array in `where`, which zarr takes for a store; `path` is for messages."""
+    """Open a group or array in `where`, any store that zarr accepts; `path` is for messages."""
     import zarr
 
     with parsing(path, "zarr group or array", Exception):
         node = zarr.open(where, mode="r")
         if node.attrs.get(_COMPLETE, True) is not True:
-            raise FormatError(f"{path}: writing it did not come to an end; write it again")
+            raise FormatError(f"{path}: writing was interrupted; write it again")
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
@@ -179,7 +189,7 @@ def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> 
 
 @contextmanager
 def _filled(group: Any, content: Content) -> Iterator[Write]:
-    """Fill a new group: keys first, then the matrix as it comes."""
+    """Fill a new group: keys first, then the matrix block by block."""
     if content.keys is not None:
         _write_keys(group, content.keys)
     array = group.create_array(
@@ -188,6 +198,7 @@ def _filled(group: Any, content: Content) -> Iterator[Write]:
         chunks=(max(1, min(content.rows, content.block_rows)), content.dim),
         dtype=content.storage,
         attributes={"dtype": content.dtype},
+        dimension_names=["row", "dim"],
         config={"write_empty_chunks": True},
     )
 
@@ -213,6 +224,7 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
         shape=(length,),
         chunks=(max(1, min(length, _KEY_CHUNK)),),
         dtype=dtype,
+        dimension_names=["row" if name == _KEYS and dtype != "u1" else name],
         config={"write_empty_chunks": True},
     )
     start = 0
@@ -222,13 +234,13 @@ def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterato
 
 
 class Zarr(Format):
-    """Arrays by name, of every element type, in a directory or in a zarr store."""
+    """Named arrays of every element type, in a directory or a zarr store."""
 
     suffixes = (".zarr",)
     takes_stores = True
 
     def open(self, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix in a directory, whose metadata is bounded first."""
+        """Open a matrix in a directory, checking the size of its metadata first."""
         if not path.is_dir():
             raise FormatError(
                 f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
@@ -246,22 +258,20 @@ class Zarr(Format):
             yield write
 
     def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
-        """Open a matrix in whatever zarr takes for a store."""
+        """Open a matrix in any store that zarr accepts."""
         return _open_node(store, path, wanted, Allowance(path, wanted.memory))
 
     @contextmanager
     def write_store(
         self, store: Any, path: Path, content: Content, *, force: bool
     ) -> Iterator[Write]:
-        """Write a group in whatever zarr takes for a store, incomplete while the body runs."""
+        """Write a group in any store that zarr accepts; it is incomplete while the body runs."""
         import zarr
 
         try:
             group = zarr.create_group(store, overwrite=force, attributes={_COMPLETE: False})
         except (ValueError, FileExistsError) as error:
-            raise ExistsError(
-                f"{path} holds something; force it to be replaced: {error}"
-            ) from error
+            raise ExistsError(f"{path} is not empty; force replacing it: {error}") from error
         with _filled(group, content) as write:
             yield write
         group.attrs[_COMPLETE] = True

@@ -1,10 +1,10 @@
 """The only package that opens, maps, reads, writes, syncs, links or unlinks files of a store.
 
-Every name is a single path component, resolved against an open directory and never followed through
-a link, so a store that is renamed while it is open stays the same store. Writes are positioned and
-complete, sizes are checked before anything is mapped, and nothing is ever written through a
-mapping: on a full disk that would kill the process with SIGBUS instead of raising. The files of a
-store that is only read may also be objects of a zarr store, behind the same classes.
+Every name is a single path component, resolved relative to an open directory without following
+links, so a store may be renamed while it is open. Writes are positioned and complete. Sizes are
+checked before mapping, and nothing is written through a mapping: on a full disk that would kill the
+process with SIGBUS instead of raising. The files of a read-only store may also be objects of a zarr
+store, accessed through the same classes.
 """
 
 from tierstore._io import direct

@@ -1,4 +1,4 @@
-"""Files and directories that appear under their name complete and durable, or not at all."""
+"""Atomic creation: files and directories appear complete and durable, or not at all."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
 
 @contextlib.contextmanager
 def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
-    """Make a file or directory that appears under its name complete and durable, or not at all.
+    """Create a file or directory that appears complete and durable, or not at all.
 
-    Yields a fresh path beside `target` for the body to create. When the body ends, what it made is
-    synced and moved to `target`; when it raises, it is removed. Raises ExistsError if the target
-    exists and `force` is False; a target that is a symbolic link is always refused, and `force`
-    replaces files only. What the body cannot write is a StoreFullError or StoreIOError.
+    Yields a new path beside `target` for the body to create. When the body ends, the new file or
+    directory is synced and moved to `target`; if the body raises, it is removed. Raises ExistsError
+    if the target exists and `force` is False. Symbolic links are always refused as targets, and
+    `force` replaces files only. Write errors in the body become StoreFullError or StoreIOError.
 
-    CommitFailedError says that the target is there and complete, but perhaps not durable. A
-    RuntimeWarning names what could not be removed after another error.
+    CommitFailedError means that the target exists and is complete, but may not be durable. A
+    RuntimeWarning names files that could not be removed after another error.
     """
     target = Path(os.path.abspath(target))
     with explained("create", str(target)):
@@ -58,7 +58,7 @@ def publish(target: str | Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def withdraw(path: str | Path) -> None:
-    """Take a directory that was published away again: its name at once, then what is in it."""
+    """Remove a published directory: its name atomically, then its contents."""
     path = Path(os.path.abspath(path))
     temporary = _beside(path)
     with explained("remove", str(path)), Directory.open(path.parent) as parent:
@@ -67,13 +67,13 @@ def withdraw(path: str | Path) -> None:
 
 
 def leftovers(place: str | Path) -> list[Path]:
-    """Return what `publish` left in a directory where it was killed, or is making now, by name."""
+    """Return the temporary files of interrupted or running `publish` calls, by target name."""
     with explained("list", str(place)):
         return sorted(each for each in Path(place).iterdir() if _PARTIAL.fullmatch(each.name))
 
 
 def _beside(path: Path) -> Path:
-    """Return a fresh name beside `path` for what is not yet, or no more, under its own."""
+    """Return a new temporary name beside `path`."""
     return path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex[:8]}.partial")
 
 
@@ -83,13 +83,13 @@ def _check_target(target: Path, *, force: bool) -> None:
     if target.is_symlink():
         raise ExistsError(f"{target} is a symbolic link; name the file itself", filename=target)
     if target.is_dir() or (target.exists() and not force):
-        hint = "" if target.is_dir() else ", or force it to be replaced"
+        hint = "" if target.is_dir() else ", or replace it (force=True, --force)"
         raise ExistsError(f"{target} exists; choose another name{hint}", filename=target)
 
 
 @contextlib.contextmanager
 def _writing(temporary: Path, target: Path) -> Iterator[None]:
-    """Explain the errors of what the body writes; those about other files are the body's own."""
+    """Explain write errors of the body; leave errors about other files as they are."""
     try:
         yield
     except OSError as error:
@@ -98,10 +98,10 @@ def _writing(temporary: Path, target: Path) -> Iterator[None]:
         if foreign or not about.startswith(str(temporary)):
             raise
         reason = error.strerror or str(error)
-        failure: OSError = StoreIOError(f"cannot write {target}: {reason}; nothing was left behind")
+        failure: OSError = StoreIOError(f"cannot write {target}: {reason}; no file was left behind")
         if error.errno in FULL:
             failure = StoreFullError(
-                f"no space to write {target} ({reason}); nothing was left behind, free some space "
+                f"no space to write {target} ({reason}); no file was left behind, free some space "
                 "and try again"
             )
         failure.errno, failure.filename = error.errno, str(target)
@@ -109,7 +109,7 @@ def _writing(temporary: Path, target: Path) -> Iterator[None]:
 
 
 def _sync_tree(parent: Directory, name: str) -> None:
-    """Make a file, or a directory with all it holds, durable; its own name is not."""
+    """Make a file, or a directory and its contents, durable, except for its own name."""
     if not parent.is_directory(name):
         with parent.open_file(name) as file:
             file.sync()
@@ -121,10 +121,10 @@ def _sync_tree(parent: Directory, name: str) -> None:
 
 
 def _give_name(parent: Directory, temporary: str, name: str, *, force: bool) -> None:
-    """Move what is complete to its name, durably.
+    """Move a complete file or directory to its name, durably.
 
-    Where an error comes with or behind the move, the target is looked at: what is there is taken
-    back, unless it replaced a file.
+    If an error occurs during or after the move, a target that now exists is removed again, unless
+    it replaced a file.
     """
     made = parent.status(temporary)
     try:
@@ -139,13 +139,13 @@ def _give_name(parent: Directory, temporary: str, name: str, *, force: bool) -> 
         if not isinstance(error, OSError):
             raise
         raise CommitFailedError(
-            f"{parent.join(name)} is there and complete, but its name may not outlast a power cut "
+            f"{parent.join(name)} is complete, but its name may not survive a power failure "
             f"({error}); check the disk"
         ) from error
 
 
 def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
-    """Take back the name of what was just published; return whether that was possible."""
+    """Revert the rename of a just published entry; return whether that was possible."""
     with contextlib.suppress(OSError):
         if parent.is_directory(name):
             parent.rename(name, temporary)
@@ -156,7 +156,7 @@ def _withdrawn(parent: Directory, temporary: str, name: str) -> bool:
 
 
 def _clean_up(temporary: Path) -> None:
-    """Remove what came to nothing, and say where that cannot be done."""
+    """Remove a temporary entry; warn if that fails."""
     try:
         with explained("remove", str(temporary)):
             _remove(str(temporary))
@@ -169,7 +169,7 @@ def _clean_up(temporary: Path) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, or a directory with all it holds; one descriptor is enough."""
+    """Remove a file, or a directory with its contents, using one descriptor."""
     try:
         system.calls.rmdir(path)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Reads and writes past the page cache, for bytes that are not read again soon.
+"""Direct I/O: bypasses the page cache for bytes that are not read again soon.
 
-Where the cache has to make room first, it costs more than the disk: in a memory cgroup that was
-full, 4 MiB pieces were written four times as fast past it as through it. Only whole blocks can go
-this way; what lies before and behind them goes the usual one, and so does everything where the file
-system or the memory will not have it.
+A full page cache costs more than the disk: in a full memory cgroup, direct writes of 4 MiB were
+four times as fast as buffered writes. Direct I/O transfers only whole blocks. The bytes before and
+after them use buffered I/O, as does everything if the file system or the memory does not support
+direct I/O.
 """
 
 from __future__ import annotations
@@ -25,28 +25,25 @@ from tierstore._io.system import explained
 __all__ = ["BLOCK", "gather", "memory_for", "placed", "read", "write"]
 
 BLOCK = mmap.PAGESIZE
-"""Offsets, sizes and addresses are multiples of this: no disk's blocks are larger than pages."""
+"""Alignment of offsets, sizes and addresses: disk blocks are not larger than pages."""
 
 _GAP = 12 << 10
 """Bytes that are read in the time of one more request."""
 _GATHERED_BYTES = 8 << 20
 _READERS = 8
-"""Threads that read scattered blocks: a disk serves many reads in the time of one."""
+"""Threads that read scattered blocks, because a disk serves many reads in the time of one."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def placed(room: Bytes, nbytes: int, offset: int) -> Bytes:
-    """Return `nbytes` of `room`, which has `BLOCK` more, for what is at `offset` of a file.
-
-    They begin as far behind a multiple of the block as the offset is.
-    """
+    """Return `nbytes` of `room`, which has `BLOCK` extra bytes, aligned like `offset` of a file."""
     begin = (offset - room.ctypes.data) % BLOCK
     return room[begin : begin + nbytes]
 
 
 def memory_for(nbytes: int, offset: int) -> Bytes:
-    """Return new memory, `(nbytes,)`, for what is, or will be, at `offset` of a file."""
+    """Return new memory `(nbytes,)`, aligned like `offset` of a file."""
     return placed(np.empty(nbytes + BLOCK, np.uint8), nbytes, offset)
 
 
@@ -57,7 +54,7 @@ def read(file: File, out: Bytes, offset: int) -> None:
 
 
 def write(file: File, data: Bytes, offset: int) -> None:
-    """Write `data` `(n,)`, contiguous, at `offset`; like other writes it is not durable by that."""
+    """Write contiguous `data` `(n,)` at `offset`; a sync must still make it durable."""
     with explained("write", file.path):
         _move(file, data, offset, file.write, os.O_WRONLY, _write_some)
 
@@ -78,7 +75,7 @@ def _move(
     mode: int,
     some: Callable[[int, Bytes, int], int],
 ) -> None:
-    """Read or write whole blocks by `some`, and what lies before and behind them as `usual`."""
+    """Transfer whole blocks with `some`, and the bytes before and after them with `usual`."""
     done = min(-offset % BLOCK, data.size)
     usual(data[:done], offset)
     if (data.ctypes.data + done) % BLOCK == 0:
@@ -90,10 +87,10 @@ def _move(
 def _move_blocks(
     file: File, data: Bytes, offset: int, mode: int, some: Callable[[int, Bytes, int], int]
 ) -> int:
-    """Read or write whole blocks, and return the bytes for which that could be done."""
+    """Read or write whole blocks; return the number of bytes transferred."""
     if not data.size:
         return 0
-    try:  # a description of its own: others read and write through the cache meanwhile
+    try:  # a separate description: others use the cache meanwhile
         way = file.reopened(mode | os.O_DIRECT)
     except OSError:
         return 0
@@ -116,8 +113,8 @@ def _move_blocks(
 def gather(file: File, offsets: npt.NDArray[np.int64], out: Bytes) -> None:
     """Fill `out` `(n, nbytes)` with the bytes at each of ascending `offsets` `(n,)`.
 
-    They come from the disk, whatever the page cache holds, where the file system allows that. Whole
-    blocks are read, some at a time. Raises StoreIOError where the file ends before.
+    If the file system allows it, the bytes are read from the disk regardless of the page cache, in
+    whole blocks. Raises StoreIOError if the file is too short.
     """
     with explained("read", file.path), contextlib.ExitStack() as stack:
         fd = -1
@@ -157,7 +154,7 @@ def _block_ends(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _in_turns(work: Callable[[int, int], None], count: int) -> None:
-    """Do each `count`-th part of the work in a thread of its own, or all here where none starts."""
+    """Divide the work among `count` threads, or do it here if no thread can be started."""
     if count > 1:
         with contextlib.suppress(RuntimeError), ThreadPoolExecutor(count) as pool:
             list(pool.map(work, [count] * count, range(count)))
@@ -166,7 +163,7 @@ def _in_turns(work: Callable[[int, int], None], count: int) -> None:
 
 
 def _read_blocks(file: File, fd: int, out: Bytes, offset: int, nbytes: int) -> None:
-    """Read whole blocks from the disk, of which `nbytes` must be there."""
+    """Read whole blocks from the disk; at least `nbytes` bytes must exist."""
     done = 0
     try:
         while fd >= 0 and done < nbytes and done % BLOCK == 0:

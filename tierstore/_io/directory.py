@@ -1,4 +1,4 @@
-"""An open directory: every name is one component, resolved against it, and links are refused."""
+"""An open directory: names are single components, resolved relative to it, never links."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Directory(Descriptor):
-    """An open directory; all names are resolved against it and links are refused.
+    """An open directory; all names are resolved relative to it and links are refused.
 
     Attributes:
-        unsynced: whether something got a name in it that no sync has made durable yet.
-        removable: whether a file here can lose its name while it is read.
+        unsynced: whether it contains a new name that no sync has made durable yet.
+        removable: whether a file here can be removed while it is read.
     """
 
     removable = True
@@ -44,11 +44,11 @@ class Directory(Descriptor):
             return cls(system.calls.open(path, flags), name)
 
     def join(self, name: str) -> str:
-        """Path of an entry, for messages."""
+        """Return the path of an entry, for messages."""
         return os.path.join(self.path, name)
 
     def again(self) -> Directory:
-        """Open the same directory once more, wherever it has been moved to."""
+        """Open the same directory again, even if it was moved."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with explained("open", self.path):
             return Directory(system.calls.open(".", flags, dir_fd=self.fd), self.path)
@@ -69,9 +69,9 @@ class Directory(Descriptor):
         return inner
 
     def reached_again(self) -> Directory:
-        """Open by their names the directories through which this one was reached, and return it.
+        """Reopen this directory by name, through the directories by which it was reached.
 
-        They start at one that was not reached through another, which must be open.
+        The first of them, which was not reached through another, must be open.
         """
         root, names = self._origin or (self, ())
         place = root.again() if not names else root
@@ -81,7 +81,7 @@ class Directory(Descriptor):
         return place
 
     def close(self) -> None:
-        """Close the descriptor; what was named in the directory does not depend on that."""
+        """Close the descriptor; files in the directory are not affected."""
         self.unsynced: bool = False
         super().close()
 
@@ -102,7 +102,7 @@ class Directory(Descriptor):
     def create(self, name: str) -> File:
         """Create a file that did not exist, open for reading and writing.
 
-        Raises NotAStoreError where the directory itself has been removed.
+        Raises NotAStoreError if the directory itself was removed.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
         path = f"{self.path}/{name}"
@@ -110,9 +110,9 @@ class Directory(Descriptor):
             self.unsynced = True
             fd = system.calls.open(component(name), flags, 0o666, dir_fd=self.fd)
         except OSError as error:
-            if error.errno == errno.ENOENT:  # of a name in an open directory it means just that
+            if error.errno == errno.ENOENT:  # the only cause in an open directory
                 raise NotAStoreError(
-                    f"{self.path} was removed while the store was open, with what it held; "
+                    f"{self.path} and its contents were removed while the store was open; "
                     "restore it from a copy and open it again",
                     filename=self.path,
                 ) from error
@@ -133,23 +133,23 @@ class Directory(Descriptor):
         try:
             if not file.regular:
                 raise FormatError(f"{path} is not a regular file")
-        except BaseException:  # which would hold it as long as the error is looked at
+        except BaseException:  # which would keep it open as long as the traceback exists
             file.close()
             raise
         return file
 
     def copy_up(self) -> None:
-        """On overlayfs, have what lies here copied from lower layers, before it is mapped.
+        """On overlayfs, copy the entries up from lower layers before they are mapped.
 
-        There a mapping of a file stays with the lower layer when the file is written to later
-        (Linux: Documentation/filesystems/overlayfs.rst, "Non-standard behavior").
+        Otherwise a mapping keeps showing the lower layer when the file is written to later (Linux:
+        Documentation/filesystems/overlayfs.rst, "Non-standard behavior").
         """
         if self.filesystem != "overlay":
             return
         for name in self.names():
             try:
                 self.open_file(name, write=True).close()
-            except FormatError:  # a directory, or nothing of ours
+            except FormatError:  # a directory, or a foreign file
                 with contextlib.suppress(FormatError), self.directory(name) as inner:
                     inner.copy_up()
 
@@ -158,20 +158,20 @@ class Directory(Descriptor):
         with self.open_file(name) as file:
             size = file.size
             if size > limit:
-                raise FormatError(f"{file.path} has {size} bytes; at most {limit} are read")
+                raise FormatError(f"{file.path} has {size} bytes; the limit is {limit}")
             return file.read(size)
 
     def write_file(self, name: str, data: Buffer) -> None:
-        """Create a file with these bytes and make them durable; the name is not yet."""
+        """Create a file with these bytes and make them durable, but not yet its name."""
         with self.create(name) as file:
             file.write(data, 0)
             file.sync()
 
     def names(self) -> list[str]:
-        """Names of all entries, sorted.
+        """Return the names of all entries, sorted.
 
-        They are listed through a description that is opened for it: btrfs ends a listing where the
-        directory ended when its description was opened, or rewound.
+        Lists through a newly opened description: btrfs ends a listing where the directory ended
+        when the description was opened or rewound.
         """
         with explained("list", self.path):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -179,11 +179,11 @@ class Directory(Descriptor):
                 return sorted(system.calls.listdir(fresh.fd))
 
     def size(self, name: str) -> int:
-        """Bytes of an entry."""
+        """Return the size of an entry in bytes."""
         return self.status(name).st_size
 
     def exists(self, name: str) -> bool:
-        """Whether an entry of this name exists, of whatever kind."""
+        """Whether an entry of this name exists, of any kind."""
         try:
             self.status(name)
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class Directory(Descriptor):
         return True
 
     def names_file(self, name: str, file: File) -> bool:
-        """Whether an entry is this open file, and not another that took its place."""
+        """Whether an entry is this open file, and was not replaced by another."""
         try:
             entry = self.status(name)
         except FileNotFoundError:
@@ -203,14 +203,14 @@ class Directory(Descriptor):
         return stat.S_ISDIR(self.status(name).st_mode)
 
     def is_same(self, name: str, status: os.stat_result) -> bool:
-        """Whether the entry is the file or directory that has this status."""
+        """Whether the entry is the file or directory with this status."""
         try:
             return os.path.samestat(self.status(name), status)
         except FileNotFoundError:
             return False
 
     def status(self, name: str) -> os.stat_result:
-        """Return the status of an entry itself, not of what a link points to."""
+        """Return the status of an entry without following links."""
         try:
             status: os.stat_result = system.calls.stat(
                 component(name), dir_fd=self.fd, follow_symlinks=False
@@ -220,11 +220,11 @@ class Directory(Descriptor):
         return status
 
     def put_if_absent(self, temporary: str, name: str) -> bool:
-        """Give a complete file or directory its final name unless that is taken.
+        """Give a complete file or directory its final name unless that name is taken.
 
-        Returns whether the name was free. A hard link is the one file-system call that creates a
-        name atomically and never replaces one; where links are not to be had, and for directories,
-        a rename that replaces nothing serves. Raises StoreIOError where neither is to be had.
+        Returns whether the name was free. A hard link creates a name atomically and never replaces
+        one. For directories, and if links are not supported, a rename that never replaces is used.
+        Raises StoreIOError if neither is supported.
         """
         self.unsynced = True
         try:
@@ -254,15 +254,15 @@ class Directory(Descriptor):
                 raise StoreIOError(
                     f"cannot publish {self.join(new)}: this file system "
                     f"({self.filesystem or 'unknown'}) has neither hard links nor renames that "
-                    "replace nothing; keep the store on another disk"
+                    "never replace; keep the store on another disk"
                 ) from error
             if self.exists(new):
                 return False
-            self.rename(old, new)  # which replaces no file, and no directory that holds any
+            self.rename(old, new)  # this never replaces a file or a non-empty directory
         return True
 
     def rename(self, old: str, new: str) -> None:
-        """Rename an entry, replacing a file of the new name."""
+        """Rename an entry, replacing a file with the new name."""
         with explained("rename", self.join(old)):
             self.unsynced = True
             system.calls.rename(
@@ -270,7 +270,7 @@ class Directory(Descriptor):
             )
 
     def unlink(self, name: str) -> None:
-        """Remove a file; one that is gone already is no error."""
+        """Remove a file, if it exists."""
         try:
             system.calls.unlink(component(name), dir_fd=self.fd)
         except FileNotFoundError:
@@ -279,35 +279,35 @@ class Directory(Descriptor):
             raise_explained(error, "remove", self.join(name))
 
     def remove_directory(self, name: str) -> None:
-        """Remove an empty directory; one that is not empty is left, and that is no error."""
+        """Remove a directory if it is empty."""
         with contextlib.suppress(OSError):
             system.calls.rmdir(component(name), dir_fd=self.fd)
 
     def sync(self) -> None:
-        """Make the directory's names durable; raises CommitFailedError, which is final."""
+        """Make the names in the directory durable; raises CommitFailedError, which is final."""
         sync_descriptor(self.fd, self.path)
         self.unsynced = False
 
     @cached_property
     def filesystem(self) -> str:
-        """Name of the file system, such as "ext4"; "" if it cannot be told.
+        """Name of the file system, such as "ext4", or "" if unknown.
 
-        That of a directory through which this one was reached where both are on one device.
+        Taken from a directory through which this one was reached if both are on the same device.
         """
         root = self if self._origin is None else self._origin[0]
-        if root is not self and root.fd >= 0 and root.identity[0] == self.identity[0]:
+        if root is not self and root.fd >= 0 and root.device == self.device:
             return root.filesystem
         return filesystem_of(self.fd)
 
     def free_bytes(self) -> int:
-        """Bytes a user may still write to this file system."""
+        """Return the free bytes of this file system that are available to the user."""
         with explained("examine", self.path):
             status = system.calls.fstatvfs(self.fd)
         return int(status.f_bavail * status.f_frsize)
 
 
 def component(name: str) -> str:
-    """Return a name that is a single path component; raises FormatError for any other."""
+    """Return `name` if it is a single path component; raises FormatError otherwise."""
     if _COMPONENT.fullmatch(name) is None or name in (".", ".."):
         raise FormatError(f"not a file name: {name!r}")
     return name

@@ -1,6 +1,6 @@
 """Open files: positioned, complete reads and writes, allocation, syncs, locks and mappings.
 
-A mapping is read-only, of checked size, and has no descriptor of its own.
+Mappings are read-only, have a checked size and keep no descriptor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -35,43 +36,50 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _MAX_IO = 1 << 30
 _FLOCK = struct.Struct("hhqqi4x")
-"""`struct flock`: type, whence, start, length, pid, which is 0 where a description has the lock."""
+"""`struct flock`: type, whence, start, length, pid (0 if a description holds the lock)."""
 
 
 class Descriptor:
     """An open file or directory, closed by the `with` statement that uses it.
 
     Attributes:
-        fd: its number; -1 once it is closed.
-        path: what messages call it.
-        unsynced: whether something was written by it that no sync has made durable yet.
+        fd: the descriptor; -1 once it is closed.
+        path: its name in messages.
+        unsynced: whether something was written that no sync has made durable yet.
     """
 
-    fd: int = -1  # of the class too, for one that could not be initialized
+    fd: int = -1  # on the class too, for an instance whose __init__ failed
     unsynced: bool = False
 
     def __init__(self, fd: int, path: str) -> None:
-        """Take over the descriptor `fd`; `path` is for messages."""
+        """Take ownership of the descriptor `fd`; `path` is for messages."""
         self.fd = fd
         self.path = path
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Self]:
-        """Yield it: it is open already, which one that is held need not be."""
+        """Yield the file, which is already open, unlike a held one."""
         yield self
 
     @property
     def identity(self) -> tuple[int, int]:
         """The numbers of device and inode, which tell it from others while it is open."""
-        with explained("examine", self.path):
+        try:
             status = system.calls.fstat(self.fd)
+        except OSError as error:
+            raise_explained(error, "examine", self.path)
         return int(status.st_dev), int(status.st_ino)
 
-    def close(self) -> None:
-        """Close the descriptor; harmless when done twice.
+    @cached_property
+    def device(self) -> int:
+        """Number of the device it is on."""
+        return self.identity[0]
 
-        The system closes it whatever it answers. Only where something was written and not synced is
-        a failure one: raises StoreIOError or StoreFullError.
+    def close(self) -> None:
+        """Close the descriptor; may be called again.
+
+        The system closes it even if it reports an error. An error counts only if written data was
+        not synced; it raises StoreIOError or StoreFullError.
         """
         fd, self.fd = self.fd, -1
         if fd < 0:
@@ -83,12 +91,12 @@ class Descriptor:
                 raise_explained(error, "write", self.path)
 
     def discard(self) -> None:
-        """Close the descriptor, whatever becomes of what was written by it."""
+        """Close the descriptor and ignore errors of unsynced data."""
         self.unsynced = False
         self.close()
 
     def __del__(self) -> None:
-        """Close what an error left open."""
+        """Close a descriptor that an error left open."""
         if self.fd >= 0:
             self.discard()
 
@@ -102,19 +110,19 @@ class Descriptor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it; an error of the body counts more than one of closing."""
+        """Close the file; an error of the body takes precedence over one of closing."""
         if error is not None:
             self.unsynced = False
         self.close()
 
 
 class File(Descriptor):
-    """An open regular file of a store, read and written at positions."""
+    """An open regular file of a store, with positioned reads and writes."""
 
     mappable = True
 
     def status(self) -> os.stat_result:
-        """Return what the system says of the file now."""
+        """Return the current status of the file."""
         try:
             status: os.stat_result = system.calls.fstat(self.fd)
         except OSError as error:
@@ -123,33 +131,33 @@ class File(Descriptor):
 
     @property
     def size(self) -> int:
-        """Bytes of the file now."""
+        """Current size of the file in bytes."""
         return int(self.status().st_size)
 
     @property
     def written(self) -> int:
-        """Bytes that the file takes on the disk; fewer than its size where it has holes."""
+        """Bytes allocated on the disk; fewer than the size if the file has holes."""
         return 512 * int(self.status().st_blocks)
 
     @property
     def regular(self) -> bool:
-        """Whether it is a file, and no pipe or device."""
+        """Whether it is a regular file, not a pipe or device."""
         return stat.S_ISREG(self.status().st_mode)
 
     @property
     def nameless(self) -> bool:
-        """Whether the file has no name any more: it was removed, or another took its place."""
+        """Whether the file no longer has a name: it was removed or replaced."""
         return int(self.status().st_nlink) == 0
 
     @property
     def inode(self) -> int:
-        """Number that tells the file from others of its file system while it is open or mapped."""
+        """Number that identifies the file in its file system while it is open or mapped."""
         return int(self.status().st_ino)
 
     def reopened(self, flags: int) -> File:
-        """Open the file once more, whatever its name is by now; raises OSError.
+        """Open the file again, regardless of its current name; raises OSError.
 
-        The new description has a position, flags and reported errors of its own.
+        The new description has its own position, flags and reported errors.
         """
         fd = system.calls.open(f"/proc/self/fd/{self.fd}", flags | os.O_CLOEXEC)
         return File(fd, self.path)
@@ -170,21 +178,21 @@ class File(Descriptor):
         return b"".join(parts)
 
     def read_into(self, out: npt.NDArray[np.uint8], offset: int) -> None:
-        """Fill `out`, contiguous, from `offset`; raises StoreIOError where the file ends before."""
+        """Fill contiguous `out` from `offset`; raises StoreIOError if the file is too short."""
         data = self.read(out.nbytes, offset)
         if len(data) != out.nbytes:
             raise StoreIOError(f"{self.path} ends within bytes {offset} to {offset + out.nbytes}")
         out[:] = np.frombuffer(data, np.uint8)
 
     def is_hole(self, offset: int, nbytes: int) -> bool:
-        """Whether a range is known to have no bytes on the disk, so that it reads zeros."""
+        """Whether a range is known to be a hole, which reads as zeros."""
         try:
             return bool(system.calls.lseek(self.fd, offset, os.SEEK_DATA) >= offset + nbytes)
         except OSError as error:
             return error.errno == errno.ENXIO
 
     def write(self, data: Buffer, offset: int) -> None:
-        """Write all of `data` at `offset`, however often the system writes less."""
+        """Write all of `data` at `offset`, repeating partial writes."""
         view = memoryview(cast(Any, data)).cast("B")
         self.unsynced = True
         try:
@@ -196,7 +204,7 @@ class File(Descriptor):
             raise_explained(error, "write", self.path)
 
     def allocate(self, offset: int, nbytes: int) -> None:
-        """Reserve disk space for a range, so that running out of it is an error here."""
+        """Reserve disk space for a range, so that a full disk raises here."""
         if nbytes <= 0:
             return
         self.unsynced = True
@@ -222,22 +230,22 @@ class File(Descriptor):
         self.unsynced: bool = False
 
     def advise(self, advice: int, offset: int = 0, nbytes: int = 0) -> None:
-        """Tell the system how a range will be read; failing to is no error."""
+        """Advise the system how a range will be read; ignore errors."""
         with contextlib.suppress(OSError):
             system.calls.posix_fadvise(self.fd, offset, nbytes, advice)
 
     def start_writing(self, offset: int, nbytes: int) -> None:
-        """Have the system send a range to the disk from now on, so that a sync waits for less.
+        """Start writing a range to the disk, so that a later sync waits for less.
 
-        Nothing is durable by it. Raises CommitFailedError, which is final.
+        This makes nothing durable. Raises CommitFailedError, which is final.
         """
         send_range(self.fd, self.path, offset, nbytes)
 
     def write_out(self, offset: int, nbytes: int) -> None:
-        """Wait until a range has gone to the disk, and let the system forget it.
+        """Wait until a range was written to the disk, and drop it from the page cache.
 
-        Nothing is durable by it. Raises CommitFailedError, which is final. An error is taken off a
-        description of its own, so a sync of this one still reports it.
+        This makes nothing durable. Raises CommitFailedError, which is final. Errors are consumed
+        from a separate description, so a sync of this one still reports them.
         """
         try:
             waiting = self.reopened(os.O_RDONLY)
@@ -248,7 +256,7 @@ class File(Descriptor):
         self.advise(os.POSIX_FADV_DONTNEED, offset, nbytes)
 
     def lock(self, *, exclusive: bool) -> bool:
-        """Take the advisory lock of the file without waiting; return whether it was free."""
+        """Try to take the advisory lock of the file; return whether it was free."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         with explained("lock", self.path):
             try:
@@ -263,10 +271,10 @@ class File(Descriptor):
             system.calls.flock(self.fd, fcntl.LOCK_UN)
 
     def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
-        """Lock a range of offsets without waiting; return whether it was free.
+        """Try to lock a range of offsets; return whether it was free.
 
-        The offsets need not exist. The lock belongs to the open description, not to the process;
-        an exclusive one takes a descriptor that is open for writing.
+        The offsets need not exist. The lock belongs to the open description, not to the process; an
+        exclusive lock requires a descriptor that is open for writing.
         """
         kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
         try:
@@ -280,12 +288,12 @@ class File(Descriptor):
         self._range_lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
 
     def lock_within(self, start: int, length: int) -> int | None:
-        """Return where a lock begins that others hold in a range, any of them; None: it is free."""
+        """Return the start of any lock that others hold in a range, or None if it is free."""
         kind, begin = self._range_lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length)
         return None if kind == fcntl.F_UNLCK else begin
 
     def _range_lock(self, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
-        """Return the kind and the start of the `struct flock` that a command leaves."""
+        """Return the type and start from the `struct flock` that a command fills in."""
         request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
         try:
             answer = system.calls.fcntl(self.fd, command, request)
@@ -300,19 +308,19 @@ class File(Descriptor):
 def map_files(
     files: Iterable[File], nbytes: int, *, count: int = 1, advice: int
 ) -> npt.NDArray[np.uint8]:
-    """Map the first `nbytes` of `count` files read-only, one after another, as one array of bytes.
+    """Map the first `nbytes` of each of `count` files read-only, as one contiguous byte array.
 
-    More than one file needs `nbytes` to be a multiple of the page size. A file that is shorter is
-    refused, since touching a page behind its end would kill the process. The mapping lives as long
-    as the array or a view of it; each file may be closed when the next is asked for. Objects, which
-    cannot be mapped, are read into memory.
+    With more than one file, `nbytes` must be a multiple of the page size. A shorter file is
+    refused, since touching a page after its end would kill the process. The mapping exists as long
+    as the array or a view of it; each file may be closed once the next is requested. Objects cannot
+    be mapped and are read into memory.
     """
     array = np.empty(0, np.uint8)
     parts = []
     for number, file in enumerate(files):
         if file.size < nbytes:
             raise CorruptStoreError(
-                f"{file.path} has {file.size} bytes, at least {nbytes} are expected; "
+                f"{file.path} has {file.size} bytes instead of at least {nbytes}; "
                 "restore the file from a copy, or open another version"
             )
         if not file.mappable:
@@ -321,7 +329,7 @@ def map_files(
             array = _reserved(nbytes * count, file.path) if number == 0 else array
             _map_over(array.ctypes.data + number * nbytes, file, nbytes)
     if array.size:
-        with contextlib.suppress(OSError):  # it is advice
+        with contextlib.suppress(OSError):  # only advice
             system.calls.madvise(array.ctypes.data, array.size, advice)
         return array
     return np.frombuffer(b"".join(parts), np.uint8)
@@ -335,10 +343,10 @@ def _reserved(nbytes: int, path: str) -> npt.NDArray[np.uint8]:
 
 
 def _map_over(address: int, file: File, nbytes: int) -> None:
-    """Lay a file over its part of a reserved range, whose mapping stays the owner.
+    """Map a file over its part of a reserved range, whose mapping remains the owner.
 
-    Python's own mapping of a file keeps a descriptor of it; this keeps none, so that a store may
-    have as many deltas as it likes.
+    Python's `mmap` keeps a descriptor per file. This keeps none, so the number of deltas of a store
+    is not limited by descriptors.
     """
     try:
         system.calls.map_file(address, nbytes, file.fd)

@@ -1,11 +1,11 @@
-"""Files and directories that are held for long, of which only so many are open at a time.
+"""A pool of long-lived files and directories, of which a limited number is open at a time.
 
-A store holds a directory for each of its tables, and a file for each that is written to. Where
-there are many of them, those that were not used lately are closed, and opened again by name when
-they are used next. The budget is one for the process, whatever stores it has open.
+A store holds a directory for each of its tables, and a file for each that is being written. If
+there are many, those not used recently are closed, and reopened by name at their next use. The
+limit applies to the whole process with all its stores.
 
-The kernel reports an error of writing once to each open description. So what was written by a
-descriptor is synced before that is closed, and a sync that fails is raised at the next use.
+The kernel reports a write error once to each open description. A descriptor with unsynced writes is
+therefore synced before it is closed, and a failed sync raises at the next use.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ D = TypeVar("D", bound=File | Directory)
 
 _MOST = 512
 _FEWEST = 8
-_SHARE = 4
-"""Of the descriptors that a process may have, so many are left to others for each one held."""
-_SPARE = 8
-"""One in so many is closed beside what must be, where that takes no sync."""
+_SHARE = 5
+"""Of the descriptors that a process may have, one in so many is held."""
+_AT_ONCE = 16
+"""How many that need a sync are chosen at once, to be closed one by one."""
 
 
 class Held(Generic[D]):
-    """A file or directory that is held for long, open or not; thread-safe.
+    """A long-lived file or directory, open or closed; thread-safe.
 
     Attributes:
-        path: what messages call it.
-        used: when it was used last, by the count of all uses.
+        path: its name in messages.
+        used: the time of its last use, as a count of all uses.
     """
 
     def __init__(self, opened: D, reopen: Callable[[], D]) -> None:
-        """Take over what was opened; `reopen` opens it by name, and raises FileNotFoundError."""
+        """Take ownership of an entry; `reopen` opens it by name or raises FileNotFoundError."""
         self.path: str = opened.path
         self.used: int = next(_uses)
         self._opened = opened
@@ -58,10 +58,10 @@ class Held(Generic[D]):
 
     @contextlib.contextmanager
     def use(self) -> Iterator[D]:
-        """Yield it, open; it stays open until the body ends.
+        """Yield the open file or directory, which stays open until the body ends.
 
-        Raises CommitFailedError if what was written could not be made durable meanwhile,
-        ConcurrentWriterError if another program removed or replaced it while it was closed.
+        Raises CommitFailedError if an earlier sync before closing failed, ConcurrentWriterError if
+        another program removed or replaced the file while it was closed.
         """
         opened, is_new = self._take()
         try:
@@ -95,7 +95,7 @@ class Held(Generic[D]):
         return fresh
 
     def sync(self) -> None:
-        """Make durable what was written; that was done already if it has been closed since."""
+        """Make the writes durable, if closing has not already done so."""
         with _lock:
             if self._resting and self._failure is None:
                 return
@@ -105,17 +105,17 @@ class Held(Generic[D]):
     @property
     def idle(self) -> bool:
         """Whether it is open and not in use."""
-        return not (self._users or self._resting)
+        return not (self._users or self._resting or self._closed)
 
     @property
     def unsynced(self) -> bool:
-        """Whether something is to be synced before it can be closed."""
+        """Whether it needs a sync before it can be closed."""
         return self._opened.unsynced
 
     def rest(self) -> None:
-        """Close it until it is used next, unless it is in use."""
+        """Close it until its next use, unless it is in use."""
         with _lock:
-            if self.idle and not self._closed:
+            if self.idle:
                 self._close_for_now()
 
     def _close_for_now(self) -> None:
@@ -126,13 +126,13 @@ class Held(Generic[D]):
         except CommitFailedError as error:
             self._failure = error
         except StoreIOError:
-            return  # which file it is cannot be told, so it stays open
+            return  # it cannot be identified after reopening, so it stays open
         self._resting = True
         self._opened.discard()
         _pool.forget(self)
 
     def close(self) -> None:
-        """Close it for good, whatever becomes of what was written by it."""
+        """Close it permanently and ignore errors of unsynced data."""
         with _lock:
             self._closed = True
             self._opened.discard()
@@ -140,55 +140,72 @@ class Held(Generic[D]):
 
 
 Holder = Directory | Held[Directory]
-"""A directory that is open, or held: what is done in it is done while it is used."""
+"""An open or held directory; operations in it take place within `use`."""
 
 
 class _Pool:
-    """What is held and open, in the whole process."""
+    """All held entries of the process that are open."""
 
     def __init__(self) -> None:
-        # Single operations on a dict are atomic; a lock could be met again in a finalizer.
+        # Single dict operations are atomic; a lock could deadlock in a finalizer.
         self._open: dict[int, weakref.ref[Held[Any]]] = {}
+        self._chosen: list[tuple[int, weakref.ref[Held[Any]]]] = []
 
     def admit(self, held: Held[Any]) -> None:
-        """Take note of what was opened, and close what was not used lately if it is too much.
+        """Register an opened entry; above the limit, close the least recently used ones.
 
-        What needs no sync goes first.
+        Entries that need no sync are closed first.
         """
         if held._opened.fd < 0:
             return  # an object has no descriptor
         key = id(held)
         self._open[key] = weakref.ref(held, lambda _: self._open.pop(key, None))
-        budget = _budget()
-        surplus = len(self._open) - budget
-        if surplus <= 0:
-            return
-        every = [one for known in self._open.copy().values() if (one := known()) is not None]
-        idle = [one for one in every if one.idle and one is not held]
-        idle.sort(key=lambda one: (one.unsynced, one.used))
-        # Some more than must be, so that each that comes next need not go through all again.
-        for one in [*idle[:surplus], *(o for o in idle[surplus:] if not o.unsynced)][
-            : surplus + budget // _SPARE
-        ]:
+        for _ in range(len(self._open) - _budget()):
+            if (one := self._next(held)) is None:
+                return
             one.rest()
 
+    def _next(self, but: Held[Any]) -> Held[Any] | None:
+        """Return what is to be closed next, but for one; None if nothing can be."""
+        for _ in range(2):
+            with contextlib.suppress(IndexError):  # of a list that is empty
+                while True:
+                    used, known = self._chosen.pop()
+                    one = known()
+                    if one is not None and one is not but and one.used == used and one.idle:
+                        return one
+            self._chosen = self._choose()
+        return None
+
+    def _choose(self) -> list[tuple[int, weakref.ref[Held[Any]]]]:
+        """Return some that may be closed and when each was used, what is to go first last.
+
+        Choosing goes through all that is open, so it is done once for many that are admitted.
+        """
+        every = [(one, known) for known in self._open.copy().values() if (one := known())]
+        idle = [(one.unsynced, one.used, known) for one, known in every if one.idle]
+        idle.sort(key=lambda each: each[:2], reverse=True)
+        free = [(used, known) for unsynced, used, known in idle if not unsynced]
+        return free or [(used, known) for _, used, known in idle[-_AT_ONCE:]]
+
     def forget(self, held: Held[Any]) -> None:
-        """Take note that it was closed."""
+        """Unregister a closed entry."""
         self._open.pop(id(held), None)
 
     def forget_all(self) -> None:
-        """Take note that all that is open is another process's."""
+        """Forget all entries, which belong to the parent process."""
         self._open.clear()
+        self._chosen.clear()
 
 
 def _budget() -> int:
-    """Return how many descriptors may be held: a quarter of what the process may have."""
+    """Return how many descriptors may be held: a fifth of what the process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if limit < 0 else max(_FEWEST, min(_MOST, limit // _SHARE))
 
 
 def hold_directory(directory: Directory) -> Held[Directory]:
-    """Hold a directory; the one through which it was reached first must stay open."""
+    """Hold a directory; the root through which it was reached must stay open."""
     return Held(directory, directory.reached_again)
 
 
@@ -211,7 +228,7 @@ def _replaced(path: str) -> ConcurrentWriterError:
 
 
 def _after_fork() -> None:
-    """Have a child hold nothing: what its parent's threads were doing never ends here."""
+    """Reset the pool in a forked child, where operations of the parent's threads never end."""
     global _lock
     _lock = threading.RLock()
     _pool.forget_all()
@@ -219,6 +236,6 @@ def _after_fork() -> None:
 
 _uses = itertools.count()
 _pool = _Pool()
-# One for all: reopening a file uses its directory, and closing one may be met while another opens.
+# One lock for all: reopening a file uses its directory and may close other entries.
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_after_fork)

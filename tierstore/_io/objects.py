@@ -1,8 +1,8 @@
-"""The files of a store as objects: in a zarr store, which may be a bucket, a zip file or memory.
+"""The files of a store as objects in a zarr store: a bucket, a zip file or memory.
 
-An object has the name its file has on a disk and is written as a whole; parts of it can be read. So
-what is saved here can be copied to a disk with any tool and opened there, and the other way round.
-All access is zarr's own, on the event loop where zarr keeps its connections.
+An object has the same name as the file on a disk; it is written whole and can be read in parts. A
+saved store can therefore be copied to a disk with any tool and opened there, and vice versa. All
+access uses zarr, on the event loop where zarr keeps its connections.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "reach", "read_
 
 T = TypeVar("T")
 
-_AT_ONCE = 64
-"""Reads under way together: a store far away answers late, but many at a time."""
+_MAX_READS = 64
+"""Concurrent reads: a remote store has a high latency, but serves many requests at once."""
 
 
 class Objects:
-    """Where objects are: a zarr store, a `StorePath` within one, or a URL that fsspec knows.
+    """The location of objects: a zarr store, a `StorePath` within one, or a URL for fsspec.
 
     Attributes:
-        name: what messages call it.
+        name: its name in messages.
     """
 
     def __init__(self, where: Any) -> None:
-        """Refer to it; nothing is opened yet."""
+        """Store the location; nothing is opened yet."""
         self._where = where
         self.name: str = str(where)
 
@@ -61,16 +61,16 @@ class Objects:
             where, prefix = where.store, where.path
         if not isinstance(where, Store):
             raise InvalidInputError(
-                f"not a path, a URL or a zarr store: {where!r}; such as 'emb.tier', "
+                f"not a path, a URL or a zarr store: {where!r}; give for example 'emb.tier', "
                 "'s3://bucket/emb.tier' or zarr.storage.MemoryStore()"
             )
         return ObjectDirectory(where, prefix, self.name)
 
 
 def reach(url: str, *, write: bool = False) -> Any:
-    """Return the zarr store at a URL that fsspec knows.
+    """Return the zarr store at a URL for fsspec.
 
-    Raises MissingExtraError where there is no fsspec, or not what it needs; InvalidInputError.
+    Raises MissingExtraError if fsspec or a package that it needs is missing; InvalidInputError.
     """
     from zarr.storage import FsspecStore
 
@@ -78,15 +78,15 @@ def reach(url: str, *, write: bool = False) -> Any:
         return FsspecStore.from_url(url, read_only=not write)
     except ImportError as error:
         raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install 'zarr[remote]', and "
-            "what this kind of store needs beside it"
+            f"{url} cannot be reached ({error}); pip install 'zarr[remote]' and "
+            "the package for this kind of store"
         ) from error
     except ValueError as error:
         raise InvalidInputError(f"{url} cannot be reached: {error}") from error
 
 
 def locate(where: Any) -> Path | Objects:
-    """Return the absolute path of a directory, or else the objects that `where` stands for."""
+    """Return the absolute path of a directory, or the location of objects."""
     if isinstance(where, str) and "://" in where:
         return Objects(where)
     if isinstance(where, str | os.PathLike):
@@ -95,9 +95,9 @@ def locate(where: Any) -> Path | Objects:
 
 
 def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
-    """Await something on zarr's loop, and explain what goes wrong.
+    """Run a coroutine on zarr's event loop and explain its errors.
 
-    What is missing is a FileNotFoundError, as on a disk.
+    A missing object raises FileNotFoundError, as on a disk.
     """
     from zarr.core.sync import sync
 
@@ -108,10 +108,10 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
         found: T = sync(run())
     except (FileNotFoundError, TierStoreError):
         raise
-    except Exception as error:  # every kind of store has errors of its own
+    except Exception as error:  # every kind of store has its own errors
         raise StoreIOError(
-            f"cannot {action} {path}: {type(error).__name__}: {error}; if the last save did not "
-            "come to an end, save again"
+            f"cannot {action} {path}: {type(error).__name__}: {error}; if the last save was "
+            "interrupted, save again"
         ) from error
     return found
 
@@ -121,12 +121,12 @@ def _missing(path: str) -> FileNotFoundError:
 
 
 class ObjectFile(File):
-    """An object: read in ranges, or written once, from its beginning to its end, and kept then."""
+    """An object: read in ranges, or written once from beginning to end."""
 
     mappable = False
 
     def __init__(self, store: Any, key: str, path: str, *, size: int | None = None) -> None:
-        """Refer to an object of `size` bytes, or for None to one that is to be written."""
+        """Refer to an object of `size` bytes, or with None to a new one that is written."""
         super().__init__(-1, path)
         self._store = store
         self._key = key
@@ -136,17 +136,17 @@ class ObjectFile(File):
 
     @property
     def size(self) -> int:
-        """Bytes of the object."""
+        """Size of the object in bytes."""
         return max(len(self._written), self._expected) if self._size is None else self._size
 
     @property
     def written(self) -> int:
-        """Bytes of the object: one has no holes."""
+        """Size of the object in bytes: objects have no holes."""
         return self.size
 
     @property
     def nameless(self) -> bool:
-        """False: an object is its name."""
+        """False: an open object always has its name."""
         return False
 
     def read(self, nbytes: int, offset: int = 0) -> bytes:
@@ -155,11 +155,11 @@ class ObjectFile(File):
         return read_ranges([(self, offset, offset + nbytes)])[0] if nbytes > 0 else b""
 
     def is_hole(self, offset: int, nbytes: int) -> bool:
-        """Return False: an object has all its bytes."""
+        """Return False: objects have no holes."""
         return False
 
     async def fetch(self, begin: int, end: int) -> bytes:
-        """Return bytes `begin:end`; raises CorruptStoreError if the object is shorter by now."""
+        """Return bytes `begin:end`; raises CorruptStoreError if the object is shorter."""
         from zarr.abc.store import RangeByteRequest
         from zarr.core.buffer import default_buffer_prototype
 
@@ -171,15 +171,15 @@ class ObjectFile(File):
         data: bytes = found.to_bytes()
         if len(data) != end - begin:
             raise CorruptStoreError(
-                f"{self.path} has {begin + len(data)} bytes, at least {end} are expected; "
+                f"{self.path} has {begin + len(data)} bytes instead of at least {end}; "
                 "save the store again"
             )
         return data
 
     def write(self, data: Buffer, offset: int) -> None:
-        """Keep bytes until the object is complete; it is sent when the last one has come.
+        """Buffer bytes and send the object when it is complete.
 
-        What is left out before `offset` is zero.
+        Bytes skipped before `offset` are zero.
         """
         if self._size is not None:
             self._refuse("written to")
@@ -192,15 +192,15 @@ class ObjectFile(File):
             self._send()
 
     def allocate(self, offset: int, nbytes: int) -> None:
-        """Say how long the object will be."""
+        """Set the final size of the object."""
         self._expected = max(self._expected, offset + nbytes)
 
     def truncate(self, nbytes: int) -> None:
-        """Say how long the object will be."""
+        """Set the final size of the object."""
         self._expected = nbytes
 
     def sync(self) -> None:
-        """Send what was written, with zeros up to the length that was announced."""
+        """Send the written bytes, followed by zeros up to the final size."""
         if self._size is None:
             self._written.extend(bytes(self.size - len(self._written)))
             self._send()
@@ -214,10 +214,10 @@ class ObjectFile(File):
         """Do nothing: an object has no pages."""
 
     def start_writing(self, offset: int, nbytes: int) -> None:
-        """Do nothing: an object is sent as a whole."""
+        """Do nothing: an object is sent whole."""
 
     def lock(self, *, exclusive: bool) -> bool:
-        """Return that it is free to readers: an object is never changed."""
+        """Return True: an object never changes, so locks are always free."""
         if exclusive:
             self._refuse("locked")
         return True
@@ -226,7 +226,7 @@ class ObjectFile(File):
         """Do nothing: nothing was locked."""
 
     def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
-        """Return that it is free to readers: an object is never changed."""
+        """Return True: an object never changes, so locks are always free."""
         return self.lock(exclusive=exclusive)
 
     def unlock_range(self, start: int, length: int) -> None:
@@ -237,14 +237,14 @@ class ObjectFile(File):
 
 
 def read_ranges(wanted: Sequence[tuple[ObjectFile, int, int]]) -> list[bytes]:
-    """Return bytes `begin:end` of each `(file, begin, end)`, asked for many at a time."""
+    """Return bytes `begin:end` of each `(file, begin, end)`, with concurrent requests."""
 
     async def one(file: ObjectFile, begin: int, end: int, turn: asyncio.Semaphore) -> bytes:
         async with turn:
             return await file.fetch(begin, end)
 
     async def together() -> list[bytes]:
-        turn = asyncio.Semaphore(_AT_ONCE)
+        turn = asyncio.Semaphore(_MAX_READS)
         return await asyncio.gather(*(one(*each, turn) for each in wanted))
 
     return _wait(together(), "read", wanted[0][0].path) if wanted else []
@@ -258,7 +258,7 @@ async def put(store: Any, key: str, data: bytes) -> None:
 
 
 class ObjectDirectory(Directory):
-    """Objects whose names have a beginning in common, as far as a `/`."""
+    """Objects whose names share a prefix that ends at a `/`."""
 
     removable = False
 
@@ -275,19 +275,19 @@ class ObjectDirectory(Directory):
         return _wait(function(*given), action, self.join(name))
 
     def again(self) -> Directory:
-        """Refer to the same objects once more."""
+        """Return another reference to the same objects."""
         return ObjectDirectory(self._store, self._prefix, self.path)
 
     def directory(self, name: str) -> Directory:
-        """Return the objects under a name; there need not be any."""
+        """Return the objects under a name, if any."""
         return ObjectDirectory(self._store, self._key(name), self.join(name))
 
     def make_directory(self, name: str) -> Directory:
-        """Return the objects under a name: there is nothing to be made."""
+        """Return the objects under a name: there is nothing to create."""
         return self.directory(name)
 
     def create(self, name: str) -> File:
-        """Begin an object; it is there when it is complete."""
+        """Begin an object, which appears when it is complete."""
         return ObjectFile(self._store, self._key(name), self.join(name))
 
     def open_file(self, name: str, *, write: bool = False) -> File:
@@ -297,7 +297,7 @@ class ObjectDirectory(Directory):
         return ObjectFile(self._store, self._key(name), self.join(name), size=self.size(name))
 
     def names(self) -> list[str]:
-        """Names of all objects and of what others have in common, sorted."""
+        """Return the names of all objects and the common prefixes of others, sorted."""
 
         async def listed() -> list[str]:
             entries: AsyncIterator[str] = self._store.list_dir(self._prefix)
@@ -306,24 +306,24 @@ class ObjectDirectory(Directory):
         return sorted(set(_wait(listed(), "list", self.path)))
 
     def size(self, name: str) -> int:
-        """Bytes of an object."""
+        """Return the size of an object in bytes."""
         try:
             return int(self._do("examine", name, self._store.getsize, self._key(name)))
         except FileNotFoundError:
             raise _missing(self.join(name)) from None
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object of this name, or others under it."""
+        """Whether an object of this name exists, or objects under it."""
         if self._do("examine", name, self._store.exists, self._key(name)):
             return True
         return self.is_directory(name)
 
     def names_file(self, name: str, file: File) -> bool:
-        """Whether there is an object of this name: it is never another."""
+        """Whether an object of this name exists: it cannot have been replaced."""
         return self.exists(name)
 
     def is_directory(self, name: str) -> bool:
-        """Whether there are objects whose names begin with this one and a `/`."""
+        """Whether objects exist whose names begin with this one and a `/`."""
         return not self._do("examine", name, self._store.is_empty, self._key(name))
 
     def put_if_absent(self, temporary: str, name: str) -> bool:
@@ -334,27 +334,27 @@ class ObjectDirectory(Directory):
         return True
 
     def rename(self, old: str, new: str) -> None:
-        """Copy an object to another name, and remove it under the old one."""
+        """Copy an object to another name, then remove the old one."""
         with self.open_file(old) as file:
             data = file.read(file.size)
         self._do("write", new, put, self._store, self._key(new), data)
         self.unlink(old)
 
     def unlink(self, name: str) -> None:
-        """Remove an object; one that is gone already is no error."""
+        """Remove an object, if it exists."""
         self._do("remove", name, self._store.delete, self._key(name))
 
     def clear(self) -> None:
-        """Remove every object here, as far as that can be done: for what came to nothing."""
+        """Remove as many of the objects as possible, after a failure."""
         with contextlib.suppress(StoreIOError):
             _wait(self._store.delete_dir(self._prefix), "clear", self.path)
 
     def remove_directory(self, name: str) -> None:
-        """Do nothing: what holds no object is not there."""
+        """Do nothing: a prefix without objects does not exist."""
 
     def sync(self) -> None:
-        """Do nothing: an object that was sent is durable, name included."""
+        """Do nothing: an object that was sent is durable, as is its name."""
 
     def free_bytes(self) -> int:
-        """Return as many bytes as there can be: a store does not say."""
+        """Return the largest possible number: zarr stores do not tell."""
         return 2**63 - 1

@@ -1,11 +1,11 @@
-"""The seam to the operating system: the calls that a store makes, and what their failures mean.
+"""The interface to the operating system: system calls, and the meaning of their errors.
 
-A failure is an OSError whatever the call goes through: `os`, `fcntl` or the C library. All calls go
+Errors are OSErrors, whether the call goes through `os`, `fcntl` or the C library. All calls go
 through `calls`, which a test may replace to record, delay or fail them.
 
-Which file system a file lies on is asked here too. A device number tells neither the subvolumes of
-btrfs nor what FUSE stands in for; the mount that a descriptor was opened through does, and where
-mounts cannot be read, the kernel's number of the type.
+This module also determines file systems. A device number identifies neither the subvolumes of btrfs
+nor what is behind FUSE. The mount through which a descriptor was opened does; if mounts cannot be
+read, the kernel's type number is used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LOOKUPS = frozenset({"open", "examine"})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ESPIPE, errno.EPERM})
 _SYNC_FILE_RANGE_WRITE = 2
 _SYNC_FILE_RANGE_WAIT = 7
-"""Wait for what is being written, write the rest, and wait for that."""
+"""Wait for writes in progress, write the rest, and wait for that."""
 _NEARLY_ALL = 0.9
 
 
@@ -69,7 +69,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _call(name: str, *given: Any) -> int:
-    """Call a function of the C library that answers a failure with -1, again if interrupted."""
+    """Call a C library function that returns -1 on failure; retry it when interrupted."""
     try:
         function = getattr(_libc(), name)
     except AttributeError:
@@ -84,7 +84,7 @@ def _call(name: str, *given: Any) -> int:
 
 
 class Calls:
-    """Each call under its own name; a test puts something in the place of an instance."""
+    """The system calls by name; a test may replace an instance."""
 
     open = staticmethod(os.open)
     close = staticmethod(os.close)
@@ -110,18 +110,18 @@ class Calls:
 
     @staticmethod
     def rename_noreplace(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        """Rename, and raise FileExistsError where the new name is taken (renameat2)."""
+        """Rename; raise FileExistsError if the new name is taken (renameat2)."""
         names = os.fsencode(old), os.fsencode(new)
         _call("renameat2", src_dir_fd, names[0], dst_dir_fd, names[1], _RENAME_NOREPLACE)
 
     @staticmethod
     def sync_file_range(fd: int, offset: int, nbytes: int, flags: int) -> None:
-        """Begin to write a range to the disk, or wait for it."""
+        """Start writing a range to the disk, or wait for it."""
         _call("sync_file_range", fd, offset, nbytes, flags)
 
     @staticmethod
     def reserve(nbytes: int) -> mmap.mmap:
-        """Reserve addresses without memory behind them."""
+        """Reserve address space without memory."""
         return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
 
     @staticmethod
@@ -131,12 +131,12 @@ class Calls:
 
     @staticmethod
     def madvise(address: int, nbytes: int, advice: int) -> None:
-        """Say how mapped pages will be used."""
+        """Advise the system how mapped pages will be used."""
         _call("madvise", address, nbytes, advice)
 
     @staticmethod
     def mincore(address: int, nbytes: int, state: Any) -> None:
-        """Ask which mapped pages are in memory, a byte for each."""
+        """Query which mapped pages are in memory, one byte per page."""
         _call("mincore", address, nbytes, state)
 
     @staticmethod
@@ -146,7 +146,7 @@ class Calls:
 
     @staticmethod
     def process_madvise(pidfd: int, ranges: npt.NDArray[np.uint64], advice: int) -> None:
-        """Say how ranges `(n, 2)` of addresses and lengths will be used."""
+        """Advise the system how ranges `(n, 2)` of addresses and lengths will be used."""
         _call(
             "syscall",
             ctypes.c_long(_SYS_PROCESS_MADVISE),
@@ -178,10 +178,10 @@ def explained(action: str, path: str) -> Iterator[None]:
 
 
 def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
-    """Raise, from an OSError, the error a user can act on, keeping its errno.
+    """Raise an error with a remedy from an OSError, keeping its errno.
 
-    A lookup that finds nothing is an answer: FileNotFoundError and NotADirectoryError pass. So
-    does an error that was explained before.
+    FileNotFoundError and NotADirectoryError, which are results of a lookup, and errors that were
+    already explained are raised unchanged.
     """
     is_answer = isinstance(error, FileNotFoundError | NotADirectoryError) and action in _LOOKUPS
     failure = error
@@ -192,7 +192,7 @@ def raise_explained(error: OSError, action: str, path: str) -> NoReturn:
         failure.errno, failure.filename = error.errno, path
         raise failure from error
     finally:
-        del error, failure  # else they and this frame keep each other, and the files in frames
+        del error, failure  # otherwise error and frame form a cycle that keeps files open
 
 
 def _explanation(action: str, path: str, error: OSError) -> OSError:
@@ -205,23 +205,23 @@ def _explanation(action: str, path: str, error: OSError) -> OSError:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return StoreIOError(
             f"too many open files to {action} {path}: this process may have {limit} (ulimit -n), "
-            "of which stores hold no more than a quarter; raise the limit, or close other files"
+            "of which stores use at most a quarter; raise the limit, or close other files"
         )
     if error.errno == errno.ENFILE:
         return StoreIOError(
-            f"too many open files on this machine to {action} {path}; have other programs close "
-            "theirs, or raise fs.file-max"
+            f"too many open files on this machine to {action} {path}; close files in other "
+            "programs, or raise fs.file-max"
         )
     if error.errno == errno.ENOMEM and action == "map" and (mappings := _too_many_mappings()):
         return StoreIOError(
             f"too many mappings to map {path}: {mappings}; close readers and fold the store to "
-            "have fewer deltas, or raise the limit"
+            "reduce its deltas, or raise the limit"
         )
     return StoreIOError(f"cannot {action} {path}: {error.strerror or error}")
 
 
 def _too_many_mappings() -> str:
-    """Return how many mappings there are and may be, or "" where these are not what is short."""
+    """Return the number and limit of mappings, or "" if the limit was not reached."""
     with contextlib.suppress(OSError, ValueError):
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with open("/proc/self/maps", "rb") as table:
@@ -234,8 +234,8 @@ def _too_many_mappings() -> str:
 def sync_descriptor(fd: int, path: str) -> None:
     """Sync a descriptor, once; raises CommitFailedError, which is final.
 
-    A failed sync must never be repeated: the kernel may have dropped the bytes it could not write
-    and marked their pages clean, and the next sync then succeeds for nothing (Rebello et al., "Can
+    A failed sync must never be repeated: the kernel may have dropped the bytes that it could not
+    write and marked their pages clean, so that the next sync falsely succeeds (Rebello et al., "Can
     applications recover from fsync failures?", USENIX ATC 2020).
     """
     try:
@@ -245,15 +245,15 @@ def sync_descriptor(fd: int, path: str) -> None:
 
 
 def send_range(fd: int, path: str, offset: int, nbytes: int) -> None:
-    """Have a range written to the disk from now on, without waiting; as final as a sync."""
+    """Start writing a range to the disk; errors are final, as for a sync."""
     _sync_range(fd, path, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
 def wait_for_range(fd: int, path: str, offset: int, nbytes: int) -> None:
-    """Wait until a range was written to the disk; as final as a sync.
+    """Wait until a range was written to the disk; errors are final, as for a sync.
 
-    The kernel reports an error of writing once to each open description. So the one to wait by must
-    not be the one that is synced later.
+    The kernel reports a write error once to each open description, so this descriptor must not be
+    the one that is synced later.
     """
     _sync_range(fd, path, offset, nbytes, _SYNC_FILE_RANGE_WAIT)
 
@@ -268,7 +268,7 @@ def _sync_range(fd: int, path: str, offset: int, nbytes: int, flags: int) -> Non
 
 def _sync_failed(path: str, error: OSError) -> CommitFailedError:
     failure = CommitFailedError(
-        f"cannot sync {path} ({error.strerror}): what was written since the last commit may be "
+        f"cannot sync {path} ({error.strerror}): writes since the last commit may be "
         "lost, the last commit is intact; check the disk and open the store again"
     )
     failure.errno, failure.filename = error.errno, path
@@ -276,9 +276,9 @@ def _sync_failed(path: str, error: OSError) -> CommitFailedError:
 
 
 TESTED = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "tmpfs", "overlay"})
-"""File systems on which locks, syncs, renames and mappings were tested to hold."""
+"""File systems on which locks, syncs, renames and mappings were tested."""
 LASTING_INODES = TESTED - {"overlay"}
-"""File systems on which a file keeps its inode number while it is not open."""
+"""File systems on which a closed file keeps its inode number."""
 
 _MAGIC = {
     0xEF53: "ext4",
@@ -295,7 +295,7 @@ _MAGIC = {
 
 
 def filesystem(path: str | Path) -> str:
-    """Name of the file system that holds `path`, such as "ext4"; "" if it cannot be told."""
+    """Return the name of the file system of `path`, such as "ext4", or "" if unknown."""
     fd = calls.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return filesystem_of(fd)
@@ -305,7 +305,7 @@ def filesystem(path: str | Path) -> str:
 
 
 def filesystem_of(fd: int) -> str:
-    """Name of the file system that holds an open file or directory; "" if it cannot be told."""
+    """Return the name of the file system of an open file or directory, or "" if unknown."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         return _mounted_as(_mount_of(fd))
     with contextlib.suppress(OSError):

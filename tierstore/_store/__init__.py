@@ -1,1 +1,1 @@
-"""Stores: tables that are committed together, their versions, locks, payload and housekeeping."""
+"""Stores: tables that are committed together, with versions, locks, payloads and upkeep."""

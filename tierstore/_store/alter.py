@@ -1,7 +1,7 @@
-"""Schema changes: tables are written again in another shape, and one commit makes them the tables.
+"""Schema changes: rewrite tables in a new shape, and switch to them in one commit.
 
-The records are streamed into new generations beside the old ones, which stay while a kept version
-names them. No fold may be under way: it writes to the old ones.
+The records are streamed into new generations beside the old ones, which remain as long as a kept
+version names them. No fold may be in progress, since it writes to the old generations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Blocks = Iterator[Records]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A table as it is to be written; None for `blocks` leaves the records to the initializers."""
+    """A table to write; if `blocks` is None, the initializers produce the records."""
 
     name: str
     spec: TableSpec
@@ -47,10 +47,10 @@ class Rewrite:
 
 
 def alone_to(change: str, state: State, folder: Folder, work: Callable[[], None]) -> None:
-    """Have the store to oneself, with no fold under way, for a commit of its own.
+    """Exclusive use of the store, without a fold in progress, for a separate commit.
 
-    A context manager made of a generator would not do: an interrupt that came as it is left would
-    leave it unfinished.
+    This is not a generator-based context manager, because an interrupt on exit could leave that
+    unfinished.
     """
     with state.door.use(write=True) as use, state.alone(change), use.interruptible():
         with put_off(state):
@@ -68,7 +68,7 @@ def rewrite(
     drop: Collection[str] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Write tables, new or not, and commit them as one version, without those to `drop`.
+    """Write new or existing tables, remove those in `drop`, and commit all as one version.
 
     `tables` is called when no other thread uses the store. Table objects stay valid.
     """
@@ -99,7 +99,7 @@ def _rewrite(
 
 
 def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: Progress) -> None:
-    """Write a new generation of a table, durably, and note it in `written`."""
+    """Write a new, durable generation of a table and record it in `written`."""
     scalars = json_values(table.scalars)
     if not state.directory.exists(table.name):
         state.directory.make_directory(table.name).close()
@@ -126,7 +126,7 @@ def replaced(
     blocks: Iterable[Records] | None,
     keys: Sequence[Any] | None,
 ) -> Rewrite:
-    """Return a table, new or not, of these records; keys stay if the rows are as many."""
+    """Return a new or existing table with these records; keys stay if the row count does."""
     if not isinstance(spec, TableSpec):
         raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
     spec = spec.bound(name)
@@ -138,7 +138,7 @@ def replaced(
 
 
 def renamed(table: Table, name: str) -> Rewrite:
-    """Return a table under another name: its files lie in a directory that bears the name."""
+    """Return a table under another name, which is also the name of its directory."""
     spec = dataclasses.replace(table.spec, sparse=False)
     return Rewrite(name, spec, table._records(), table.scalars, _keys_of(table))
 
@@ -176,7 +176,7 @@ def _altered_fields(
         raise InvalidTypeError(f"fields are a dict from name to tierstore.Field, not {add!r}")
     for name in add:
         if name in old:
-            raise ExistsError(f"table {table.name!r} has a field {name!r}")
+            raise ExistsError(f"table {table.name!r} already has a field {name!r}")
     dtypes = (
         dtype if isinstance(dtype, Mapping) else {} if dtype is None else {next(iter(old)): dtype}
     )
@@ -203,7 +203,7 @@ def _altered_fields(
 
 
 def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
-    """Return a table with more rows; new ones follow `init`, or what the table was made with."""
+    """Return a table with more rows, initialized by `init` or the table's own initializers."""
     if rows < table.rows:
         raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
     spec = _with_rows(table, rows)
@@ -222,12 +222,12 @@ def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any]
 
 
 def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
-    """Return a table with these rows behind its own; fields that are not given are zero."""
+    """Return a table with these rows appended; omitted fields are zero."""
     given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
     values = {name: _field_bytes(table, name, each) for name, each in given.items()}
     counts = {name: len(each) for name, each in values.items()}
     if len(set(counts.values())) != 1:
-        raise InvalidInputError(f"give every field as many rows: {counts or 'none are given'}")
+        raise InvalidInputError(f"give the same number of rows for all fields: {counts or 'none'}")
     count = next(iter(counts.values()))
     spec = _with_rows(table, table.rows + count)
     new = np.zeros((count, spec.layout.record_bytes), np.uint8)
@@ -261,13 +261,13 @@ def _more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence
         return None
     if keys is None or len(keys) != count:
         raise InvalidInputError(
-            f"the rows of table {table.name!r} have keys: give keys= for the {count} new ones"
+            f"the rows of table {table.name!r} have keys: give keys= for the {count} new rows"
         )
     return [*table.keys[:].tolist(), *keys]
 
 
 def set_keys(state: State, folder: Folder, table: Table, keys: Sequence[Any] | None) -> None:
-    """Give a table's rows external keys, or none; commit that."""
+    """Set or remove the external keys of a table's rows, and commit."""
     alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
 
 
@@ -288,7 +288,7 @@ def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
 
 
 def _converted(table: Table, spec: TableSpec) -> Blocks:
-    """Yield the records of a table in the layout of `spec`; new fields by their initializers."""
+    """Yield the records of a table in the layout of `spec`; initialize new fields."""
     old, new = table.spec.layout, spec.layout
     drawn = {
         name: dataclasses.replace(item, init=None if name in table.fields else item.init)
@@ -313,7 +313,7 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
 
 
 def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:
-    """Return values as a field stores them; InvalidInputError where one becomes infinite."""
+    """Convert values to stored elements; raise InvalidInputError if one becomes infinite."""
     stored = item.element.encode(values)
     lost = np.isfinite(values) & ~np.isfinite(item.element.decode(stored))
     if lost.any():

@@ -1,4 +1,4 @@
-"""The end of a store: it is closed, dropped without being closed, forked, or the program ends."""
+"""The end of a store: close, garbage collection without close, fork, or program exit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["close", "leave_to_owner", "watch"]
 
 
 def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
-    """Drop what was not committed, with a warning that counts the rows, and release all.
+    """Drop uncommitted rows with a warning that counts them, and release all resources.
 
-    Where it waits for a fold under way, an interrupt, or `at_once`, ends the wait. Within a use of
-    the store, by a callback, it happens when that use ends.
+    An interrupt or `at_once` ends a wait for a running fold. If called by a callback within a use
+    of the store, the store closes when that use ends.
     """
     door = state.door
     if os.getpid() != door.pid:
@@ -67,7 +67,7 @@ def _end_fold(state: State, folder: Folder, *, at_once: bool) -> None:
 
 
 def _wind_up(state: State, folder: Folder) -> int:
-    """Drop what was not committed, refuse every call from now on; return the rows dropped."""
+    """Drop uncommitted rows and reject further calls; return the number of dropped rows."""
     try:
         if not state.door.writable:
             return 0
@@ -101,10 +101,10 @@ _opened: weakref.WeakKeyDictionary[Closable, Sequence[Lock]] = weakref.WeakKeyDi
 
 
 def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], object]:
-    """Look after an open store until the function that is returned is called.
+    """Supervise an open store until the returned function is called.
 
-    At exit it is closed; dropped without being closed, it gives an UnclosedStoreWarning, and its
-    locks go.
+    The store is closed at exit. If it is garbage-collected without being closed, an
+    UnclosedStoreWarning is issued and its locks are released.
     """
     finalizer = weakref.finalize(opened, _abandoned, path, locks)
     finalizer.atexit = False
@@ -130,9 +130,9 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: close, without unlocking, the locks that are the parent's.
+    """In a forked child: close the parent's locks without unlocking them.
 
-    Readers are opened again, as far as they can be; every use of the others says what to do.
+    Readers are reopened if possible; every use of another store raises an error with the remedy.
     """
     for opened, locks in list(_opened.items()):
         for lock in locks:

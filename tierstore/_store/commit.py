@@ -1,7 +1,8 @@
-"""A commit: the payload and every change go to their files, then a manifest makes them a version.
+"""Commits: write the payload and all changes to their files, then publish a manifest.
 
-`commit` lists the steps. The flush is the caller's, so that it covers what that thread wrote, on a
-GPU's streams too. The others mostly wait for the disk: `PendingCommit` leaves them to a thread.
+`commit` lists the steps. The calling thread performs the flush, so that it covers what that thread
+wrote, including work on GPU streams. The other steps mostly wait for the disk; `PendingCommit` runs
+them in a thread.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ __all__ = ["CommitDraft", "PendingCommit", "clean_up", "commit", "put_off"]
 
 _MANY_UNCONFIRMED = 100
 _ENDED = (
-    "the thread that was to commit ended before it could say how; memory may have run out: open "
-    "the store again to see which version it has"
+    "the commit thread died without a result; memory may have run out: open "
+    "the store again to see its version"
 )
 
 
 class CommitDraft:
-    """A version that is being put together.
+    """A version that is being assembled.
 
     Attributes:
-        scalars: the scalars of each table, as they were when its rows were flushed.
+        scalars: those of tables that gave them to a caller, as they were when rows were flushed.
         payload: the files of the payload: new ones, or those of the version before.
     """
 
@@ -55,8 +56,8 @@ class CommitDraft:
     ) -> None:
         """Write the payload to its files.
 
-        A payload is the state of a step. Where neither is given, both are those of the version
-        before; a payload alone keeps the step; another step alone has no payload.
+        A payload is the state of a step. If neither is given, both are kept from the previous
+        version. A payload without a step keeps the step; a new step without a payload has none.
         """
         before = state.manifest
         self.state = state
@@ -80,7 +81,7 @@ class CommitDraft:
             self.numbers["payload_mark"] = ""
 
     def _states(self, payload: Mapping[str, object]) -> dict[str, object]:
-        """Ask what has a `state_dict` for it; a pointer to the store names the coming version."""
+        """Call `state_dict` of the values that have one; pointers in it name the coming version."""
         self.state.coming = self._coming
         try:
             return {name: _state_of(value) for name, value in payload.items()}
@@ -88,22 +89,22 @@ class CommitDraft:
             self.state.coming = None
 
     def check_number(self) -> None:
-        """Raise InvalidInputError if a pointer in the payload names what is another's version."""
+        """Raise InvalidInputError if a pointer in the payload names a version of another thread."""
         version = self.state.ledger.last_version + 1
         if self._coming.is_named and version != self._coming.version:
             raise InvalidInputError(
-                f"version {self._coming.version} was committed by another thread in between; "
+                f"version {self._coming.version} was committed by another thread meanwhile; "
                 "commit again"
             )
         self.numbers |= {"version": version, "confirmed": version}
 
     def drop(self) -> None:
-        """Remove the files of the payload: there will be no version that names them."""
+        """Remove the files of the payload, which no version will name."""
         remove_payloads(self.state.directory, self._written)
 
 
 def _state_of(value: object) -> object:
-    """Return the state of a module, an optimizer and the like, and anything else as it is."""
+    """Return the state of an object with `state_dict`, and any other value unchanged."""
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
@@ -112,8 +113,8 @@ def commit(
 ) -> int:
     """Make everything written so far one durable version, and return its number.
 
-    An error before the manifest is published leaves everything as it was: commit again. From then
-    on, until the tables have adopted the manifest, an error closes the store.
+    An error before the manifest is published changes nothing, and the commit may be repeated. A
+    later error, until the tables have adopted the manifest, closes the store.
     """
     state = draft.state
     with state.unless_published(draft.drop):
@@ -129,41 +130,41 @@ def commit(
 
 def flush(draft: CommitDraft) -> None:
     """Hand every changed record down to the delta of its table."""
-    for name, table in draft.state.tables.items():
-        if table.scalars:
-            draft.scalars[name] = json_values(table.scalars)
+    for name in list(draft.state.touched.scalars):
+        if (table := draft.state.tables.get(name)) is not None:
+            draft.scalars[name] = json_values(table._scalars)
     for space in draft.state.spaces.open:
         space.flush()
 
 
 def seal(draft: CommitDraft) -> dict[str, TableInfo]:
-    """Complete the deltas; return the tables that changed as the version will name them."""
+    """Seal the deltas; return the manifest entries of the changed tables."""
     state = draft.state
     version = state.ledger.last_version + 1
     changed: dict[str, TableInfo] = {}
-    for name, table in state.tables.items():
-        info, scalars = state.manifest.tables[name], draft.scalars.get(name, {})
-        if table._disk.live is None and not (scalars or info.scalars):
-            continue  # as most of many tables
-        if table._disk.live is not None and (delta := table._generation.seal(version)) is not None:
-            info = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
-        elif not _same(scalars, info.scalars):
-            info = dataclasses.replace(info, scalars=scalars)
-        else:
+    for name in {**state.touched.rows, **state.touched.scalars}:
+        if (table := state.tables.get(name)) is None:
             continue
-        changed[name] = info
+        info = state.manifest.tables[name]
+        scalars = draft.scalars.get(name, info.scalars)
+        if (delta := table._generation.seal(version)) is not None:
+            changed[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
+        elif not _same(scalars, info.scalars):
+            changed[name] = dataclasses.replace(info, scalars=scalars)
+        elif table._disk.live is None:
+            state.touched.rows.pop(name, None)
     return changed
 
 
 def _same(scalars: dict[str, object], others: dict[str, object]) -> bool:
-    """Whether scalars are the same to the byte: 1, 1.0 and True are equal, and three values."""
+    """Whether scalars have the same bytes: 1, 1.0 and True are equal but distinct values."""
     return scalars == others and (not scalars or canonical(scalars) == canonical(others))
 
 
 def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
     """Make the deltas durable and publish the manifest that names them.
 
-    All files are complete before the first is waited for, and the disk works meanwhile.
+    All files are complete before the first sync, so the disk works in parallel.
     """
     state = draft.state
 
@@ -182,16 +183,16 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
 
 
 def clean_up(state: State, folder: Folder) -> None:
-    """Remove versions that are not kept, fold what has gathered, warn of many unconfirmed ones."""
+    """Remove versions that are not kept, fold deltas if due, warn of many unconfirmed versions."""
     with put_off(state):
         state.sweep(state.keep)
         folder.tend()
     if not folder.warned and state.ledger.unconfirmed() > _MANY_UNCONFIRMED:
         folder.warned = True
         warnings.warn(
-            f"more than {_MANY_UNCONFIRMED} versions of {state.directory.path} wait to be "
-            "confirmed: all of them stay on the disk, and nothing can be folded; call "
-            "store.confirm(version) when the model of that version is saved",
+            f"more than {_MANY_UNCONFIRMED} versions of {state.directory.path} are not "
+            "confirmed: all of them remain on the disk, and nothing can be folded; call "
+            "store.confirm(version) once the model of that version is saved",
             UpkeepWarning,
             stacklevel=4,
         )
@@ -199,9 +200,9 @@ def clean_up(state: State, folder: Folder) -> None:
 
 @contextlib.contextmanager
 def put_off(state: State) -> Iterator[None]:
-    """Turn an error into a warning, and leave what the body does to the next commit.
+    """Turn an error into a warning, and postpone the work of the body to the next commit.
 
-    For work that comes after a version is safe, so that it never looks like a failed commit.
+    For work after a version is safe, so that a failure does not look like a failed commit.
     """
     try:
         yield
@@ -209,25 +210,25 @@ def put_off(state: State) -> Iterator[None]:
         if isinstance(error, CommitFailedError):
             state.door.close(str(error))
         warnings.warn(
-            f"version {state.manifest.version} is committed; removing or folding what came "
-            f"before is put off: {error}",
+            f"version {state.manifest.version} is committed; removing or folding older "
+            f"versions is postponed: {error}",
             UpkeepWarning,
             stacklevel=6,
         )
 
 
 class PendingCommit(Future[int]):
-    """A commit that is under way; `result()` waits for it and returns the version's number.
+    """A commit in progress; `result()` waits for it and returns the version's number.
 
-    What it raises is what `Store.commit` does. Other calls of the store wait until it is done.
+    It raises the errors of `Store.commit`. Other calls of the store wait until it is done.
     """
 
     def __init__(self, state: State, folder: Folder) -> None:
-        """Prepare; nothing is held yet."""
+        """Prepare the commit; no lock is held yet."""
         super().__init__()
         self._condition = Condition()
         self.seen: bool = True
-        """Whether the caller knows the outcome; what `start` raises is one."""
+        """Whether the caller knows the outcome, including errors raised by `start`."""
         self._opened = state
         self._folder = folder
         self._worker: Worker | None = None
@@ -244,14 +245,14 @@ class PendingCommit(Future[int]):
             self.seen = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait and return what went wrong, or None."""
+        """Wait and return the error, or None."""
         self._join(timeout)
         error = super().exception(None if timeout is None else 0)
         self.seen = True
         return error
 
     def _join(self, timeout: float | None) -> None:
-        """Wait for the thread, at most so many seconds; what it could not say is said here."""
+        """Wait at most `timeout` seconds for the thread; set a result if it died without one."""
         if self._worker is None or self.done():
             return
         with internal_errors():
@@ -267,30 +268,30 @@ class PendingCommit(Future[int]):
         confirm: bool,
         keep: str | None,
     ) -> None:
-        """Flush everything to its files; a thread, which holds the store, does the other steps.
+        """Flush everything to its files; a thread that holds the store does the other steps.
 
-        An interrupt waits while rows are flushed; one that comes before that cancels the commit.
+        Interrupts are deferred during the flush; an earlier one cancels the commit.
         """
         state = self._opened
         if state.door.held:
             raise InvalidInputError(
-                "commit_async cannot be called from within another call of the store, such as "
+                "commit_async cannot be called within another call of the store, such as "
                 "a progress callback; call it when that is done"
             )
-        # Turning values into bytes may run code of the caller's, which may read rows: the thread
-        # must not have the store yet.
+        # Serializing values may run code of the caller that reads rows, so the thread must not hold
+        # the store yet.
         with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
             draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft)
         finally:
-            self._ready.set()  # again: an interrupt may have come right before it was done
+            self._ready.set()  # again: an interrupt may have come just before it was done
         if not self._flushed:
             self.result()
 
     def _hand_over(self, draft: CommitDraft) -> None:
-        """Start the thread, and flush when it has the store."""
+        """Start the thread, and flush once it holds the store."""
         try:
             self._worker = Worker(lambda: self._work(draft), "commit")
             if not self._worker.wait(self._held):
@@ -310,7 +311,7 @@ class PendingCommit(Future[int]):
             self._ready.set()
 
     def _work(self, draft: CommitDraft) -> None:
-        """Hold the store from before rows are flushed until they are a version."""
+        """Hold the store from before the flush until the version is published."""
         try:
             with self._opened.door.use(write=True) as use, self._opened.alone("commit"):
                 self._held.set()
@@ -322,7 +323,7 @@ class PendingCommit(Future[int]):
         self._held.set()
 
     def _await_flush(self, use: Use) -> None:
-        """Wait until the caller has flushed; raise what prevented that."""
+        """Wait until the caller has flushed; raise its error."""
         self._ready.wait()
         error = self._error or InternalError(_ENDED)
         if not self._begun:

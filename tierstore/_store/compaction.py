@@ -1,36 +1,35 @@
-"""Folds and compactions: deltas become part of the base, or fewer, while the store is in use.
+"""Folds and compactions: merge deltas into the base, or into fewer deltas, during use.
 
 A fold has three parts.
 
-1. It publishes a manifest whose `floor` is the version up to which deltas are merged: older ones
-   cannot be opened from then on. No older one may be open for reading at that moment.
-2. A thread writes the newest image of each row in those deltas over the base, and syncs it. It
-   needs neither the store nor a lock: readers and the writer find these rows in the deltas. Commits
-   continue; their deltas stay.
-3. The first commit that finds this done publishes a manifest without those deltas, and removes
-   them.
+1. It publishes a manifest whose `floor` is the version up to which deltas are merged. Older
+   versions can no longer be opened, and none may be open for reading at that moment.
+2. A thread overwrites the base with the newest image of each row in those deltas, and syncs it. It
+   needs neither the store nor a lock, because readers and the writer find these rows in the
+   deltas. Commits continue; their deltas remain.
+3. The first commit after that publishes a manifest without those deltas, and removes them.
 
-Every record a fold writes is a whole image that a delta still holds. A fold that fails, is stopped
-or is cut off is done again, and readers never see its traces.
+Every record that a fold writes is still in a delta. A fold that fails, is stopped or is interrupted
+is repeated, and readers never see its partial results.
 
-Deltas that no fold can take, because an older version is kept or read, are compacted among
-themselves where many have gathered. A compaction has the last two parts alone: it writes files that
-no manifest names before the one that names them in place of others. Those others stay for as long
-as an older manifest names them, and readers have them open. Deltas up to the floor are never
-compacted with later ones: what the base holds of their rows may be torn.
+If deltas cannot be folded, because an older version is kept or read, they are compacted among
+themselves once there are many. A compaction consists of the last two parts only: it writes files
+that no manifest names until a new manifest names them in place of others. The replaced deltas
+remain as long as an older manifest names them or a reader has them open. Deltas up to the floor are
+never compacted with later ones, because their rows in the base may be torn.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Protocol
 
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import DigestInfo, TableInfo
+from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import at_leisure
 from tierstore._disk.tier import DiskTier
@@ -47,37 +46,41 @@ _MOST_DELTAS = 64
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
 _MOST_MAPPINGS = 8 << 10
-"""Deltas of all tables together, an eighth of the mappings that Linux lets a process have."""
+"""Limit of deltas over all tables: an eighth of the mappings that Linux allows a process."""
 _FEWEST_DELTAS = 8
 _TIMES_ROWS = 4
-"""Records that deltas hold for each row of their table, at most, where no fold can take them."""
+"""Limit of records in deltas per row of their table, if they cannot be folded."""
 
 
 class Work(Protocol):
-    """Something done to deltas in steps that need no lock, and published when they are taken."""
+    """Work on deltas in steps that need no lock, published after the last step."""
 
     name: str
-    """What the log calls it."""
+    """The name of the work in the log."""
 
     def steps(self) -> Iterator[None]:
-        """Do it, durably, some of it at each step."""
+        """Yield after each step of the work, which makes its result durable."""
 
     def publish(self) -> None:
-        """Publish a manifest that says it is done, and remove what that no longer needs."""
+        """Publish a manifest with the result, and remove files that it no longer needs."""
 
     def drop(self) -> None:
-        """Leave no trace of what will not be published."""
+        """Remove a result that will not be published."""
 
 
 class _Fold:
-    """The deltas of versions up to one go into the bases."""
+    """The merge of the deltas of versions up to a given one into the bases."""
 
     def __init__(self, state: State, upto: int) -> None:
         self._state = state
         self._upto = upto
         self.name = f"fold of {state.directory.path} up to version {upto}"
         # This keeps the store and its lock alive: no second writer may come beside the thread.
-        self._merges = {name: table._disk.merge(upto) for name, table in state.tables.items()}
+        self._merges = {
+            name: table._disk.merge(upto)
+            for name, table in state.tables.items()
+            if _between(table._disk, 0, upto) or not table._generation.is_bound(upto)
+        }
         self._digests: dict[str, DigestInfo] = {}
 
     def steps(self) -> Iterator[None]:
@@ -89,16 +92,16 @@ class _Fold:
 
     def publish(self) -> None:
         state = self._state
-        infos = {}
-        for name, table in state.tables.items():
-            info = table._generation.info
+        infos = dict(state.manifest.tables)
+        for name in self._merges:
+            info = infos[name]
             kept = tuple(delta for delta in info.deltas if delta.version > self._upto)
             digest = self._digests.get(name, info.digest)
             infos[name] = dataclasses.replace(info, deltas=kept, digest=digest)
         try:
             state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
-            self.drop()  # after other errors there may be a manifest that names them
+            self.drop()  # after other errors a manifest may name them
             raise
         state.sweep(1 if self._upto == state.manifest.version else state.keep)
 
@@ -108,7 +111,7 @@ class _Fold:
 
 
 class _Compacting:
-    """Groups of consecutive deltas become one each."""
+    """The compaction of groups of consecutive deltas into one delta each."""
 
     def __init__(self, state: State, groups: Mapping[str, list[list[Delta]]]) -> None:
         self._state = state
@@ -131,7 +134,7 @@ class _Compacting:
         try:
             state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
-            self.drop()  # after other errors there may be a manifest that names them
+            self.drop()  # after other errors a manifest may name them
             raise
         state.sweep(state.keep)
 
@@ -142,34 +145,77 @@ class _Compacting:
 
 
 def _compacted(generation: Generation, compactions: list[Compaction]) -> TableInfo:
-    """Return what a manifest says of a table whose compactions are done."""
+    """Return the manifest entry of a table after its compactions."""
     deltas = list(generation.info.deltas)
     for compaction in compactions:
         if compaction.delta is None:
-            raise RuntimeError("a compaction is published before it is done")
+            raise RuntimeError("a compaction was published before it was done")
         first = deltas.index(compaction.deltas[0].info)
         deltas[first : first + len(compaction.deltas)] = [compaction.delta.info]
         generation.adopt(compaction.delta)
     return dataclasses.replace(generation.info, deltas=tuple(deltas))
 
 
+class Gathered:
+    """The deltas of all tables, counted anew only where a manifest says something else of them.
+
+    Attributes:
+        total: how many there are.
+        full: the tables that have more than a few, or many bytes of them.
+    """
+
+    def __init__(self) -> None:
+        """Know of no table."""
+        self.total = 0
+        self.full: dict[str, None] = {}
+        self._counts: dict[str, int] = {}
+        self._seen: Manifest | None = None
+
+    def look(self, manifest: Manifest) -> None:
+        """Take what another manifest says."""
+        seen, self._seen = self._seen, manifest
+        if seen is None:
+            changed = list(manifest.tables)
+        else:
+            changed, gone = manifest.difference(seen)
+            for name in gone:
+                self._count(name, ())
+        for name in changed:
+            self._count(name, manifest.tables[name].deltas)
+
+    def _count(self, name: str, deltas: Sequence[DeltaInfo]) -> None:
+        self.total += len(deltas) - self._counts.pop(name, 0)
+        self.full.pop(name, None)
+        if deltas:
+            self._counts[name] = len(deltas)
+        few = min(_FEWEST_DELTAS, _MOST_DELTAS)
+        if len(deltas) > few or sum(delta.size for delta in deltas) > _MOST_BYTES:
+            self.full[name] = None
+
+    @property
+    def most(self) -> int:
+        """How many deltas a table may have before something is done about them."""
+        return _MOST_DELTAS if self.total <= _MOST_MAPPINGS else min(_FEWEST_DELTAS, _MOST_DELTAS)
+
+
 class Folder:
-    """Folds and compacts a store; its methods expect to be called within `Door.use`."""
+    """Folds and compacts a store; its methods must be called within `Door.use`."""
 
     def __init__(self, state: State) -> None:
         """Do nothing yet."""
         self._state = state
         self.warned = False
-        """Whether this session has warned of versions that wait to be confirmed."""
+        """Whether this session has already warned about unconfirmed versions."""
         self._since = 0
+        self._gathered = Gathered()
         self._work: Work | None = None
         self._behind: BackgroundWork | None = None
 
     def tend(self) -> None:
-        """After a commit: end work whose thread is done, and begin some if much has gathered.
+        """After a commit: publish finished work, and start new work if deltas have accumulated.
 
-        Where twice as much has gathered while it was under way, wait for that: deltas must not come
-        faster than they go.
+        If twice the threshold has accumulated during the work, wait for it: deltas must not
+        accumulate faster than they are merged.
         """
         if self._state.damaged:
             return
@@ -190,9 +236,9 @@ class Folder:
             self._start(_Compacting(self._state, groups))
 
     def fold(self, upto: int) -> bool:
-        """Fold the deltas of versions up to `upto` now; return False where readers prevent it.
+        """Fold the deltas of versions up to `upto` now; return False if readers prevent it.
 
-        Raises CorruptStoreError where a table is damaged: older versions may be what it needs.
+        Raises CorruptStoreError if a table is damaged, since its repair may need older versions.
         """
         for error in self._state.damaged.values():
             raise error
@@ -211,7 +257,7 @@ class Folder:
         return True
 
     def fold_if_quick(self) -> None:
-        """Fold what can be folded, if that takes only a moment."""
+        """Fold as much as possible, if that is quick."""
         if self._state.damaged:
             return
         oldest = self._oldest()
@@ -223,9 +269,9 @@ class Folder:
             self.fold(oldest)
 
     def finish(self) -> None:
-        """Wait for the work under way, if there is any, and publish it.
+        """Wait for work in progress, if any, and publish it.
 
-        Raises what went wrong in it; then there is none any more. An interrupt stops it.
+        Raises its error, after which no work is in progress. An interrupt stops the work.
         """
         work, behind = self._work, self._behind
         self._work = self._behind = None
@@ -243,10 +289,10 @@ class Folder:
         _LOG.info("%s is published", work.name)
 
     def leave(self) -> None:
-        """End the work under way if its thread is done; else leave it to a later session.
+        """Publish work whose thread is done; otherwise leave it to a later session.
 
-        A fold of a large table may take hours. Where three times as much has gathered as lets it
-        begin, wait for it: deltas must not come faster than they go, over short sessions either.
+        A fold of a large table may take hours. If three times the threshold has accumulated, wait
+        for it: deltas must not accumulate faster than they are merged, even over short sessions.
         """
         if self._behind is None:
             return
@@ -256,16 +302,16 @@ class Folder:
             self.stop()
 
     def stop(self) -> None:
-        """Stop the work under way, if there is any; a later one does it again."""
+        """Stop work in progress, if any; it is repeated later."""
         work, behind = self._work, self._behind
         self._work = self._behind = None
         if work is not None and behind is not None:
             behind.stop()
             work.drop()
-            _LOG.info("%s is stopped; a later session does it", work.name)
+            _LOG.info("%s is stopped; a later session repeats it", work.name)
 
     def _start(self, work: Work) -> None:
-        """Have a thread take the steps of work."""
+        """Run the steps of work in a thread."""
         self._since = self._state.manifest.version
         try:
             self._behind = BackgroundWork(work.steps())
@@ -273,43 +319,36 @@ class Folder:
             work.drop()
             raise
         self._work = work
-        _LOG.info("%s begins in a thread", work.name)
+        _LOG.info("%s starts in a thread", work.name)
 
     def _oldest(self) -> int:
-        """Return the version up to which deltas can be folded: all kept or read came from it."""
+        """Return the newest version up to which all kept and read versions allow a fold."""
         state = self._state
         past = state.ledger.common_past(state.writer.readers(state.manifest.version))
         if not state.manifest.forks or past <= state.ledger.floor:
             return past
         return max(state.ledger.floor, _before_compacted(state, past))
 
-    @property
-    def _most(self) -> int:
-        """How many deltas a table may have before something is done about them."""
-        share = _MOST_MAPPINGS // max(1, len(self._state.tables))
-        return min(_MOST_DELTAS, max(_FEWEST_DELTAS, share))
-
     def _much(self, after: int, upto: int, *, times: int = 1) -> bool:
-        """Whether much has gathered in deltas of versions after one and up to another.
+        """Whether the deltas of a range of versions exceed the threshold.
 
-        In any table more than 64 deltas, or fewer where there are hundreds of tables, or both 1 GiB
-        and a quarter of its base.
+        In any table more than 64 deltas, or fewer where there are thousands of them in all tables,
+        or both 1 GiB and a quarter of its base.
         """
-        most = times * self._most
-        for table in self._state.tables.values():
-            tier = table._disk
-            if len(tier.deltas) <= most and tier.delta_bytes <= _MOST_BYTES:
-                continue
-            most_bytes = times * max(_MOST_BYTES, tier.rows * tier.record_bytes // 4)
-            found = _between(tier, after, upto)
-            if len(found) > most or sum(delta.info.size for delta in found) > most_bytes:
+        manifest = self._state.manifest
+        self._gathered.look(manifest)
+        for name in self._gathered.full:
+            info = manifest.tables[name]
+            found = [delta.size for delta in info.deltas if after < delta.version <= upto]
+            most_bytes = times * max(_MOST_BYTES, info.spec.nbytes // 4)
+            if len(found) > times * self._gathered.most or sum(found) > most_bytes:
                 return True
         return False
 
     def _groups(self, after: int, upto: int) -> dict[str, list[list[Delta]]]:
-        """Return, by table, which deltas of versions after one and up to another to compact.
+        """Return the deltas of a range of versions to compact, by table.
 
-        All of a table's where they hold its rows several times over.
+        If the deltas of a table contain its rows several times over, all of them are compacted.
         """
         groups: dict[str, list[list[Delta]]] = {}
         for name, table in self._state.tables.items():
@@ -317,8 +356,8 @@ class Folder:
             rows = sum(delta.info.rows for delta in found)
             if rows > _TIMES_ROWS * table.rows:
                 parts = [found]
-            elif len(found) > self._most:
-                parts = spans(found, upto, self._most * 3 // 4)
+            elif len(found) > self._gathered.most:
+                parts = spans(found, upto, self._gathered.most * 3 // 4)
             else:
                 continue
             parts = [part for part in parts if len(part) > 1]
@@ -327,10 +366,10 @@ class Folder:
         return groups
 
     def _begin(self, upto: int) -> bool:
-        """Say that deltas up to `upto` are being merged; return False where readers prevent it.
+        """Publish that deltas up to `upto` are being merged; return False if readers prevent it.
 
-        A reader of an older version would see newer rows in the base; one of a later version sees
-        none of them.
+        A reader of an older version would see newer rows in the base; readers of later versions do
+        not read these rows from the base.
         """
         state = self._state
         newest = upto == state.manifest.version
@@ -343,10 +382,10 @@ class Folder:
 
 
 def _before_compacted(state: State, upto: int) -> int:
-    """Return the newest version up to one that no compacted delta of a kept version begins before.
+    """Return the newest version, up to a limit, that no compacted delta of a kept version spans.
 
-    A version beside the newest may name a delta that holds older changes too, which the newest has
-    in deltas of their own: what the base holds of those must stay as that version knows it.
+    A version on another branch may name a compacted delta with older changes, which the newest
+    version has in separate deltas. The base must not change for the rows of these.
     """
     kept = list(state.history.versions().values())
     before = 0
@@ -366,18 +405,18 @@ def _before_compacted(state: State, upto: int) -> int:
 
 
 def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
-    """Return the deltas of versions after one and up to another."""
+    """Return the deltas of a range of versions (first exclusive, last inclusive)."""
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
 class BackgroundWork:
-    """Work that a thread does in steps, with pauses in between until it is waited for."""
+    """Runs work in a thread, in steps with pauses until a caller waits for it."""
 
     def __init__(self, steps: Iterator[None]) -> None:
-        """Begin with it; raises StoreIOError where no thread can be had."""
+        """Start the thread; raises StoreIOError if that fails."""
         self._steps: Iterator[None] | None = steps
         self._error: BaseException | None = InternalError(
-            "the thread that was to fold ended; memory may have run out, fold again"
+            "the fold thread died; memory may have run out, fold again"
         )
         self._hurry, self._over = Event(), Event()
         self._worker = Worker(self._run, "fold the store")
@@ -398,14 +437,14 @@ class BackgroundWork:
         return not self._worker.alive
 
     def finish(self) -> None:
-        """Wait until all is done, without more pauses; raise what went wrong."""
+        """Wait until the work is done, without further pauses; raise its error."""
         self._hurry.set()
         self._worker.join()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """End it after the present step, and wait for that."""
+        """Stop the work after the current step, and wait for that."""
         self._over.set()
         self._hurry.set()
         self._worker.join()

@@ -1,4 +1,4 @@
-"""Copying a version of a store to a store of its own."""
+"""Copies a version of a store to a new store."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = ["Overall", "Skipped", "save_store", "write_copy"]
 
 @dataclass
 class Skipped:
-    """What a copy lacks because it is damaged.
+    """Damaged data that a copy omits.
 
     Attributes:
-        rows: by table, the rows that are zeros in the copy, ascending.
-        tables: tables that are left out.
-        keys: tables whose keys are left out.
-        payload: names of the values that are left out.
+        rows: the ascending rows that are zeros in the copy, by table.
+        tables: omitted tables.
+        keys: tables with omitted keys.
+        payload: names of omitted values.
     """
 
     rows: dict[str, list[int]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Skipped:
     payload: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether anything is lacking."""
+        """Whether anything is omitted."""
         return bool(self.rows or self.tables or self.keys or self.payload)
 
 
@@ -62,10 +62,10 @@ def save_store(
     *,
     skipped: Skipped | None = None,
 ) -> Skipped:
-    """Write what readers of a version see to a new store, folded.
+    """Write a version to a new, folded store.
 
-    Every record and payload is checked as it is read, so damage is never copied: it raises, or
-    where there is `skipped`, is noted there and left out. Returns that.
+    Every record and payload is verified as it is read, so damage is never copied: it raises, or if
+    `skipped` is given, is recorded there and omitted. Returns `skipped`.
     """
     report = Overall(progress, sum(table.rows for table in tables.values()))
     with _new_directory(where) as directory:
@@ -88,7 +88,7 @@ def save_store(
 
 
 class Overall:
-    """Turns the progress of one table after another into that of all."""
+    """Combines the progress of consecutive tables into the total."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         """Report to `progress` the rows done of a `total`."""
@@ -112,7 +112,7 @@ def write_copy(
     tables: Mapping[str, TableInfo],
     payload: Mapping[str, PayloadInfo],
 ) -> None:
-    """Make a directory with complete tables and payload a store of one version, a copy."""
+    """Turn a directory with complete tables and payload into a store of one version."""
     identity = Identity(
         uuid.uuid4().hex, Parent(manifest.uuid, manifest.version, manifest.previous)
     )
@@ -133,9 +133,9 @@ def write_copy(
 
 @contextlib.contextmanager
 def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
-    """Make what the body fills appear complete or not at all.
+    """Yield a place for the body to fill, which appears complete or not at all.
 
-    Objects appear one by one, and the last of them, a manifest, makes a store of them. Raises
+    Objects appear one by one; only the last one, a manifest, turns them into a store. Raises
     ExistsError.
     """
     if not isinstance(where, _io.Objects):
@@ -144,7 +144,7 @@ def _new_directory(where: Path | _io.Objects) -> Iterator[_io.Directory]:
         return
     directory = where.open(write=True)
     if directory.names():
-        raise ExistsError(f"{where} holds something; choose another name", filename=str(where))
+        raise ExistsError(f"{where} is not empty; choose another name", filename=str(where))
     try:
         yield directory
     except BaseException:

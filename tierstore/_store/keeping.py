@@ -1,4 +1,4 @@
-"""Versions that are kept by name, and bringing an open store back to one that is kept."""
+"""Named versions, and restoring an open store to a kept version."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["check_version_name", "keep", "release", "restore"]
 
 
 def check_version_name(name: object) -> str:
-    """Return `name` if a version can be kept by it; raises InvalidTypeError, InvalidInputError."""
+    """Return `name` if it is a valid version name; raises InvalidTypeError, InvalidInputError."""
     if not isinstance(name, str):
-        raise InvalidTypeError(f"a version is kept by a name such as 'best', not {name!r}")
+        raise InvalidTypeError(f"the name of a version must be a str such as 'best', not {name!r}")
     if not is_version_name(name):
         raise InvalidInputError(
             f"not a version's name: {name!r}; 1 to 1024 printable characters are"
@@ -24,7 +24,7 @@ def check_version_name(name: object) -> str:
 
 
 def keep(state: State, folder: Folder, version: int | str, name: str) -> int:
-    """Keep a version by a name, which another version loses; return its number."""
+    """Keep a version under a name, which any other version loses; return its number."""
     check_version_name(name)
 
     def work() -> None:
@@ -37,7 +37,7 @@ def keep(state: State, folder: Folder, version: int | str, name: str) -> int:
 
 
 def release(state: State, folder: Folder, name: str) -> None:
-    """Take a name from its version, which goes when nothing else keeps it."""
+    """Remove a name from its version, which may be removed unless it is kept otherwise."""
 
     def work() -> None:
         names = dict(state.ledger.names)
@@ -51,7 +51,7 @@ def release(state: State, folder: Folder, name: str) -> None:
 
 
 def restore(state: State, folder: Folder, version: int | str) -> None:
-    """Bring an open writer back to a version that is kept, as a new version; drop what is not."""
+    """Restore an open writer to a kept version, as a new version; drop uncommitted rows."""
 
     def work() -> None:
         if version in (state.manifest.version, state.restored):
@@ -64,7 +64,7 @@ def restore(state: State, folder: Folder, version: int | str) -> None:
         state.check_whole(older)
         before, changes = state.manifest, state.next_version()
         forks = pruned((*older.forks, (changes["version"], older.version)), before.floor)
-        if before.confirmed < before.version:  # a model elsewhere may need what is not confirmed
+        if before.confirmed < before.version:  # a model elsewhere may need unconfirmed versions
             changes["confirmed"] = before.confirmed
         changes |= {"previous": older.version, "mark": older.mark, "forks": forks}
         changes["payload_mark"] = older.payload_mark

@@ -1,12 +1,12 @@
-"""The writer's ledger: manifests are published, and removed with the files that only they name.
+"""The writer's ledger: publishes manifests, and removes them with the files that only they name.
 
 A complete, synced manifest gets its name by a hard link, which never replaces a file, and the
-directory is synced: a crash before that moment leaves the version before, a crash after it the new
-one.
+directory is synced. A crash before that leaves the previous version, a crash after it the new one.
 
-A writer knows which files die with a manifest and removes just those. What a crash left is looked
-for once, when a writer opens the store, and only where the directory shows what the manifests name:
-a listing that does not is no proof that anything is dead.
+A writer knows which files become unused with a manifest and removes exactly those. Leftovers of a
+crash are searched for once, when a writer opens the store, and only if the directory listing
+contains the files that the manifests name: an incomplete listing does not prove that a file is
+unused.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _NUMBER = re.compile(r"\d{20}", re.ASCII)
 def publish(
     directory: _io.Directory, manifest: Manifest, make_durable: Callable[[], object] = lambda: None
 ) -> None:
-    """Make a manifest the store as it is now.
+    """Publish a manifest as the current state of the store.
 
-    `make_durable` waits for its files that are not durable yet. It is called when the manifest is
-    on its way to the disk too, and before the manifest gets its name.
+    `make_durable` waits for files that are not durable yet. It is called after the manifest was
+    written and before it gets its name.
 
-    Raises InvalidInputError for one that could not be read back, StoreFullError or StoreIOError if
-    nothing was published, ConcurrentWriterError if another writer was faster, and CommitFailedError
-    if it cannot be told.
+    Raises InvalidInputError for a manifest that could not be read back, StoreFullError or
+    StoreIOError if nothing was published, ConcurrentWriterError if another writer was faster, and
+    CommitFailedError if the outcome is unknown.
     """
     name = manifest_name(manifest.seq)
     temporary = f"{name}.{uuid.uuid4().hex[:8]}.tmp"
@@ -85,17 +85,17 @@ def publish(
         with contextlib.suppress(OSError):
             directory.unlink(temporary)
         raise ConcurrentWriterError(
-            f"another writer published {name} in between; this store was open for writing twice, "
+            f"another writer published {name} meanwhile; the store was open for writing twice, "
             "which the lock should prevent; open it again"
         )
     if directory.filesystem not in _io.TESTED:
         with directory.open_file(name) as file:
-            file.sync()  # FUSE, for one, need not pass on the sync of a directory
+            file.sync()  # FUSE, for example, need not pass on the sync of a directory
     directory.sync()
 
 
 def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
-    """Read back whether a publication whose answer was lost took place."""
+    """Read back whether a publication with an unknown result took place."""
     try:
         return directory.read_file(name, MAX_BYTES) == data
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _is_published(directory: _io.Directory, name: str, data: bytes) -> bool:
 
 
 def _encoded(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest; InvalidInputError for what a reader would refuse."""
+    """Serialize a manifest; raise InvalidInputError if a reader would reject it."""
     if manifest.version > MAX_VERSION:
         raise InvalidInputError(f"{manifest.version} is above the last version, {MAX_VERSION}")
     if manifest.step is not None and abs(manifest.step) > 2**63 - 1:
@@ -115,29 +115,29 @@ def _encoded(manifest: Manifest) -> bytes:
     data = manifest.encode()
     if len(data) > MAX_BYTES:
         raise InvalidInputError(
-            f"this version's manifest would have {len(data)} bytes, at most {MAX_BYTES} are read; "
+            f"the manifest of this version would have {len(data)} bytes; at most {MAX_BYTES}: "
             "fold the store, or keep large values in the payload"
         )
     return data
 
 
 def write_skeleton(directory: _io.Directory, identity: Identity, manifest: Manifest) -> None:
-    """Write the files that make a directory with complete tables a store."""
+    """Write the files that turn a directory with complete tables into a store."""
     directory.write_file(LOCK, b"")
     directory.write_file(STORE, identity.encode())
     publish(directory, manifest)
 
 
 class NeededFiles:
-    """Files by path, and the manifests that name them, by number.
+    """Tracks which manifests name which files.
 
-    A file that a manifest stops to name is not named again by a later one, so it is needed as long
-    as any manifest is kept from the first that names it to the last. What this holds, and what a
-    new manifest costs, grows with the names that change and not with the manifests that are kept.
+    A file that a manifest no longer names is not named again by a later one, so it is needed as
+    long as any manifest between the first and the last that name it is kept. Memory and time grow
+    with the number of changed names, not with the number of kept manifests.
     """
 
     def __init__(self) -> None:
-        """Know no manifest."""
+        """Start without manifests."""
         self._numbers: list[int] = []
         self._first: dict[str, int] = {}
         self._ending: dict[int, set[str]] = {}
@@ -147,18 +147,18 @@ class NeededFiles:
         return path in self._first
 
     def paths(self) -> set[str]:
-        """Return all files that any manifest names."""
+        """Return all files named by any manifest."""
         return set(self._first)
 
     def add(self, number: int, new: set[str], gone: set[str]) -> None:
-        """Take note of a manifest that is newer than all before.
+        """Add a manifest that is newer than all others.
 
-        `new` is what it names and the newest one before it does not, `gone` the reverse.
+        `new` are the names that the previous manifest lacks, `gone` those that only that one has.
         """
         if self._numbers:
             self._ending[self._numbers[-1]] = gone
         for path in new:
-            if path in self._first:  # of a version that a writer went back to
+            if path in self._first:  # of a version to which a writer went back
                 for ending in self._ending.values():
                     ending.discard(path)
             else:
@@ -166,7 +166,7 @@ class NeededFiles:
         self._numbers.append(number)
 
     def remove(self, number: int) -> set[str]:
-        """Forget a manifest, not the newest; return the files that no other one names."""
+        """Remove a manifest other than the newest; return the files that no other one names."""
         at = bisect_left(self._numbers, number)
         if self._numbers[at : at + 1] != [number]:
             return set()
@@ -186,11 +186,11 @@ class Ledger:
     """The versions of a store that is open for writing.
 
     Attributes:
-        seq: the highest number of a manifest.
-        last_version: the highest number that was ever given to a version.
-        floor: the newest version that a fold has begun to merge into the base.
-        confirmed: the newest version that was confirmed.
-        names: the versions that are kept by a name.
+        seq: the highest manifest number.
+        last_version: the highest version number ever assigned.
+        floor: the newest version that a fold has started to merge into the base.
+        confirmed: the newest confirmed version.
+        names: the versions kept under a name.
     """
 
     def __init__(self, directory: _io.Directory, history: History) -> None:
@@ -201,7 +201,7 @@ class Ledger:
         self.floor: int = 0
         self.confirmed: int = 0
         self.names: dict[str, int] = {}
-        self._kept: dict[int, int] = {}  # number of the manifest by version, both ascending
+        self._kept: dict[int, int] = {}  # manifest number by version, both ascending
         self._forks_of: dict[int, Forks] = {}
         self._superseded: set[int] = set()
         self._damaged: set[int] = set()
@@ -218,7 +218,7 @@ class Ledger:
                 self._enter(found)
 
     def _enter(self, manifest: Manifest) -> None:
-        """Take note of a manifest that is newer than all before."""
+        """Add a manifest that is newer than all others."""
         self.last_version = max(self.last_version, manifest.last_version, manifest.version)
         self.floor = max(self.floor, manifest.floor)
         self.confirmed = manifest.confirmed
@@ -236,7 +236,7 @@ class Ledger:
         self.seq = manifest.seq
 
     def _supersede(self, is_past: Callable[[int], bool]) -> None:
-        """Keep no version that is older than those that are."""
+        """Stop keeping versions older than those that exist."""
         for oldest in list(itertools.takewhile(is_past, self._kept)):
             self._superseded.add(self._kept.pop(oldest))
 
@@ -255,10 +255,10 @@ class Ledger:
         return next(iter(self._kept))
 
     def common_past(self, readers: Iterable[int]) -> int:
-        """Return the newest version that all which are kept or read were made from, or are.
+        """Return the newest common ancestor of all kept and read versions.
 
-        A version that is read, not kept and not of the newest one's past may share none of it but
-        what is in the base.
+        A version that is read, not kept, and no ancestor of the newest one may share only the base
+        with it.
         """
         newest = next(reversed(self._kept))
         line = newest, self._forks_of[newest]
@@ -268,11 +268,13 @@ class Ledger:
         return min(past)
 
     def unconfirmed(self) -> int:
-        """Return how many versions wait to be confirmed, or for one after them to be."""
+        """Return the number of versions after the newest confirmed one."""
         return len(self._kept) - bisect_right(list(self._kept), self.confirmed)
 
     def publish(self, manifest: Manifest, make_durable: Callable[[], object]) -> None:
         """Publish a manifest; see `publish`."""
+        if self._newest is not None:
+            manifest.share(self._newest)
         publish(self._directory, manifest, make_durable)
         self._enter(manifest)
 
@@ -281,12 +283,12 @@ class Ledger:
         name = manifest_name(self.seq + 1)
         if self._directory.exists(name):
             raise ConcurrentWriterError(
-                f"another writer has published {name} in {self._directory.path}: what was "
+                f"another writer has published {name} in {self._directory.path}: data that was "
                 "published before it here may be lost; open it again"
             )
 
     def forget_damaged(self, after: int) -> None:
-        """Let manifests that cannot be read go, of numbers above one."""
+        """Remove unreadable manifests with numbers above a given one."""
         damaged = {seq for seq in self._damaged if seq > after}
         self._superseded |= damaged
         self._damaged -= damaged
@@ -297,13 +299,12 @@ class Ledger:
         confirmed: int,
         is_read: Callable[[Iterable[int]], bool] = lambda kept: False,
     ) -> None:
-        """Remove the versions that need not be kept, and the files that no other one needs.
+        """Remove versions that are not kept, and the files that only they need.
 
-        Kept are the newest `keep` versions, all from the `confirmed` one on, and those that have a
-        name. A manifest among them that cannot be read stays, and all files with it: it may name
-        any of them. A generation stays while `is_read(kept)` says that versions are read that are
-        not kept: its chunks are opened when they are needed. What could not be removed is tried
-        again the next time.
+        The newest `keep` versions, all from the `confirmed` one on, and those with a name are kept.
+        If a manifest among them is unreadable, it and all files remain, since it may name any of
+        them. Generations remain while `is_read(kept)` reports readers of versions that are not
+        kept, since readers open chunks on demand. Failed removals are retried the next time.
         """
         named = set(self.names.values())
         spare = itertools.islice(self._kept, max(0, len(self._kept) - keep))
@@ -321,7 +322,7 @@ class Ledger:
             self._damaged.discard(seq)
         if self._damaged or not self._dead:
             return
-        if self._unsynced:  # a manifest may come back after a power cut: its files must be there
+        if self._unsynced:  # a manifest may reappear after a power failure: its files must exist
             self._directory.sync()
             self._unsynced = False
         self._remove_dead(is_read)
@@ -339,14 +340,14 @@ class Ledger:
         self._dead = going
 
     def sweep_leftovers(self, newest: Manifest, is_read: Callable[[Iterable[int]], bool]) -> None:
-        """Remove what a writer that was killed left; only before anything is written."""
+        """Remove leftovers of a killed writer; call it before anything is written."""
         if not self._damaged:
             needed = self._needed.paths() | self._dead
             _remove_leftovers(self._directory, newest, needed, is_read=is_read(self.versions))
 
 
 def _remove_paths(directory: _io.Directory, paths: Collection[str]) -> None:
-    """Remove files by their path in the store; those that are gone already are no error."""
+    """Remove files by their path in the store, if they exist."""
     if not paths:
         return
     found: dict[str, list[str]] = defaultdict(list)
@@ -373,10 +374,7 @@ def _remove_paths(directory: _io.Directory, paths: Collection[str]) -> None:
 def _remove_generation(
     directory: _io.Directory, table_name: str, generation: str, *, is_last: bool = True
 ) -> None:
-    """Remove a generation with all its files; the table's directory too where it may be the last.
-
-    Where that holds anything else it stays.
-    """
+    """Remove a generation and all its files, and the table's directory if it is then empty."""
     try:
         with directory.directory(table_name) as table:
             generations.remove_generation(table, generation)
@@ -389,13 +387,14 @@ def _remove_generation(
 def _remove_leftovers(
     directory: _io.Directory, newest: Manifest, needed: Collection[str], *, is_read: bool
 ) -> None:
-    """Remove what a writer that was killed left: files of this format that no manifest names.
+    """Remove leftovers of a killed writer: files of this format that no manifest names.
 
-    Nothing is removed, with a warning, where the directory lacks what the manifests name or holds
-    what only a later manifest can name. A generation stays while `is_read` says that versions are
-    read that are not kept.
+    Nothing is removed, with a warning, if the directory lacks files that the manifests name or
+    contains files of a later manifest. Generations remain while `is_read` reports readers of
+    versions that are not kept.
     """
-    found = set(_files(directory))
+    halves: set[str] = set()
+    found = set(_files(directory, halves))
     lacking = sorted({manifest_name(newest.seq), *needed} - found)
     left = {path for path in found - set(needed) if MANIFEST_NAME.fullmatch(path) is None}
     latest = {path: newest.seq + (path in left) for path in found}
@@ -403,7 +402,7 @@ def _remove_leftovers(
     if lacking or ahead:
         what = f"lacks {lacking[0]}" if lacking else f"holds {ahead[0]}"
         warnings.warn(
-            f"{directory.path} {what}, which does not go with {manifest_name(newest.seq)}, the "
+            f"{directory.path} {what}, which contradicts {manifest_name(newest.seq)}, the "
             "newest manifest: nothing was removed; run 'tierstore verify'",
             UpkeepWarning,
             stacklevel=2,
@@ -417,7 +416,7 @@ def _remove_leftovers(
     _remove_paths(
         directory, {path for path in left - unused if path.rpartition("/")[0] not in unused}
     )
-    for path in filter(_is_generation, sorted(needed)):
+    for path in sorted(halves.intersection(needed)):
         table_name, _, name = path.partition("/")
         with directory.directory(table_name) as table:
             generations.remove_partial_files(table, name)
@@ -427,32 +426,37 @@ def _is_generation(path: str) -> bool:
     return GENERATION_NAME.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def _files(directory: _io.Directory) -> Iterator[str]:
-    """Yield the paths of all entries whose names this format gives, but the files of bases."""
+def _files(directory: _io.Directory, halves: set[str]) -> Iterator[str]:
+    """Yield the paths of all entries whose names this format gives, but the files of bases.
+
+    Generations in which a fold that was cut short may have left files are added to `halves`.
+    """
     for name in directory.names():
         if any(form.fullmatch(name) for form in (PAYLOAD_NAME, MANIFEST_NAME, TEMPORARY_NAME)):
             yield name
         elif TABLE_NAME.fullmatch(name) and directory.is_directory(name):
             with directory.directory(name) as table:
                 for generation in filter(GENERATION_NAME.fullmatch, table.names()):
-                    yield from _generation(table, f"{name}/{generation}", generation)
+                    yield from _generation(table, f"{name}/{generation}", generation, halves)
 
 
-def _generation(table: _io.Directory, path: str, name: str) -> Iterator[str]:
+def _generation(table: _io.Directory, path: str, name: str, halves: set[str]) -> Iterator[str]:
     """Yield the path of a generation and of its files; nothing, with a warning, for another."""
     try:
         with table.directory(name) as directory:
             names = directory.names()
     except FormatError as error:
-        warnings.warn(f"{error}: it is left alone", UpkeepWarning, stacklevel=2)
+        warnings.warn(f"{error}: it is not removed", UpkeepWarning, stacklevel=2)
         return
     yield path
+    if generations.may_have_partial_files(names):
+        halves.add(path)
     for entry in names:
         if any(form.fullmatch(entry) for form in (DELTA_NAME, KEYS_NAME, DIGEST_NAME)):
             yield f"{path}/{entry}"
 
 
 def _number(path: str) -> int:
-    """Return the number of the manifest that a file was made for; 0 where its name has none."""
+    """Return the manifest number in a file name, or 0 if it has none."""
     found = _NUMBER.search(path.rpartition("/")[2])
     return int(found[0]) if found else 0

@@ -1,12 +1,12 @@
-"""Which versions a version was made from, where a store was brought back to an older one.
+"""The ancestry of versions, in stores that were restored to older versions.
 
-Numbers of versions only grow, and as a rule a version is made from all before it. One that restores
-an older version is made from that and what came before it, not from the versions in between: such a
-fork is a pair, the number of the version that restores and that of the version restored. A manifest
-lists the forks of its own past.
+Version numbers only increase, and normally a version descends from all versions before it. A
+version that restores an older one descends from that and its ancestors, but not from the versions
+in between. Such a fork is a pair: the number of the restoring version and that of the restored one.
+A manifest lists the forks of its own history.
 
-Versions that are kept share the deltas of their common past alone. A fold merges no others: they
-would change what the versions beside the newest one hold.
+Kept versions share only the deltas of their common ancestors. A fold merges no other deltas, since
+these would change the contents of versions on other branches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 __all__ = ["Forks", "descends", "newest_common", "pruned"]
 
 Forks = Sequence[tuple[int, int]]
-"""Pairs (version, the version it restores), ascending."""
+"""Ascending pairs (version, restored version)."""
 
 
 def _spans(version: int, forks: Forks) -> list[tuple[int, int]]:
-    """Return the version and all it was made from as spans (first, last), the newest first."""
+    """Return the version and its ancestors as spans (first, last), newest first."""
     spans, last = [], version
     for restoring, restored in reversed(forks):
         spans.append((restoring, last))
@@ -29,12 +29,12 @@ def _spans(version: int, forks: Forks) -> list[tuple[int, int]]:
 
 
 def descends(version: int, forks: Forks, other: int) -> bool:
-    """Whether a version is the other one, or was made from it."""
+    """Whether a version is the other one, or descends from it."""
     return any(first <= other <= last for first, last in _spans(version, forks))
 
 
 def newest_common(one: tuple[int, Forks], other: tuple[int, Forks]) -> int:
-    """Return the newest version that both are, or were made from; 0 where there is none."""
+    """Return the newest common ancestor of two versions, or 0 if there is none."""
     common = [
         min(last, until)
         for first, last in _spans(*one)
@@ -45,5 +45,5 @@ def newest_common(one: tuple[int, Forks], other: tuple[int, Forks]) -> int:
 
 
 def pruned(forks: Iterable[tuple[int, int]], floor: int) -> tuple[tuple[int, int], ...]:
-    """Return the forks that still matter where versions below the floor cannot be opened."""
+    """Return the forks that are relevant for versions from the floor on."""
     return tuple(fork for fork in forks if fork[0] > floor)

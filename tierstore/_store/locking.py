@@ -1,7 +1,8 @@
-"""The note in LOCK: which process has a store open for writing. It is for messages and for a check.
+"""Locks of stores, and the note in LOCK that names the process with the store open for writing.
 
-The locks decide who writes. Where a file system does not hold them between two mounts or machines,
-the note of the second writer takes the place of the first one's, which sees that.
+The locks decide who writes; the note serves messages and a check. If a file system does not enforce
+locks between two mounts or machines, the second writer overwrites the note of the first, which
+detects that.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _NOTE = re.compile(r"pid (\d{1,10}) on (\S{1,255}), boot (\S{1,64}), [0-9a-f]{32
 
 
 def make_note() -> bytes:
-    """Return a note that names this process, and that no other writer leaves."""
+    """Return a unique note that names this process."""
     note = f"pid {os.getpid()} on {socket.gethostname()}, boot {_boot()}, {uuid.uuid4().hex}"
     return note.encode()
 
 
 def describe(note: bytes) -> str:
-    """Say who left a note, and whether that process still runs, as far as it can be told."""
+    """Describe the process that wrote a note, and whether it still runs, if known."""
     text = note.decode("utf-8", "replace").strip()
     found = _NOTE.fullmatch(text)
     if found is None:
@@ -54,14 +55,14 @@ def describe(note: bytes) -> str:
         return f"this very process, pid {pid}"
     if not Path(f"/proc/{pid}").exists():
         return (
-            f"pid {pid} on {host}, which has ended or runs in another container: a child that it "
-            "forked may hold the lock still (/proc/locks names the holder)"
+            f"pid {pid} on {host}, which has ended or runs in another container: a forked child "
+            "may still hold the lock (/proc/locks names the holder)"
         )
     return f"pid {pid} on {host}"
 
 
 def _boot() -> str:
-    """Return what the kernel calls the time since it started; "unknown" if it does not say."""
+    """Return the boot id of the kernel, or "unknown"."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip().decode()
     return "unknown"
@@ -75,27 +76,26 @@ _POLL_SECONDS = 0.02
 
 
 def require_tested(directory: _io.Directory) -> None:
-    """Raise StoreIOError unless a directory lies on a file system that was tested.
+    """Raise StoreIOError unless a directory is on a tested file system.
 
-    On others, above all those of other machines, locks and syncs may not hold.
+    On other file systems, especially remote ones, locks and syncs may not work.
     """
     kind = directory.filesystem
     if kind not in _io.TESTED:
         raise StoreIOError(
-            f"{directory.path} lies on {kind or 'an unknown file system'}, where it is not known "
-            f"whether locks and syncs hold; write on one of {', '.join(sorted(_io.TESTED))}, or "
+            f"{directory.path} is on {kind or 'an unknown file system'}, on which locks and syncs "
+            f"were not tested; write on one of {', '.join(sorted(_io.TESTED))}, or "
             "give allow_untested=True"
         )
 
 
 class WriterLock:
-    """What makes one session the only writer of a store, for as long as it is open."""
+    """The locks that make one session the only writer of a store while it is open."""
 
     def __init__(self, directory: _io.Directory, *, allow_untested: bool) -> None:
         """Take the lock.
 
-        Raises LockedError, and StoreIOError on a file system that was not tested, unless that is
-        allowed.
+        Raises LockedError, and StoreIOError on an untested file system unless that is allowed.
         """
         if not allow_untested:
             require_tested(directory)
@@ -107,12 +107,12 @@ class WriterLock:
             unlocking.callback(self._store.close)
             self._lock = self._take_lock_file()
             unlocking.callback(self._lock.close)
-            # Which files these are does not change, so it is asked for once.
+            # The identity of these files does not change, so it is queried once.
             self._store_status, self._lock_status = self._store.status(), self._lock.status()
-            unlocking.pop_all()  # unless something failed, both locks stay
+            unlocking.pop_all()  # unless something failed, both locks are kept
 
     def _take_lock_file(self) -> _io.File:
-        """Lock the file LOCK, which is made where it is missing, and leave the note in it."""
+        """Lock the file LOCK, creating it if missing, and write the note."""
         directory = self._directory
         for _ in range(_ATTEMPTS):
             try:
@@ -122,7 +122,7 @@ class WriterLock:
                     file = directory.create(LOCK)
                 except StoreIOError:
                     if directory.exists(LOCK):
-                        continue  # made in between
+                        continue  # created meanwhile
                     raise
             try:
                 if not file.lock(exclusive=True):
@@ -133,26 +133,26 @@ class WriterLock:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # removed in between: that lock excludes no one
+            file.close()  # removed meanwhile: that lock excludes no other writer
         raise _replaced(directory, LOCK)
 
     def _leave_note(self, file: _io.File) -> None:
         self._is_noted = False
-        with contextlib.suppress(StoreFullError):  # a note that is missing must not keep one out
+        with contextlib.suppress(StoreFullError):  # a missing note must not prevent writing
             file.truncate(0)
             file.write(self._note, 0)
             self._is_noted = True
         file.unsynced = False  # a note may be lost
 
     def check(self) -> None:
-        """Raise ConcurrentWriterError unless this is the only writer still.
+        """Raise ConcurrentWriterError unless this is still the only writer.
 
-        To be called before each publication. A file LOCK that was removed is made anew.
+        Called before each publication. A removed LOCK file is created again.
         """
         if not self._directory.is_same(STORE, self._store_status):
             raise ConcurrentWriterError(
                 f"{self._directory.join(STORE)} was removed or replaced while the store was open "
-                "for writing, so another program may write it by now; nothing was published"
+                "for writing, so another program may be writing to it; nothing was published"
             )
         if not self._directory.is_same(LOCK, self._lock_status):
             try:
@@ -160,16 +160,16 @@ class WriterLock:
             except LockedError as error:
                 raise ConcurrentWriterError(f"{error}; nothing was published") from None
             self._lock.close()
-            self._lock = file  # kept whatever the next call raises, to be closed with the store
+            self._lock = file  # kept even if the next call raises, and closed with the store
             self._lock_status = file.status()
         elif self._is_noted and (note := self._lock.read(_NOTE_BYTES)) != self._note:
             raise ConcurrentWriterError(
                 f"{self._directory.path} was opened for writing by {describe(note)} as well: the "
-                "locks of this file system do not hold; nothing was published"
+                "locks of this file system do not work; nothing was published"
             )
 
     def reads_other_than(self, versions: Iterable[int]) -> bool:
-        """Return whether any version is being read but these."""
+        """Return whether any version other than these is being read."""
         ends = [-1, *sorted(versions), _WRITER]
         gaps = [(lo + 1, hi) for lo, hi in pairwise(ends) if hi > lo + 1]
         for lo, hi in gaps:
@@ -179,20 +179,20 @@ class WriterLock:
             return not is_free
 
     def readers(self, below: int) -> list[int]:
-        """Return the versions `below` one that are being read, ascending.
+        """Return the ascending versions `below` a given one that are being read.
 
-        A program that does not say which version it reads counts as a reader of version 0.
+        A program that does not announce its version counts as a reader of version 0.
         """
         found: list[int] = []
         first = 0
         while (oldest := self._oldest_lock(first, below)) is not None:
-            found.append(max(first, oldest))  # one lock of a reader may hold several versions
+            found.append(max(first, oldest))  # one lock of a reader may cover several versions
             first = found[-1] + 1
         with self._without_old_programs() as is_free:
             return found if is_free else [0, *found]
 
     def _oldest_lock(self, first: int, below: int) -> int | None:
-        """Return the oldest version from `first` on and `below` another that a reader shares."""
+        """Return the oldest version from `first` to `below` (exclusive) that a reader holds."""
         oldest, end = None, below
         while end > first and (found := self._store.lock_within(first, end - first)) is not None:
             oldest = end = found
@@ -200,7 +200,7 @@ class WriterLock:
 
     @contextlib.contextmanager
     def without_readers_before(self, version: int) -> Iterator[bool]:
-        """Yield whether no older version is read; if so, none can be opened within the body."""
+        """Yield whether no older version is read; if so, prevent opening any within the body."""
         with self._without_old_programs() as is_free:
             if version <= 0:
                 yield is_free
@@ -214,7 +214,7 @@ class WriterLock:
 
     @contextlib.contextmanager
     def _without_old_programs(self) -> Iterator[bool]:
-        """Yield whether no program reads that shares FOLD, and keep those out in the body."""
+        """Yield whether no program has a shared lock on FOLD, and prevent any within the body."""
         try:
             file = self._directory.open_file(FOLD, write=True)
         except FileNotFoundError:
@@ -224,7 +224,7 @@ class WriterLock:
             yield file.lock(exclusive=True)
 
     def close(self) -> None:
-        """Let the next writer in; harmless when done twice."""
+        """Release the locks; may be called again."""
         try:
             self._lock.close()
         finally:
@@ -232,27 +232,28 @@ class WriterLock:
 
 
 class ReaderLock:
-    """What keeps folds from what a reader sees: it shares an offset for each version it needs.
+    """Protects the versions of a reader from folds by a shared lock on an offset per version.
 
     Attributes:
-        held: the versions.
+        held: the protected versions.
     """
 
     def __init__(self, directory: _io.Directory) -> None:
-        """Hold no version yet."""
+        """Start without protected versions."""
         self._directory = directory
         self._store = directory.open_file(STORE)
         self._fold: _io.File | None = None
         self.held: set[int] = set()
 
     def hold(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
-        """Keep folds from a version, beside those that are held.
+        """Protect a further version from folds.
 
-        A fold may have begun before, so look afterwards whether the version can still be opened.
-        `keeps_old_programs_away` is for a store that a program may be writing which knows no
-        versions: FOLD is shared too, which keeps every fold away.
+        A fold may have started before, so check afterwards whether the version can still be opened.
+        `keeps_old_programs_away` is for stores that may have a writer of an older program, which
+        does not know these locks: a shared lock on FOLD prevents all its folds.
 
-        Waits for a fold that is beginning; raises LockedError if that takes longer than a minute.
+        Waits for a fold that is just starting; raises LockedError if that takes longer than a
+        minute.
         """
         if keeps_old_programs_away and self._fold is None:
             with contextlib.suppress(FileNotFoundError):
@@ -271,7 +272,7 @@ class ReaderLock:
             time.sleep(_POLL_SECONDS)
 
     def hold_only(self, version: int, *, keeps_old_programs_away: bool = False) -> None:
-        """Let go of all versions but this one."""
+        """Release all versions except this one."""
         for other in self.held - {version}:
             self._store.unlock_range(other, 1)
         self.held &= {version}
@@ -284,7 +285,7 @@ class ReaderLock:
         self._fold = None
 
     def close(self) -> None:
-        """Let go of every version; harmless when done twice."""
+        """Release all versions; may be called again."""
         try:
             self._close_fold()
         finally:
@@ -293,7 +294,7 @@ class ReaderLock:
 
 @contextlib.contextmanager
 def folds_kept_away(directory: _io.Directory) -> Iterator[None]:
-    """Let no fold begin in the body; where STORE.json is missing there is no writer to begin one.
+    """Prevent folds from starting within the body; without STORE.json there is no writer.
 
     Raises LockedError as `ReaderLock.hold` does.
     """
@@ -308,7 +309,7 @@ def folds_kept_away(directory: _io.Directory) -> Iterator[None]:
 
 
 def _lock_store(directory: _io.Directory) -> _io.File:
-    """Lock the writer's offset of STORE.json, the one that bears this name."""
+    """Lock the writer's offset of STORE.json, and check that the file still has this name."""
     for _ in range(_ATTEMPTS):
         file = directory.open_file(STORE, write=True)
         try:
@@ -347,4 +348,4 @@ def _is_one_of_many() -> bool:
 
 
 def _replaced(directory: _io.Directory, name: str) -> StoreIOError:
-    return StoreIOError(f"{directory.join(name)} is replaced again and again; try again later")
+    return StoreIOError(f"{directory.join(name)} is being replaced repeatedly; try again later")

@@ -1,4 +1,4 @@
-"""Making and opening stores."""
+"""Creates and opens stores."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def create(
     allow_untested: bool = False,
     device: DeviceName | torch.device | Device = "cpu",
 ) -> Store:
-    """Make a store with these tables at `path`, which must not exist, and open it for writing.
+    """Create a store with these tables at `path`, which must not exist, and open it for writing.
 
-    Without a path, None, it is made in memory, a directory of /dev/shm where there is one, and is
-    gone when it is closed: for tests.
+    If `path` is None, the store is created in memory (under /dev/shm, if available) and removed
+    when it is closed; use this for tests.
 
-    The arguments are checked before anything is written. Every row is written, and disk space for
-    all of them reserved, before the store appears under its name: a full disk, a kill or a power
-    cut leaves nothing. A store that is made and cannot be opened is removed again.
-    `progress(done, total)` is called with rows. For `allow_untested` see `open`. Raises
-    ExistsError, StoreFullError, StoreIOError, CapacityError,
-    InvalidInputError.
+    The arguments are checked before anything is written. All rows are written and their disk space
+    is reserved before the store appears under its name, so a full disk, a kill or a power failure
+    leaves nothing behind. A new store that cannot be opened is removed again. `progress(done,
+    total)` is called with numbers of rows. For `allow_untested` see `open`.
+
+    Raises ExistsError, StoreFullError, StoreIOError, CapacityError, InvalidInputError.
     """
     if path is None:
         return _create_in_memory(
@@ -74,7 +74,7 @@ def create(
         where = _io.locate(path)
         if isinstance(where, _io.Objects):
             raise InvalidInputError(
-                f"{where} is not on a disk: create the store on one, and save a copy of it there"
+                f"{where} is not on a disk: create the store on a disk, and save a copy there"
             )
         check_tables(tables)
         options = Options(
@@ -87,7 +87,7 @@ def create(
             device=find_device(device),
         )
         check_names(tables, options.budget, policy)
-        Placement(options.budget, policy, options.device).check_fit(tables)
+        Placement(options.budget, policy, options.device).plan(tables)
         if not allow_untested and where.parent.is_dir():
             with _io.Directory.open(where.parent) as parent:
                 require_tested(parent)
@@ -100,7 +100,7 @@ def create(
 
 
 def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
-    """Make a store in a temporary directory, which goes when the store is closed."""
+    """Create a store in a temporary directory, which is removed when the store is closed."""
     directory = _temporary_directory()
     remove = partial(_remove_temporary, directory, os.getpid())
     try:
@@ -113,13 +113,13 @@ def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
 
 
 def _temporary_directory() -> str:
-    """Make a directory in memory where there is such a file system, else on a disk."""
+    """Create a temporary directory, in memory if such a file system exists."""
     in_memory = os.path.isdir(_MEMORY) and os.access(_MEMORY, os.W_OK)
     return tempfile.mkdtemp(prefix="tierstore-", dir=_MEMORY if in_memory else None)
 
 
 def _remove_temporary(directory: str, made_by: int) -> None:
-    """Remove a temporary directory, in the process that made it."""
+    """Remove a temporary directory, in the process that created it."""
     if os.getpid() == made_by:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -131,12 +131,12 @@ def open_or_create(
     progress: Progress | None = None,
     **options: Any,
 ) -> Store:
-    """Open a store for writing, or make it with these tables where nothing is: for notebooks.
+    """Open a store for writing, or create it if `path` does not exist; useful in notebooks.
 
-    A store that is there must have the tables, with the fields that their specs name; more fields
-    and rows, such as an optimizer and `grow` add, are no difference, and initializers are not
-    looked at. `options` are arguments that `open` and `create` share: budget, policy, keep, device
-    and allow_untested. Raises InvalidInputError for other tables, and what `open` and `create` do.
+    An existing store must have these tables with the fields of their specs. Additional fields and
+    rows, as added by an optimizer and `grow`, are allowed, and initializers are ignored. `options`
+    are arguments common to `open` and `create`: budget, policy, keep, device and allow_untested.
+    Raises InvalidInputError for different tables, and the errors of `open` and `create`.
     """
     check_tables(tables)
     if not os.path.lexists(path):
@@ -152,7 +152,7 @@ def open_or_create(
 
 
 def _check_same(store: Store, name: str, spec: TableSpec) -> None:
-    """Raise InvalidInputError if a store lacks a table, or has another one of that name."""
+    """Raise InvalidInputError if a store lacks a table, or has a different one of that name."""
     if name not in store:
         raise InvalidInputError(
             f"{store.path} has no table {name!r}; add it with store.create_table({name!r}, spec)"
@@ -188,23 +188,25 @@ def open(
     """Open a store.
 
     Args:
-        path: the store's directory; or for reading, where `Store.save` put a copy: a URL such as
-            "s3://bucket/emb.tier", for fsspec, or a zarr store.
-        mode: "r" for one of many readers of one version, "r+" for the one writer.
-        budget: memory for the tiers; see Budget for the defaults. A size such as "8GiB" is that
-            of the host tier.
-        policy: which rows the tiers keep: "lru" (the default), "lfu", "lookahead", or a value
-            of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by table.
-        version: a kept version to read, or with "r+" and `discard_newer` to go on from: a number,
-            or the name it is kept by.
-        discard_newer: drop the versions after `version`, named ones too.
-        keep: how many versions a writer keeps; None keeps as many as the last one did, at first 2.
-        allow_untested: write on a file system on which it was not tested whether locks and syncs
-            hold, such as one of another machine; see docs/durability.md.
-        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one, or a torch.device:
-            where the nearest tier is, and torch rows come to.
-        check_ids: "async" checks ids that are on a GPU there, without waiting, and raises at the
-            next call that waits; "sync" raises at once.
+        path: the directory of the store. For reading also the place of a copy that `Store.save`
+            wrote: a URL for fsspec, such as "s3://bucket/emb.tier", or a zarr store.
+        mode: "r" for reading one version, by any number of readers; "r+" for the single writer.
+        budget: memory for the tiers; see Budget for the defaults. A size such as "8GiB" applies to
+            the host tier.
+        policy: the replacement policy of the tiers: "lru" (the default), "lfu", "lookahead", or a
+            value of `tierstore.policy` such as `static(counts)`; one for all tables, or a dict by
+            table.
+        version: a kept version to read, or with "r+" and `discard_newer` to continue from: its
+            number, or the name under which it is kept.
+        discard_newer: drop the versions after `version`, including named ones.
+        keep: number of versions that a writer keeps; None uses the number of the last writer,
+            initially 2.
+        allow_untested: write on a file system on which locks and syncs were not tested, such as a
+            remote one; see docs/durability.md.
+        device: the device of the nearest tier and of returned tensors: "cpu", "cuda", "cuda:1", a
+            torch.device, or "auto" for a GPU if there is one.
+        check_ids: "async" checks ids in GPU memory without waiting, and raises at the next call
+            that waits; "sync" raises at once.
 
     Raises NotAStoreError, FormatError, CorruptStoreError, LockedError and VersionError.
     """
@@ -233,7 +235,7 @@ def open(
 def _create_store(
     path: str | Path, tables: Mapping[str, TableSpec], progress: Progress | None = None
 ) -> None:
-    """Write a store with these tables beside `path` and give it that name when it is complete."""
+    """Write a store with these tables beside `path`, and rename it when it is complete."""
     report = Overall(progress, sum(spec.rows for spec in tables.values()))
     identity = Identity(uuid.uuid4().hex)
     infos: dict[str, TableInfo] = {}
@@ -247,10 +249,10 @@ def _create_store(
 
 
 def discard_store(path: str | Path, error: BaseException) -> None:
-    """Remove a store that was just made and that its maker could not open because of `error`.
+    """Remove a new store that its creator could not open because of `error`.
 
-    A store that another process writes to by now stays, and so does one that cannot be removed: a
-    note of the error says so.
+    If another process already writes to the store, or if it cannot be removed, it remains, and a
+    note on the error says so.
     """
     try:
         with (
@@ -259,13 +261,13 @@ def discard_store(path: str | Path, error: BaseException) -> None:
         ):
             _io.withdraw(path)
     except (TierStoreError, OSError, MemoryError) as reason:
-        error.add_note(f"{path} was made and is still there ({reason}); open it or remove it")
+        error.add_note(f"{path} was created and still exists ({reason}); open it or remove it")
 
 
 def check_tables(tables: Mapping[str, TableSpec]) -> None:
-    """Raise InvalidTypeError or InvalidInputError for what cannot be the tables of a store."""
+    """Raise InvalidTypeError or InvalidInputError if these cannot be the tables of a store."""
     if not isinstance(tables, Mapping):
-        raise InvalidTypeError(f"tables are a dict from name to TableSpec, not {tables!r}")
+        raise InvalidTypeError(f"tables must be a dict from name to TableSpec, not {tables!r}")
     for name, spec in tables.items():
         check_name(name)
         if not isinstance(spec, TableSpec):

@@ -1,4 +1,4 @@
-"""How a store is to be opened."""
+"""The options for opening a store."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["Options", "version_or_name", "whole_number"]
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return a whole number of any type that is one, such as np.int64; raises InvalidTypeError."""
+    """Convert any integer type, such as np.int64, to int; raises InvalidTypeError."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
-    raise InvalidTypeError(f"{name} is an int, not {value!r}")
+    raise InvalidTypeError(f"{name} must be an int, not {value!r}")
 
 
 def version_or_name(version: object) -> int | str:
-    """Return a version's number, or the name it is kept by; raises InvalidTypeError."""
+    """Return a version given by number or name; raises InvalidTypeError."""
     return version if isinstance(version, str) else whole_number("version", version)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of `tierstore.open`, checked, with the device found; None is the CPU.
+    """The validated arguments of `tierstore.open`, with the device resolved; None is the CPU.
 
-    `mark` is the one that the version must have: it tells it from the version of the same number in
-    a copy of the store. `within` is a directory that is open already, to be read whatever lies at
-    the path by now. `root_only` opens the root of a partitioned store without any table.
+    `mark` is the required mark of the version, which distinguishes it from the version of the same
+    number in a copy of the store. `within` is an open directory to read, regardless of what is at
+    the path now. `root_only` opens the root of a partitioned store without its tables.
 
-    Raises InvalidTypeError, and InvalidInputError for what contradicts itself.
+    Raises InvalidTypeError, and InvalidInputError for contradictory arguments.
     """
 
     path: Path | _io.Objects
@@ -56,29 +56,29 @@ class Options:
     root_only: bool = False
 
     def __post_init__(self) -> None:
-        """Check each, and that they go together."""
+        """Check the arguments and their combination."""
         if not isinstance(self.budget, Budget):
-            raise InvalidTypeError(f"a budget is a tierstore.Budget, not {self.budget!r}")
+            raise InvalidTypeError(f"budget must be a tierstore.Budget, not {self.budget!r}")
         if self.keep is not None:
             object.__setattr__(self, "keep", whole_number("keep", self.keep))
         if self.version is not None:
             object.__setattr__(self, "version", version_or_name(self.version))
         if self.mode not in ("r", "r+"):
-            raise InvalidInputError(f"mode is 'r' or 'r+', not {self.mode!r}")
+            raise InvalidInputError(f"mode must be 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:
-            raise InvalidInputError(f"at least one version is kept, not {self.keep}")
+            raise InvalidInputError(f"keep must be at least 1, not {self.keep}")
         if self.writable and self.version is not None and not self.discard_newer:
             raise InvalidInputError(
-                "to write on from an older version, newer ones must go: give discard_newer=True"
+                "writing from an older version drops newer ones: give discard_newer=True"
             )
         if not self.writable and self.keep is not None:
-            raise InvalidInputError("only a writer keeps versions: give keep with mode 'r+'")
+            raise InvalidInputError("only a writer keeps versions: give keep only with mode 'r+'")
         if self.discard_newer and (self.version is None or not self.writable):
             raise InvalidInputError(
-                "discard_newer drops the versions after one: give version, and mode 'r+'"
+                "discard_newer drops the versions after version: give version and mode 'r+'"
             )
         if self.check_ids not in ("async", "sync"):
-            raise InvalidInputError(f"check_ids is 'async' or 'sync', not {self.check_ids!r}")
+            raise InvalidInputError(f"check_ids must be 'async' or 'sync', not {self.check_ids!r}")
         if self.writable and not isinstance(self.path, Path):
             raise InvalidInputError(
                 f"{self.path} is not on a disk, and can only be read; save it to a disk to go on "
@@ -87,5 +87,5 @@ class Options:
 
     @property
     def writable(self) -> bool:
-        """Whether the store is opened by its one writer."""
+        """Whether the store is opened for writing."""
         return self.mode == "r+"

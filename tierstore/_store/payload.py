@@ -1,4 +1,4 @@
-"""Payload: what a trainer commits together with the tables, without pickle."""
+"""Payloads: values that a trainer commits together with the tables, without pickle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 _MAX_HEADER = DEFAULT_MEMORY // JSON_COST
-"""Bytes of a header that is written: what is read without being allowed more memory."""
+"""Maximum size of a written header, which can be read with the default memory limit."""
 _MAX_DEPTH = 100
 _MAX_DIMS = 32
 _MAX_DIGITS = 4000
@@ -54,14 +54,14 @@ _CODES = {np.dtype(text): code for code, text in _NAMES.items() if code not in _
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 Leaf = tuple[str, npt.NDArray[Any]]
-"""The safetensors name of an element type, and an array whose elements have that size."""
+"""The safetensors name of an element type, and an array with elements of that size."""
 
 
 def encode_tree(value: object) -> Iterator[bytes]:
-    """Return the pieces of a file that holds a tree.
+    """Return the pieces of a file that contains a tree.
 
-    Raises InvalidTypeError or InvalidInputError, before anything is yielded, for what cannot be
-    stored.
+    Raises InvalidTypeError or InvalidInputError for values that cannot be stored, before the first
+    piece is yielded.
     """
     leaves: dict[str, Leaf] = {}
     skeleton = _skeleton(value, leaves, "payload", 0)
@@ -75,8 +75,8 @@ def encode_tree(value: object) -> Iterator[bytes]:
     text += b" " * (-len(text) % 8)
     if len(text) > _MAX_HEADER:
         raise InvalidInputError(
-            f"a payload without its tensors takes {len(text)} bytes, at most {_MAX_HEADER} are "
-            "written; give large values as arrays or bytes"
+            f"a payload without its tensors takes {len(text)} bytes; at most {_MAX_HEADER}: "
+            "give large values as arrays or bytes"
         )
     return _pieces(text, leaves)
 
@@ -96,12 +96,12 @@ def decode_tree(
 ) -> Any:
     """Return the tree in a file of `size` bytes; `make(array, code)` makes each tensor.
 
-    Each tensor is read into a fresh array of its own. The rest of the tree is bounded by the
-    `allowance`. Raises FormatError; `name` is the file's, for messages.
+    Each tensor is read into a new array. The `allowance` limits the rest of the tree. Raises
+    FormatError; `name` is the file's name, for messages.
     """
     length = int.from_bytes(_exactly(stream, min(8, size), name).tobytes(), "little")
     if size < 8 or length > size - 8:
-        raise FormatError(f"{name} is no tree: its header does not fit into {size} bytes")
+        raise FormatError(f"{name} is not a tree: its header does not fit into {size} bytes")
     allowance.check(JSON_COST * length, f"a tree with a header of {length} bytes")
     header = Section(parse(_exactly(stream, length, name).tobytes(), name), name)
     metadata = header.section("__metadata__")
@@ -115,18 +115,18 @@ def decode_tree(
             leaves[key] = make(_array(values, code, dtype, shape, f"{name}: {key}"), code)
             end = stop
     if end != data_bytes:
-        raise FormatError(f"{name} holds {data_bytes} bytes of tensors, {end} are named")
+        raise FormatError(f"{name} has {data_bytes} bytes of tensors, but its header names {end}")
     return _assemble(skeleton, leaves, name, 0)
 
 
 def _exactly(stream: RawIOBase | BufferedIOBase, nbytes: int, name: str) -> npt.NDArray[np.uint8]:
-    """Return the next bytes in an array of their own; raises FormatError if the stream ends."""
+    """Return the next bytes in a new array; raises FormatError if the stream ends."""
     found = np.empty(nbytes, np.uint8)
     filled = 0
     while filled < nbytes:
         count = stream.readinto(found[filled:].data)
         if not count:
-            raise FormatError(f"{name} ends within bytes that its header names")
+            raise FormatError(f"{name} ends before the last byte that its header names")
         filled += count
     return found
 
@@ -134,17 +134,17 @@ def _exactly(stream: RawIOBase | BufferedIOBase, nbytes: int, name: str) -> npt.
 def _tensor(
     entry: Section, start: int, data_bytes: int
 ) -> tuple[str, np.dtype[Any], list[int], int]:
-    """Return what a tensor is that begins at `start`, where the one before ended, and its end."""
+    """Parse the entry of a tensor that starts at `start`; return it and its end."""
     entry.only({"dtype", "shape", "data_offsets"})
     code, shape, span = entry.text("dtype"), entry.items("shape"), entry.items("data_offsets")
     if code not in _NAMES:
-        raise FormatError(f"{entry.name}: no element type: {code[:80]!r}")
+        raise FormatError(f"{entry.name}: not an element type: {code[:80]!r}")
     if any(type(size) is not int or size < 0 for size in [*shape, *span]):
-        raise FormatError(f"{entry.name}: sizes and offsets are whole numbers, not negative")
+        raise FormatError(f"{entry.name}: sizes and offsets must be non-negative integers")
     dtype = np.dtype(_NAMES[code])
     stop = start + math.prod(shape) * dtype.itemsize
     if len(shape) > _MAX_DIMS or span != [start, stop] or stop > data_bytes:
-        raise FormatError(f"{entry.name}: a tensor of this shape does not lie at its offsets")
+        raise FormatError(f"{entry.name}: the offsets do not match the shape of the tensor")
     return code, dtype, shape, stop
 
 
@@ -152,11 +152,11 @@ def _array(
     values: npt.NDArray[np.uint8], code: str, dtype: np.dtype[Any], shape: list[int], name: str
 ) -> npt.NDArray[Any]:
     if code == "BOOL" and values.max(initial=0) > 1:
-        raise FormatError(f"{name}: a truth value is 0 or 1")
+        raise FormatError(f"{name}: a boolean must be 0 or 1")
     try:
         return values.view(dtype).reshape(shape)
-    except (ValueError, OverflowError):  # no elements, but a side no array can have
-        raise FormatError(f"{name}: no array has this shape") from None
+    except (ValueError, OverflowError):  # no elements, but a dimension that no array can have
+        raise FormatError(f"{name}: no array can have this shape") from None
 
 
 def _skeleton(value: object, leaves: dict[str, Leaf], where: str, depth: int) -> Any:
@@ -171,7 +171,7 @@ def _skeleton(value: object, leaves: dict[str, Leaf], where: str, depth: int) ->
         return value if math.isfinite(value) else {"float": repr(float(value))}
     if depth == _MAX_DEPTH:
         raise InvalidInputError(
-            f"{where[:80]}…: a payload is at most {_MAX_DEPTH} levels deep; does it hold itself?"
+            f"{where[:80]}…: a payload has at most {_MAX_DEPTH} levels; does it contain itself?"
         )
     if isinstance(value, Mapping):
         items = [
@@ -194,7 +194,7 @@ def _key(key: object, where: str) -> str | int:
         return key
     if type(key) is int:
         raise InvalidInputError(f"{where}: an int of {key.bit_length()} bits is too large")
-    raise InvalidTypeError(f"{where}: a key of a payload is a text or an int, not {key!r:.80}")
+    raise InvalidTypeError(f"{where}: a key of a payload must be a str or an int, not {key!r:.80}")
 
 
 def _leaf(value: Any, where: str) -> Leaf:
@@ -213,16 +213,16 @@ def _leaf(value: Any, where: str) -> Leaf:
         raise InvalidTypeError(f"{where}: arrays of {array.dtype} cannot be stored")
     raise InvalidTypeError(
         f"{where}: a {type(value).__name__} cannot be stored; a payload is bytes, a Path, or dicts "
-        "and lists of tensors, arrays, numbers, texts, booleans and None"
+        "and lists of tensors, arrays, numbers, strings, booleans and None"
     )
 
 
 def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> Any:
-    """Return what a skeleton stands for."""
+    """Return the value that a skeleton represents."""
     if node is None or type(node) in (bool, str, int, float):
         return node
     if type(node) is not dict or len(node) != 1 or depth > _MAX_DEPTH:
-        raise FormatError(f"{name} holds no tree")
+        raise FormatError(f"{name} does not contain a tree")
     ((tag, content),) = node.items()
     if tag == "tensor" and type(content) is str and content in leaves:
         return leaves[content]
@@ -232,7 +232,7 @@ def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> An
         found = {}
         for pair in content:
             if type(pair) is not list or len(pair) != 2 or type(pair[0]) not in (str, int):
-                raise FormatError(f"{name}: an item of a dict is a key and a value")
+                raise FormatError(f"{name}: an item of a dict must be a key and a value")
             found[pair[0]] = _assemble(pair[1], leaves, name, depth + 1)
         if len(found) != len(content):
             raise FormatError(f"{name}: a key occurs twice")
@@ -240,22 +240,21 @@ def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> An
     if tag in ("list", "tuple") and type(content) is list:
         parts = [_assemble(item, leaves, name, depth + 1) for item in content]
         return tuple(parts) if tag == "tuple" else parts
-    raise FormatError(f"{name} holds no tree: {tag[:80]!r}")
+    raise FormatError(f"{name} does not contain a tree: {tag[:80]!r}")
 
 
 _CHUNK = 8 << 20
 _VOUCHED = 64
-"""Bytes of a file that a byte on the disk vouches for: file systems compress, and copies of files
-leave out zeros."""
+"""Plausible bytes of a file per allocated byte: file systems compress, and copies skip zeros."""
 
 
 class Payload:
-    """One committed value; nothing is read before it is asked for."""
+    """One committed value, read on demand."""
 
     def __init__(self, directory: _io.Directory, info: PayloadInfo, *, hold: bool = False) -> None:
         """Refer to a payload file of an open store.
 
-        With `hold` the file is opened now, and can be read when its name has been swept away.
+        With `hold` the file is opened now, and stays readable after its name was removed.
         """
         self._directory = directory
         self._info = info
@@ -271,13 +270,13 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the value's file."""
+        """Size of the value's file in bytes."""
         return self._info.size
 
     def read(self, *, memory: Size = DEFAULT_MEMORY) -> bytes:
-        """Return the bytes of the value's file, checked against its checksum.
+        """Return the bytes of the value's file after verifying its checksum.
 
-        Raises FormatError for a file that is nearly all holes and larger than `memory` bytes.
+        Raises FormatError for a file that consists mostly of holes and exceeds `memory` bytes.
         """
         self._check_holes(memory)
         data = BytesIO()
@@ -286,20 +285,20 @@ class Payload:
         return data.getvalue()  # not a copy
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the value's file to `path`, which appears complete or not at all."""
+        """Copy the value's file to `path`, which appears complete or not at all."""
         with _io.publish(path, force=force) as temporary, open(temporary, "xb") as target:
             for chunk in self.chunks():
                 target.write(chunk)
 
     def verify(self) -> None:
-        """Raise CorruptStoreError if the file is missing, or not the one that was committed."""
+        """Raise CorruptStoreError if the file is missing or differs from what was committed."""
         for _ in self.chunks():
             pass
 
     def tree(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
-        """Return a committed tree, its tensors as fresh NumPy arrays (bfloat16 as float32).
+        """Return a committed tree with its tensors as new NumPy arrays (bfloat16 as float32).
 
-        Raises FormatError where the tree without its tensors takes more than `memory` bytes.
+        Raises FormatError if the tree without its tensors needs more than `memory` bytes.
         """
 
         def array_of(array: npt.NDArray[Any], code: str) -> npt.NDArray[Any]:
@@ -310,7 +309,7 @@ class Payload:
     def state_dict(self, *, memory: Size = DEFAULT_MEMORY) -> Any:
         """Return a committed tree with its tensors as torch tensors on the CPU.
 
-        Raises FormatError as `tree` does.
+        Raises FormatError like `tree`.
         """
         import torch
 
@@ -335,7 +334,7 @@ class Payload:
             )
 
     def close(self) -> None:
-        """Close the file that is held, if any."""
+        """Close the held file, if any."""
         if self._held is not None:
             self._held.close()
 
@@ -349,9 +348,9 @@ class Payload:
             ) from None
 
     def _check_holes(self, memory: Size) -> None:
-        """Refuse a file that is nearly all holes and takes more than `memory` bytes.
+        """Reject a file that consists mostly of holes and exceeds `memory` bytes.
 
-        Bytes on the disk had to be written, but holes cost nothing to make.
+        Allocated bytes had to be written, but creating holes costs an attacker nothing.
         """
         file = self._held or self._open()
         size = min(file.size, self._info.size)
@@ -359,14 +358,14 @@ class Payload:
 
     def _decode(self, make: Callable[[npt.NDArray[Any], str], Any], memory: Size) -> Any:
         if self.kind != "tree":
-            raise InvalidTypeError(f"this payload is {self.kind}, not a tree; use read() or save()")
+            raise InvalidTypeError(f"the payload is {self.kind}, not a tree; use read() or save()")
         self._check_holes(memory)
         name = self._directory.join(self._info.name)
         stream = _Pieces(self.chunks())
         try:
             found = decode_tree(stream, self.nbytes, name, make, Allowance(name, memory))
         except FormatError:
-            stream.drain()  # a file that is damaged is not one that was made up
+            stream.drain()  # a damaged file is not a forged one
             raise
         stream.drain()
         return found
@@ -391,15 +390,15 @@ class _Pieces(RawIOBase):
         return count
 
     def drain(self) -> None:
-        """Read the rest; raises what the pieces raise after the last."""
+        """Read the rest; raises the errors that the pieces raise at their end."""
         for _ in self._pieces:
             pass
 
 
 def write_payload(directory: _io.Directory, name: str, value: object) -> PayloadInfo:
-    """Write a value to a new file and make it durable; its name is not, until the directory is.
+    """Write a value to a new file and make it durable, except for its name.
 
-    Raises InvalidTypeError, before anything is written, for what cannot be stored.
+    Raises InvalidTypeError for values that cannot be stored, before anything is written.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return _write(directory, name, "bytes", [bytes(value)])
@@ -411,7 +410,7 @@ def write_payload(directory: _io.Directory, name: str, value: object) -> Payload
 def write_payloads(
     directory: _io.Directory, seq: int, payload: Mapping[str, object]
 ) -> dict[str, PayloadInfo]:
-    """Write the values of a commit, names included, durably; after an error none is left."""
+    """Write the values of a commit durably, including names; after an error none remains."""
     files: dict[str, PayloadInfo] = {}
     try:
         for name, value in payload.items():
@@ -425,13 +424,13 @@ def write_payloads(
 
 
 def remove_payloads(directory: _io.Directory, files: Mapping[str, PayloadInfo]) -> None:
-    """Remove the values of a commit that did not take place."""
+    """Remove the values of a failed commit."""
     for info in files.values():
         directory.unlink(info.name)
 
 
 def copy_payload(value: Payload, directory: _io.Directory, name: str) -> PayloadInfo:
-    """Copy a committed value to a new, durable file of another store, checking it on the way."""
+    """Copy a committed value to a new, durable file of another store, verifying it."""
     return _write(directory, name, value.kind, value.chunks())
 
 
@@ -452,18 +451,18 @@ def _write(directory: _io.Directory, name: str, kind: str, chunks: Iterable[byte
 
 
 def _file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a regular file, as many as it has now, whether it grows or not."""
+    """Yield the bytes of a regular file up to its current size, even if it grows."""
     with _source(path) as source:
         size = source.size
         for offset in range(0, size, _CHUNK):
             chunk = source.read(min(_CHUNK, size - offset), offset)
             if len(chunk) < min(_CHUNK, size - offset):
-                raise InvalidInputError(f"the payload {path} was cut while it was copied")
+                raise InvalidInputError(f"the payload {path} was truncated while it was copied")
             yield chunk
 
 
 def _source(path: Path) -> _io.File:
-    """Open a file to be copied; a FIFO does not block. Raises InvalidInputError."""
+    """Open a file to copy without blocking on a FIFO. Raises InvalidInputError."""
     try:
         real = path.resolve(strict=True)
         with _io.Directory.open(real.parent) as parent:
@@ -471,5 +470,5 @@ def _source(path: Path) -> _io.File:
     except FormatError:
         raise InvalidInputError(f"the payload {path} is not a regular file") from None
     except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "a link that leads to itself"
+        reason = error.strerror if isinstance(error, OSError) else "a link that points to itself"
         raise InvalidInputError(f"cannot read the payload {path}: {reason}") from None

@@ -1,7 +1,7 @@
-"""Pointers: what the state of a store, layer or optimizer holds in place of rows.
+"""Pointers: references to a version, stored in states of layers or optimizers instead of rows.
 
-A pointer names a version of a store, and loading it brings the store there. Versions are told apart
-by their marks, so a pointer holds for copies too, and for a version that restores the one it names.
+Loading a pointer restores the store to that version. Versions are identified by their marks, so a
+pointer is also valid for copies, and for a version that restores the one it names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _MULTIPLE = 1024
 
 
 def to_bytes(pointer: Pointer) -> bytes:
-    """Return a pointer as bytes, for states that are made of tensors.
+    """Return a pointer as bytes, for states that consist of tensors.
 
-    They are as many for any version: loaders such as torch.distributed.checkpoint load in place.
+    The length is the same for any version: loaders such as torch.distributed.checkpoint load in
+    place.
     """
     data = json.dumps(pointer, separators=(",", ":")).encode()
     return data.ljust(-(-len(data) // _MULTIPLE) * _MULTIPLE)
@@ -43,10 +44,10 @@ def from_bytes(data: bytes) -> dict[str, Any]:
 
 
 def make_pointer(state: State) -> dict[str, Any]:
-    """Return a pointer to the version that is open, made of JSON values.
+    """Return a pointer to the open version, made of JSON values.
 
-    In the payload of a commit under way it is to the version that is being written. Raises
-    InvalidInputError where rows are not committed: no version has them.
+    In the payload of a running commit, it points to the version being written. Raises
+    InvalidInputError if there are uncommitted rows, which no version contains.
     """
     manifest, coming = state.manifest, state.coming
     where = {"path": str(state.directory.path), "uuid": manifest.uuid}
@@ -64,7 +65,7 @@ def make_pointer(state: State) -> dict[str, Any]:
 
 
 def wanted_version(state: State, pointer: Pointer) -> int | None:
-    """Return the kept version that a pointer names, None if that is the one open.
+    """Return the kept version that a pointer names, or None if it is the open version.
 
     Raises InvalidInputError for a pointer to another store or to a version that is not kept.
     """
@@ -92,7 +93,7 @@ def _is(manifest: Manifest, uuid: str, number: int, mark: str) -> bool:
 
 
 def _why_not(state: State, pointer: Pointer, kept: Mapping[int, Manifest]) -> str:
-    """Return why no version is the one that a pointer names, and what helps."""
+    """Return why no version matches a pointer, and the remedy."""
     path, number = state.directory.path, int(pointer["version"])
     listed = ", ".join(map(str, kept))
     parent = state.identity.parent
@@ -100,26 +101,26 @@ def _why_not(state: State, pointer: Pointer, kept: Mapping[int, Manifest]) -> st
         if number in kept:
             return (
                 f"this state is of a version {number} of another copy of {path}, whose own version "
-                f"{number} holds other rows; open the copy that the state was saved with"
+                f"{number} has different rows; open the copy with which the state was saved"
             )
         return (
-            f"this state is of version {number} of {path}, which is not kept any more; there are: "
+            f"this state is of version {number} of {path}, which is no longer kept; kept are: "
             f"{listed}. Keep the versions that states point to, with "
             'store.commit(keep="best") or a larger keep='
         )
     if parent is not None and pointer["uuid"] == parent.uuid:
         return (
             f"this state is of version {number} of the store that {path} was copied from, and "
-            f"the copy has it no more, or never had: it began with version {parent.version} and "
+            f"the copy does not have that version: it started with version {parent.version} and "
             f"keeps {listed}"
         )
     return (
-        f"this state belongs to the store {pointer['uuid']} that was at {pointer.get('path')}; "
-        f"{path} is {state.identity.uuid}. Open the store it was saved with, or a copy of it"
+        f"this state belongs to the store {pointer['uuid']}, formerly at {pointer.get('path')}; "
+        f"{path} is {state.identity.uuid}. Open the store with which it was saved, or a copy"
     )
 
 
 def _not_a_pointer(found: object) -> InvalidInputError:
     return InvalidInputError(
-        f"not a pointer to a store: {found!r}; state_dict() of a store or module gives one"
+        f"not a pointer to a store: {found!r}; state_dict() of a store or module returns one"
     )

@@ -1,4 +1,4 @@
-"""Repair: a new store of every row that is whole in one that is damaged, and a list of the rest."""
+"""Repair: copies every intact row of a damaged store to a new one, and lists the other rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tierstore.spec import TableSpec
 __all__ = ["RepairReport", "TableRepair", "mend_rows", "repair"]
 
 Fill = str | Initializer
-"""What a damaged row becomes: "version", "zeros", "nan", or values by an initializer."""
+"""The replacement of a damaged row: "version", "zeros", "nan", or an initializer."""
 
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
@@ -51,14 +51,14 @@ Records = npt.NDArray[np.uint8]
 
 @dataclass
 class TableRepair:
-    """What became of a table.
+    """The outcome for a table.
 
     Attributes:
-        rows: rows in all.
-        older: those that hold an image from before the one that is damaged.
-        filled: those that hold zeros, NaN or what an initializer gives.
-        unknown: how many more at most are older, and cannot be told, because a delta is missing or
-            its ids are damaged.
+        rows: total number of rows.
+        older: rows with an older image than the damaged one.
+        filled: rows with zeros, NaN or the values of an initializer.
+        unknown: upper bound of further rows that are older but cannot be identified, because a
+            delta is missing or its ids are damaged.
     """
 
     rows: int
@@ -69,13 +69,13 @@ class TableRepair:
 
 @dataclass
 class RepairReport:
-    """What a repaired store holds.
+    """The result of a repair.
 
     Attributes:
         version: the version that was copied.
-        tables: what became of each table.
-        left_out: keys and payload that are damaged, and which manifests are.
-        listed: the CSV file of the rows that are not the newest image.
+        tables: the outcome for each table.
+        left_out: damaged keys, payload and manifests.
+        listed: the CSV file of the rows without their newest image.
     """
 
     version: int
@@ -85,7 +85,7 @@ class RepairReport:
 
     @property
     def complete(self) -> bool:
-        """Whether the copy is all that the newest version held."""
+        """Whether the copy contains everything of the newest version."""
         counts = self.tables.values()
         return not self.left_out and not any(t.older + t.filled + t.unknown for t in counts)
 
@@ -99,28 +99,29 @@ def repair(
     listed: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Copy every row of a damaged store that is whole to a new store, and list the others.
+    """Copy every intact row of a damaged store to a new store, and list the other rows.
 
-    A row is whole if its checksum holds, wherever its image lies: in a delta whose footer or ids
-    are damaged, in the base, or in a delta that a kept version still names. `src` is only read, and
-    need not open: STORE.json, the newest manifest, tables and deltas may be damaged or missing, and
-    a writer may have it open. The new store, folded and of one version, appears complete or not at
-    all.
+    A row is intact if its checksum matches, wherever its image is: in a delta with a damaged footer
+    or damaged ids, in the base, or in a delta that a kept version still names. `src` is only read
+    and need not be openable: STORE.json, the newest manifest, tables and deltas may be damaged or
+    missing, and a writer may have it open. The new store is folded, has one version, and appears
+    complete or not at all.
 
     Args:
         src: the store; a path, a URL for fsspec, or a zarr store.
         dest: the path of the new store, which must not exist.
-        version: a kept version to copy, or its name; the newest whose manifest is whole if None.
-        fill: what a row becomes whose newest image is damaged, tried in turn: "version" is the
-            newest older image that is whole; "zeros", "nan", or an initializer such as
-            `tierstore.normal(0, 0.01)`, which is for the first field, others are zero then. Zeros
-            where nothing else applies. The initializers a table was made with are not stored.
-        listed: where the list goes, a CSV file with the columns table, first, last (rows), rows
-            (their number), outcome ("older", "filled" or "unknown") and version (of an older
-            image); `dest` with ".rows.csv" behind it if None.
-        progress: called with the rows done and in all.
+        version: a kept version to copy, by number or name; None copies the newest with an intact
+            manifest.
+        fill: replacements for rows whose newest image is damaged, tried in order: "version" is the
+            newest intact older image; then "zeros", "nan", or an initializer such as
+            `tierstore.normal(0, 0.01)`, which applies to the first field while others become zero.
+            The default is zeros. The initializers of the original table are not stored.
+        listed: path of the list, a CSV file with the columns table, first, last (rows), rows (their
+            number), outcome ("older", "filled" or "unknown") and version (of an older image). None
+            appends ".rows.csv" to `dest`.
+        progress: called with the number of rows done and the total.
 
-    Keys and payload are copied where they are whole, and else named in the report.
+    Keys and payload are copied if they are intact, and otherwise named in the report.
 
     Raises NotAStoreError, FormatError, VersionError, ExistsError, InvalidInputError, StoreFullError
     and StoreIOError.
@@ -129,7 +130,7 @@ def repair(
     to = _on_disk(where.with_name(where.name + ".rows.csv") if listed is None else listed)
     for path in (where, to):
         if isinstance(source, Path) and path.resolve().is_relative_to(source.resolve()):
-            raise InvalidInputError(f"{path} lies inside {source}, which is only read")
+            raise InvalidInputError(f"{path} is inside {source}, which must not be modified")
     with open_directory(source) as directory, folds_kept_away(directory):
         found = survey(directory)
         chosen = found.choose(version)
@@ -147,7 +148,7 @@ def repair(
 def _on_disk(path: str | os.PathLike[str]) -> Path:
     where = _io.locate(path)
     if not isinstance(where, Path):
-        raise InvalidInputError(f"{where} is not on a disk; repair to one, and save a copy there")
+        raise InvalidInputError(f"{where} is not on a disk; repair to a disk, then save a copy")
     return where
 
 
@@ -156,13 +157,13 @@ def _checked(fill: Fill | Sequence[Fill]) -> list[Fill]:
     for each in fills:
         if each not in ("version", "zeros", "nan") and not isinstance(each, Initializer):
             raise InvalidInputError(
-                f"not a way to fill rows: {each!r}; 'version', 'zeros', 'nan' or an initializer"
+                f"not a fill value: {each!r}; give 'version', 'zeros', 'nan' or an initializer"
             )
     return fills
 
 
 class _Repair:
-    """A repair under way."""
+    """A repair in progress."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class _Repair:
         self._report = Overall(progress, sum(info.spec.rows for info in manifest.tables.values()))
 
     def run(self, where: Path, to: Path) -> RepairReport:
-        """Write the list and the store; the list goes where the store cannot be given its name."""
+        """Write the list and the store; remove the list if the store cannot be published."""
         manifest = self._manifest
         report = RepairReport(manifest.version, to, left_out=list(self._found.damage))
         if where.exists() or where.is_symlink():
@@ -244,7 +245,7 @@ class _Repair:
     def _blocks(
         self, name: str, sources: _Sources, rows: _RowList, outcome: TableRepair
     ) -> Iterator[Records]:
-        """Yield the records of the new table, and note which are not the newest image."""
+        """Yield the records of the new table, and record which are not the newest image."""
         filler = _filler(self._fills, self._manifest.tables[name].spec)
         takes_older = "version" in self._fills
         for found in sources.blocks():
@@ -258,11 +259,11 @@ class _Repair:
             yield found.records
 
     def _check_still_there(self, report: RepairReport) -> None:
-        """Raise if a writer removed the version meanwhile, and what is missing may be no damage."""
+        """Raise if a writer removed the version meanwhile, so missing files may not be damage."""
         if not report.complete and not self._directory.exists(manifest_name(self._manifest.seq)):
             raise StoreIOError(
                 f"{self._directory.path} was changed by its writer while version "
-                f"{self._manifest.version} was copied; close the writer, and repair again"
+                f"{self._manifest.version} was copied; close the writer and repair again"
             )
 
 
@@ -291,7 +292,7 @@ class _Sources:
                 self._before.append(Images(self.table, name, each, floor=floor))
 
     def blocks(self) -> Iterator[Found]:
-        """Yield all rows in order, in blocks, from where each is whole."""
+        """Yield all rows in order, in blocks, each from an intact image."""
         for found in self._newest.blocks():
             for images in self._before:
                 self._look_in(images, found)
@@ -299,7 +300,7 @@ class _Sources:
 
     @staticmethod
     def _look_in(images: Images, found: Found) -> None:
-        """Take what an older generation has of the rows that are lost."""
+        """Use the images of lost rows in an older generation."""
         lost = np.flatnonzero((found.state == LOST) & (found.rows < images.info.spec.rows))
         if not lost.size:
             return
@@ -320,7 +321,7 @@ class _Sources:
 def _copy_keys(
     table: _io.Directory | None, info: TableInfo, target: _io.Directory, generation: str
 ) -> tuple[KeysInfo | None, str]:
-    """Copy a table's keys; return what was written, or what is wrong with them."""
+    """Copy a table's keys; return what was written, or the damage."""
     if info.keys is None:
         return None, ""
     try:
@@ -337,7 +338,7 @@ def _copy_keys(
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:
-    """Return what gives records for rows that no image is taken for."""
+    """Return a function that produces records for rows without an image."""
     fill = next((each for each in fills if each != "version"), "zeros")
     layout = spec.layout
     if isinstance(fill, Initializer):
@@ -353,7 +354,7 @@ def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]
 
 
 def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows], Records]:
-    """Return what gives first records, where an initializer says those of the first field."""
+    """Return a function that produces records with the first field set by an initializer."""
     fields = {name: dataclasses.replace(item, init=None) for name, item in spec.fields.items()}
     made = dataclasses.replace(spec, fields=fields, init=initializer, sparse=False).seeded()
 
@@ -368,7 +369,7 @@ def _by_initializer(spec: TableSpec, initializer: Initializer) -> Callable[[Rows
 
 
 class _RowList:
-    """The list of rows that are not their newest image, as CSV, runs of rows in a line."""
+    """The CSV list of rows without their newest image, one run of rows per line."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("x", newline="", encoding="utf-8")
@@ -377,7 +378,7 @@ class _RowList:
         self._run: tuple[str, int, int, str, int | str] | None = None
 
     def unknown(self, table: str, count: int) -> None:
-        """Say that so many rows of a table may be older."""
+        """Record how many rows of a table may be older."""
         if count:
             self._out.writerow((table, "", "", count, "unknown", ""))
 
@@ -389,7 +390,7 @@ class _RowList:
         filled: npt.NDArray[np.bool_],
         versions: npt.NDArray[np.int64],
     ) -> None:
-        """List those of `rows` that are older, and of which version, and those that are filled."""
+        """List the rows that are older, with their versions, and those that are filled."""
         which = np.flatnonzero(older | filled)
         kinds = np.where(filled[which], -1, versions[which])
         ids = rows[which]
@@ -399,7 +400,7 @@ class _RowList:
             self._add_run(table, int(ids[part[0]]), int(ids[part[-1]]), kind)
 
     def _add_run(self, table: str, first: int, last: int, kind: int) -> None:
-        """Lengthen the run before by one that goes on from there, or write it."""
+        """Extend the previous run if this one continues it, or write it."""
         outcome: tuple[str, int | str] = ("filled", "") if kind < 0 else ("older", kind)
         run = self._run
         if run is not None and (run[0], run[2] + 1, *run[3:]) == (table, first, *outcome):
@@ -421,11 +422,11 @@ class _RowList:
 
 
 def mend_rows(state: State, report: VerifyReport) -> None:
-    """Write damaged rows of a writer's tables again, and note in the report which a commit mends.
+    """Rewrite damaged rows of a writer's tables, and record them in the report.
 
-    They are those whose newest image is whole elsewhere: in the host tier, which checked it as it
-    was read; or in a delta that only an older manifest still names, with the checksum that the
-    damaged image has. What is written goes into the next commit.
+    These are rows whose newest image is intact elsewhere: in the host tier, which verified it when
+    it was read; or in a delta that only an older manifest still names, with the checksum of the
+    damaged image. The next commit contains the rewritten rows.
     """
     newest = state.manifest
     kept = [

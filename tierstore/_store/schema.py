@@ -1,4 +1,4 @@
-"""The schema changes of a store: what its tables are made of, and which there are."""
+"""The schema changes of a store: adding, altering and removing tables."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["SchemaChanges"]
 
 
 class SchemaChanges(Mapping[str, Table]):
-    """What changes the tables of a store; each is a commit of its own.
+    """The methods of `Store` that change its tables, each in a separate commit.
 
-    Everything must be committed before. See `Store`.
+    Everything else must be committed before.
     """
 
     path: Path | _io.Objects
@@ -43,7 +43,7 @@ class SchemaChanges(Mapping[str, Table]):
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Table:
-        """Add a table; a commit of its own. Raises ExistsError if there is one of that name.
+        """Add a table; commits separately. Raises ExistsError if there is one of that name.
 
         `blocks` are its records `(n, record_bytes)` in order; without them the fields'
         initializers decide.
@@ -64,13 +64,13 @@ class SchemaChanges(Mapping[str, Table]):
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> Table:
-        """Write a table again, with other records; a commit of its own.
+        """Replace all records of a table; commits separately.
 
-        `blocks` are all records `(n, record_bytes)` in order. Without them `reinitialize=True` is
-        needed, and the fields' initializers decide: every value that the table has is dropped.
-        `alter_table` keeps them.
-        `keys` are new external keys; without them, those there are stay if the rows are as many.
-        Older versions keep the old table. A damaged table is whole again by this, without keys.
+        `blocks` are all records `(n, record_bytes)` in order. Without them, `reinitialize=True` is
+        required, and the initializers of the fields replace every value of the table. Use
+        `alter_table` to keep the values. `keys` are new external keys; without them, existing keys
+        stay if the number of rows does. Older versions keep the old table. This also restores a
+        damaged table, without keys.
         """
         if name not in self._state.damaged:
             self[name]
@@ -85,16 +85,16 @@ class SchemaChanges(Mapping[str, Table]):
     def add_fields(
         self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
     ) -> None:
-        """Add fields to every record of a table, with their first values; a commit of its own.
+        """Add fields with initial values to every record of a table; commits separately.
 
-        Raises ExistsError for a field that is there.
+        Raises ExistsError for a field that already exists.
         """
         self.alter_tables({name: {"add": fields}}, progress=progress)
 
     def drop_fields(
         self, name: str, fields: Collection[str], *, progress: Progress | None = None
     ) -> None:
-        """Remove fields from every record of a table; a commit of its own."""
+        """Remove fields from every record of a table; commits separately."""
         self.alter_tables({name: {"drop": fields}}, progress=progress)
 
     def alter_table(
@@ -107,16 +107,16 @@ class SchemaChanges(Mapping[str, Table]):
         chunk_rows: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Convert a table, keeping its rows, keys and scalars; a commit of its own.
+        """Convert a table, keeping its rows, keys and scalars; commits separately.
 
         Args:
             name: the table.
             dtype: the element type of its first field, or a dict from field to element type.
                 Values are rounded to nearest; one that would become infinite is InvalidInputError.
             backend: "memmap" or "zarr".
-            compression: None, "zstd" or "lz4"; "keep" keeps it while the backend stays.
-            chunk_rows: rows of one zarr chunk; None chooses.
-            progress: called with rows done and in all.
+            compression: None, "zstd" or "lz4"; "keep" keeps it unless the backend changes.
+            chunk_rows: rows per zarr chunk; None chooses a number.
+            progress: called with the number of rows done and the total.
         """
         change = {
             "dtype": dtype,
@@ -135,16 +135,16 @@ class SchemaChanges(Mapping[str, Table]):
         """Alter several tables in one commit.
 
         Args:
-            changes: by table, arguments of `alter_table`, and `add`, a dict of fields to add, and
-                `drop`, the names of fields to remove.
-            progress: called with rows done and in all.
+            changes: a dict from table to arguments of `alter_table`, plus `add`, a dict of fields
+                to add, and `drop`, the names of fields to remove.
+            progress: called with the number of rows done and the total.
 
         >>> store.alter_tables({"item": {"add": {"age": Field(1)}}, "user": {"dtype": "float16"}})
         """
         known = {"add", "drop", "dtype", "backend", "compression", "chunk_rows"}
         for change in changes.values():
             if unknown := sorted(set(change) - known):
-                raise InvalidInputError(f"no change {unknown[0]!r}; there are {sorted(known)}")
+                raise InvalidInputError(f"unknown change {unknown[0]!r}, not in {sorted(known)}")
         tables = [self[name] for name in changes]
         self._rewrite(
             lambda: [alter.altered(table, **changes[table.name]) for table in tables], progress
@@ -159,11 +159,11 @@ class SchemaChanges(Mapping[str, Table]):
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Add rows to a table until there are `rows`; a commit of its own.
+        """Grow a table to `rows` rows; commits separately.
 
-        New rows of the first field follow `init`. Without it, and in other fields, they follow the
-        initializer that the table was made with, or are zero where there was none. Where rows have
-        external keys, `keys` are those of the new ones. Writes the table again beside the old one.
+        `init` initializes the first field of the new rows. Without it, and in other fields, the
+        initializers of the table are used, or zero if it has none. If rows have external keys,
+        `keys` are those of the new rows. Writes a complete new copy of the table.
         """
         table = self[name]
         rows = whole_number("rows", rows)
@@ -177,11 +177,11 @@ class SchemaChanges(Mapping[str, Table]):
         keys: Sequence[Any] | None = None,
         progress: Progress | None = None,
     ) -> range:
-        """Add rows that have values behind those of a table, and return their ids; one commit.
+        """Append rows with values to a table, and return their ids; commits separately.
 
-        `rows` is an array `(n, dim)` for the first field, or a dict from field to array; fields
-        that are not given are zero. Where rows have external keys, `keys` are those of the new
-        ones. Writes the table again beside the old one.
+        `rows` is an array `(n, dim)` for the first field, or a dict from field to array; omitted
+        fields are zero. If rows have external keys, `keys` are those of the new rows. Writes a
+        complete new copy of the table.
         """
         table = self[name]
         before = table.rows
@@ -189,10 +189,10 @@ class SchemaChanges(Mapping[str, Table]):
         return range(before, table.rows)
 
     def rename(self, name: str, new: str, *, progress: Progress | None = None) -> Table:
-        """Give a table another name, and return it; a commit of its own.
+        """Rename a table and return it; commits separately.
 
-        The rows are copied: the files of a table lie in a directory that has its name, and older
-        versions still name them. Table objects of the old name are closed.
+        The rows are copied, because the directory of a table has its name, and older versions still
+        name its files. Table objects of the old name are closed.
         """
         check_name(new)
         table = self[name]
@@ -201,7 +201,7 @@ class SchemaChanges(Mapping[str, Table]):
         return self[new]
 
     def drop(self, name: str) -> None:
-        """Remove a table; a commit of its own. Older versions keep it.
+        """Remove a table; commits separately. Older versions keep it.
 
         A damaged table can be dropped too.
         """
@@ -210,15 +210,15 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(list, drop=[name])
 
     def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
-        """Give every row of a table an external key; a commit of its own.
+        """Set external keys for all rows of a table; commits separately.
 
-        Keys are all ints or all texts, distinct; None removes those there are.
+        Keys must be distinct, and all ints or all strings; None removes existing keys.
         """
         alter.set_keys(self._state, self._folder, self[name], keys)
 
     def _check_free(self, name: str) -> None:
         if name in self:
-            raise ExistsError(f"{self.path} has a table {name!r}; choose another name")
+            raise ExistsError(f"{self.path} already has a table {name!r}; choose another name")
 
     def _rewrite(
         self,

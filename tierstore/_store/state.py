@@ -1,6 +1,6 @@
-"""What is open of a store: directory, locks, manifest, tables, and how it takes another manifest.
+"""The state of an open store: directory, locks, manifest, tables, and switching manifests.
 
-It does not know what versions are made for: commits, folds and schema changes are modules above.
+Commits, folds and schema changes are implemented in modules above this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierstore._store.payload import Payload
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Coming", "State"]
 
 _MOST_HELD = 64
-"""Values of a version that a reader holds open; others can be read until they are swept away."""
+"""Maximum payload values that a reader holds open; others are readable until they are removed."""
 
 
 def _nothing() -> None:
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 @dataclass
 class Coming:
-    """A version that is being committed; `is_named` once a state in its payload points to it."""
+    """A version being committed; `is_named` is set once a state in its payload points to it."""
 
     version: int
     mark: str
@@ -57,25 +57,26 @@ class Coming:
 
 
 class State:
-    """What is open of a store; its methods expect to be called within `Door.use`.
+    """The state of an open store; its methods must be called within `Door.use`.
 
     Attributes:
         coming: the version that is being committed, while its payload is put together.
         store: the public store; its tables answer by it.
-        door, prefetcher, sync_checks: what the tables share.
+        door, prefetcher, sync_checks, touched: what the tables share.
         manifest: the version that is open.
         tables: the tables that are whole, by name.
         spaces: the tiers of these tables.
-        damaged: why the others could not be opened.
+        damaged: the errors of the tables that could not be opened.
         writer, ledger: of a writer only.
     """
 
     def __init__(self, options: Options, store: Store) -> None:
-        """Open a store, and as its writer remove what no version names."""
+        """Open a store; a writer also removes files that no version names."""
         self.store = store
         self.door: Door = Door(str(options.path), writable=options.writable)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
+        self.touched: Touched = Touched()
         self.tables: dict[str, Table] = {}
         self.spaces: Spaces = Spaces(self.tables, options)
         self.damaged: dict[str, CorruptStoreError] = {}
@@ -83,7 +84,7 @@ class State:
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.coming: Coming | None = None
-        self._floor = 0  # versions up to it a fold may be merging into the base
+        self._floor = 0  # a fold may be merging versions up to this one into the base
         self._options = options
         within = options.within
         self.directory: _io.Directory = (
@@ -92,7 +93,7 @@ class State:
         try:
             self.identity: Identity = read_identity(self.directory)
             self.history: History = History(self.directory, self.identity.uuid)
-            self._opener = Opener(self.directory, self.history, options, self.locks)
+            self._opener = Opener(self.directory, self.history, options, self.touched, self.locks)
             if options.writable:
                 self.writer: WriterLock = WriterLock(
                     self.directory, allow_untested=options.allow_untested
@@ -114,7 +115,7 @@ class State:
                 "opens it for writing, on one rank or many"
             )
         if self.door.writable:
-            self.directory.sync()  # what a killed writer published may not be durable yet
+            self.directory.sync()  # a manifest published by a killed writer may not be durable yet
             self.ledger: Ledger = Ledger(self.directory, self.history)
             if version is not None:
                 self._check_whole(version)
@@ -128,8 +129,8 @@ class State:
         if self._options.mark not in (None, self.manifest.mark):
             opening.close()
             raise StoreIOError(
-                f"version {self.manifest.version} of {self._options.path} is not the one that was "
-                "meant: another copy of the store lies there by now; open it again"
+                f"version {self.manifest.version} of {self._options.path} is not the expected "
+                "one: the path now has another copy of the store; open it again"
             )
         self._attach(opening.new)
         self._hold_only_what_is_open()
@@ -139,8 +140,8 @@ class State:
     def _find(self, version: int | str | None) -> Manifest:
         """Return the manifest of a version, or of the newest.
 
-        For a reader it is one that folds leave alone from now on: one that began before the version
-        was held is seen by looking again.
+        For a reader, the version is protected from folds. A second look detects a fold that started
+        before the protection.
         """
         while True:
             found = self.history.newest() if version is None else self.history.version(version)
@@ -156,7 +157,7 @@ class State:
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
 
     def _has_moved(self, version: int | str | None) -> bool:
-        """Whether a writer published meanwhile, so that what is missing may be no damage."""
+        """Whether a writer published meanwhile, so that missing files may not be damage."""
         if self.door.writable:
             return False
         seen = self.manifest.seq, self._floor
@@ -164,27 +165,27 @@ class State:
         return (self.manifest.seq, self._floor) != seen
 
     def _check_whole(self, version: int | str) -> None:
-        """Raise if a table is damaged, before newer versions go for one that is not better."""
+        """Raise if a table is damaged, before newer versions are dropped for a damaged one."""
         opening = self._open_all(version)
         opening.close()
         for error in self._explained(opening).values():
             raise CorruptStoreError(
-                f"version {self.manifest.version} is not whole, newer ones were kept: {error}"
+                f"version {self.manifest.version} is damaged, newer ones were kept: {error}"
             )
 
     def check_whole(self, manifest: Manifest) -> None:
-        """Raise CorruptStoreError unless the tables of a manifest open, beside those in use."""
+        """Raise CorruptStoreError unless the tables of a manifest can be opened."""
         for name in manifest.tables:
             try:
                 self._opener.check(manifest, name, self.ledger.floor)
             except (CorruptStoreError, FormatError) as error:
                 raise CorruptStoreError(
-                    f"version {manifest.version} is not whole, nothing was changed: "
+                    f"version {manifest.version} is damaged, nothing was changed: "
                     f"{self._opener.explain(manifest, name, error)}"
                 ) from None
 
     def _go_back(self, older: Manifest) -> None:
-        """Publish an older version again, so that those after it are no more."""
+        """Publish an older version again, which drops the versions after it."""
         ledger = self.ledger
         if older.seq != ledger.seq:
             names = {name: each for name, each in ledger.names.items() if each <= older.version}
@@ -195,11 +196,11 @@ class State:
     # -- opening tables and payload
 
     def _open_all(self, version: int | str | None) -> Opening:
-        """Open what the manifest names and is not open yet; note the tables that are damaged.
+        """Open the files of the manifest that are not open yet; record the damaged tables.
 
-        Where a writer publishes and removes files while they are opened, the same `version` is
-        opened as it is now, or, for None, the newest. Raises CorruptStoreError or FormatError where
-        no table is whole.
+        If a writer publishes and removes files meanwhile, the current manifest of the same
+        `version`, or the newest for None, is used instead. Raises CorruptStoreError or FormatError
+        if no table is intact.
         """
         while True:
             opening = Opening()
@@ -229,9 +230,9 @@ class State:
         }
 
     def _hold_payload(self) -> bool:
-        """Open, for a reader, the payload of the manifest, which a writer may sweep away.
+        """Open the payload of the manifest for a reader, since a writer may remove it.
 
-        Returns whether a file is missing: reading the value says so then.
+        Returns whether a file is missing; reading its value then raises an error.
         """
         is_missing = False
         self._held = {}
@@ -248,13 +249,13 @@ class State:
 
     @property
     def payload(self) -> dict[str, Payload]:
-        """The values that were committed with the version that is open, by name."""
+        """The values committed with the open version, by name."""
         if not self.door.writable:
             return dict(self._held)
         return {name: Payload(self.directory, info) for name, info in self.manifest.payload.items()}
 
     def _attach(self, opened: Mapping[str, Generation]) -> None:
-        """Have the tables use what was opened, in place of what they used."""
+        """Switch the tables to the opened files."""
         self.spaces.place(self, opened, self._specs())
         for name in opened:
             self.damaged.pop(name, None)
@@ -263,16 +264,16 @@ class State:
         return {name: info.spec for name, info in self.manifest.tables.items()}
 
     def check_fit(self, changed: Mapping[str, TableSpec]) -> None:
-        """Check that tables, new or of another shape, can be opened, before they are written.
+        """Check that new or altered tables can be opened, before they are written.
 
-        Raises CapacityError, and what a policy raises that does not suit one of them.
+        Raises CapacityError, and the errors of a policy that does not fit a table.
         """
         self.spaces.check_fit({**self._specs(), **changed})
 
     def reopen(self, names: Collection[str]) -> None:
-        """Open new generations of tables in place of old ones, whose memory goes first.
+        """Open new generations of tables after releasing the memory of the old ones.
 
-        Tables that shared tiers with one that was dropped are placed anew too.
+        Tables that shared tiers with a dropped table get new tiers too.
         """
         opened: dict[str, Generation] = {}
         try:
@@ -294,9 +295,9 @@ class State:
     # -- another manifest
 
     def publish(self, complete: Callable[[], object] = _nothing, **changes: Any) -> Manifest:
-        """Publish the manifest with changes, and return it; `adopt` must follow, in `unbroken`.
+        """Publish the manifest with changes and return it; `adopt` must follow, in `unbroken`.
 
-        `complete` makes durable what the manifest names and is not so yet. Raises ClosedError if a
+        `complete` makes the remaining files of the manifest durable. Raises ClosedError if a
         callback has closed the store.
         """
         self.door.check_open(write=True)
@@ -318,9 +319,9 @@ class State:
         return manifest
 
     def _check_alone(self) -> None:
-        """Raise ConcurrentWriterError if what was just published may be another writer's loss.
+        """Raise ConcurrentWriterError if the publication may have overwritten another writer's.
 
-        It is published, so no other error may make it look as if it were not.
+        No other error may be raised, since that would suggest that nothing was published.
         """
         try:
             self.writer.check()
@@ -331,19 +332,20 @@ class State:
             pass
 
     def adopt(self, manifest: Manifest) -> None:
-        """Have every table take what a published manifest says.
+        """Switch every table to a published manifest.
 
         Raises CommitFailedError: a second attempt to commit would publish the same deltas twice.
         """
+        difference = manifest.difference(self.manifest)
         try:
-            for name in self.tables.keys() - manifest.tables.keys():
-                self.spaces.drop(name)
-            for name in self.damaged.keys() - manifest.tables.keys():
-                del self.damaged[name]
-            before = self.manifest.tables
-            for name, info in manifest.tables.items():
-                if info is before.get(name) or (table := self.tables.get(name)) is None:
-                    continue  # nothing is new of it, or it is to be opened yet
+            for name in difference.gone:
+                self.damaged.pop(name, None)
+                if name in self.tables:
+                    self.spaces.drop(name)
+            for name in difference.changed:
+                info, table = manifest.tables[name], self.tables.get(name)
+                if table is None:
+                    continue  # it is to be opened yet
                 if info.generation == table._generation.info.generation:
                     table._generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
@@ -354,14 +356,14 @@ class State:
         self.manifest = manifest
 
     def change(self, **changes: Any) -> None:
-        """Publish the manifest with changes to what is durable already, and adopt it."""
+        """Publish the manifest with changes that are already durable, and adopt it."""
         with self.unbroken():
             self.adopt(self.publish(**changes))
 
     def change_all(self, older: Manifest, **changes: Any) -> None:
-        """Publish what another manifest holds, with changes, and have every table show that.
+        """Publish the contents of another manifest, with changes, and switch every table to it.
 
-        What was not committed is dropped. A table that differs is opened anew.
+        Uncommitted rows are dropped. Tables that differ are reopened.
         """
         with self.unbroken():
             manifest = self.publish(
@@ -381,7 +383,7 @@ class State:
             self.reopen(sorted(others))
 
     def next_version(self) -> dict[str, Any]:
-        """Return what a manifest of a new version says, whose number none has had before."""
+        """Return the manifest changes for a new version with an unused number."""
         version = self.ledger.last_version + 1
         return {
             "version": version,
@@ -393,18 +395,18 @@ class State:
 
     @property
     def payload_mark(self) -> str:
-        """The mark of the version that the payload was committed with."""
+        """The mark of the version with which the payload was committed."""
         return self.manifest.payload_mark or self.manifest.mark
 
     def commit_tables(self, tables: Mapping[str, TableInfo]) -> None:
-        """Publish and adopt a version that has these tables, and else is what was."""
+        """Publish and adopt a version with these tables that is otherwise unchanged."""
         self.change(**self.next_version(), tables=tables)
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
-        """Hold interrupts back; close for good where the body is broken off in spite of that.
+        """Defer interrupts; close the store permanently if the body is interrupted nevertheless.
 
-        For what must not stop between the disk and the memory that goes with it.
+        For operations that must change the disk and the corresponding memory together.
         """
         with interrupts_deferred():
             try:
@@ -417,9 +419,9 @@ class State:
 
     @contextlib.contextmanager
     def unless_published(self, remove: Callable[[], object]) -> Iterator[None]:
-        """Call `remove` where the body fails and surely has published nothing.
+        """Call `remove` if the body fails and certainly has published nothing.
 
-        For files that no version names then.
+        For files that no version then names.
         """
         before = self.ledger.seq
         try:
@@ -433,9 +435,9 @@ class State:
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Refuse what would publish a version from within a callback of what will publish one.
+        """Prevent publishing a version from a callback of an operation that will publish one.
 
-        That would sweep up files which no version names yet.
+        This would remove files that no version names yet.
         """
         if self._doing:
             raise InvalidInputError(
@@ -449,11 +451,11 @@ class State:
             self._doing = ""
 
     def refresh(self, version: int | str | None = None) -> bool:
-        """Have a reader see a version, or the newest; return whether that is another manifest.
+        """Switch a reader to a version, or the newest; return whether the manifest changed.
 
-        What is new is opened for all tables before the first of them is changed, so an error leaves
-        what was open. It costs what has changed: a table whose base is the same keeps that, its
-        deltas, and what it has in host memory of other rows.
+        New files are opened for all tables before the first table changes, so an error leaves the
+        store as it was. The cost depends on the changes: a table with the same base keeps it, its
+        deltas, and its cached rows that did not change.
         """
         if self.door.writable:
             return False
@@ -476,26 +478,23 @@ class State:
                 self._follow(opening)
                 self.damaged = damaged
             except BaseException as error:
-                self.door.close(f"a refresh broke off in the middle ({error}); open it again")
+                self.door.close(f"a refresh failed in the middle ({error}); open it again")
                 raise
         self._hold_only_what_is_open()
         return True
 
     def _follow(self, opening: Opening) -> None:
-        """Have the tables show what was opened for the manifest."""
+        """Switch the tables to the files opened for the manifest."""
         for name in self.tables.keys() - self.manifest.tables.keys():
             self.spaces.drop(name)
-        if opening.same:
-            self.spaces.end_leases()
-        for name, deltas in opening.deltas.items():
-            self.tables[name]._follow(self.manifest.tables[name], deltas, self.manifest.floor)
+        self.spaces.follow(self.manifest, opening.deltas)
         self._attach(opening.new)
 
     # -- what is kept, read and uncommitted
 
     @property
     def restored(self) -> int | None:
-        """The version that the open one brought back and has not changed; None if it is its own."""
+        """The older version that the open one restored unchanged, or None."""
         forks = self.manifest.forks
         return forks[-1][1] if forks and forks[-1][0] == self.manifest.version else None
 
@@ -505,21 +504,21 @@ class State:
         return self._options.keep or self.manifest.keep
 
     def sweep(self, keep: int) -> None:
-        """Remove the versions that need not be kept, and what only they need.
+        """Remove versions that need not be kept, and files that only they need.
 
-        While a table is damaged everything stays: it may be what a repair needs.
+        While a table is damaged, nothing is removed, since a repair may need it.
         """
         if not self.damaged:
             self.ledger.sweep(keep, self.manifest.confirmed, self.writer.reads_other_than)
 
     def oldest_reader(self) -> str:
-        """Return which version older than this one is being read, for messages."""
+        """Name the older version that is being read, for messages."""
         oldest = next(iter(self.writer.readers(self.manifest.version)), 0)
         return f"version {oldest}" if oldest else "an older version"
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written since the last commit."""
-        return sum(table._uncommitted().size for table in self.tables.values())
+        return sum(space.uncommitted_rows() for space in self.spaces.open)
 
     def check_clean(self, what: str) -> None:
         """Raise InvalidInputError if anything is not committed."""
@@ -530,16 +529,16 @@ class State:
             )
 
     def discard(self) -> None:
-        """Drop what was written since the last commit."""
+        """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
         self.spaces.discard()
-        for table in self.tables.values():
-            table._reset_scalars()
+        for name in self.touched.scalars.keys() & self.tables.keys():
+            self.tables[name]._reset_scalars()
 
     def release(self) -> None:
-        """Give back memory, files and locks, whatever the state; no file is removed.
+        """Release memory, files and locks in any state; no file is removed.
 
-        All of them, whatever some raise: a lock that stays would keep the next writer out.
+        Releases all even if some raise: a remaining lock would block the next writer.
         """
         self.door.close()
         with contextlib.ExitStack() as ending:  # from the last to the first

@@ -1,7 +1,7 @@
 """A store: a directory of tables that are committed together.
 
-Nothing that a returned commit covered is ever lost, everything after it is cleanly discarded, and
-tables, optimizer state and payload of a version always belong together.
+After a commit has returned, its data is never lost. Everything after the last commit is discarded
+by a crash. Tables, optimizer state and payload of a version always belong together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import html
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
@@ -40,7 +40,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.spec import check_name
-from tierstore.stats import StoreInfo, Version
+from tierstore.stats import SpaceInformation, StoreInfo, TierStats, Version, tally
 
 __all__ = ["Store"]
 
@@ -48,10 +48,10 @@ _NOTHING = Budget(host=0, gpu=0)
 
 
 class Store(SchemaChanges):
-    """An open store, a mapping from name to table; `tierstore.open` and `create` give one.
+    """An open store, a mapping from name to table; returned by `tierstore.open` and `create`.
 
-    A context manager: leaving it closes the store, and drops what was not committed with a warning
-    that counts the rows. A store is true and equal to itself alone, whatever tables it has.
+    Use it as a context manager: leaving it closes the store and drops uncommitted rows, with a
+    warning that counts them. A store is always true, and is equal only to itself.
 
     >>> with tierstore.create(path, {"item": tierstore.TableSpec(rows=1000, dim=16)}) as store:
     ...     store["item"].write([3, 5], np.ones((2, 16), np.float32))
@@ -60,7 +60,7 @@ class Store(SchemaChanges):
     """
 
     def __init__(self, options: Options) -> None:
-        """Open it; `tierstore.open` is the way to."""
+        """Open the store; use `tierstore.open` instead."""
         self.path: Path | _io.Objects = options.path
         self.mode: str = options.mode
         self._options = options
@@ -86,7 +86,7 @@ class Store(SchemaChanges):
             ) from None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the tables, those that are damaged too."""
+        """Yield the names of the tables, including damaged ones."""
         return iter(list(self._state.manifest.tables))
 
     def __len__(self) -> int:
@@ -94,25 +94,25 @@ class Store(SchemaChanges):
         return len(self._state.manifest.tables)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a table of this name, damaged or not."""
+        """Whether a table of this name exists, damaged or not."""
         return name in self._state.manifest.tables
 
     def __bool__(self) -> bool:
-        """A store is true, even without tables."""
+        """Return True, even without tables."""
         return True
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same object: a store has no value to compare."""
+        """Whether it is the same object; stores are not compared by value."""
         return self is other
 
     __hash__ = object.__hash__
 
     @property
     def damaged(self) -> Mapping[str, CorruptStoreError]:
-        """The tables that could not be opened, and why; the others can be used.
+        """The tables that could not be opened, with their errors; other tables can be used.
 
-        A writer that commits leaves the files of these as they are, folds nothing and removes no
-        older version, until `replace_table` has written them again.
+        Commits do not touch the files of these tables. Nothing is folded and no older version is
+        removed until `replace_table` has rewritten them.
         """
         return MappingProxyType(self._state.damaged)
 
@@ -122,25 +122,25 @@ class Store(SchemaChanges):
         return f"Store({str(self.path)!r}, version={self.version}, tables={list(self)}{closed})"
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: `info`."""
+        """Return the HTML of `info` for notebooks."""
         return html.escape(repr(self)) if self.closed else self.info()._repr_html_()
 
     # -- what it is
 
     @property
     def uuid(self) -> str:
-        """What tells this store from all others, 32 hexadecimal digits."""
+        """The unique id of this store, 32 hexadecimal digits."""
         return self._state.identity.uuid
 
     @property
     def parent(self) -> tuple[str, int] | None:
-        """For a copy, the uuid and version it was copied from."""
+        """For a copy, the uuid and version of the original."""
         parent = self._state.identity.parent
         return None if parent is None else (parent.uuid, parent.version)
 
     @property
     def version(self) -> int:
-        """Number of the version that is open; reads also show what was written since."""
+        """Number of the open version; reads also show rows written since."""
         return self._state.manifest.version
 
     @property
@@ -150,7 +150,7 @@ class Store(SchemaChanges):
 
     @property
     def payload(self) -> Mapping[str, Payload]:
-        """The values that were committed with this version, by name."""
+        """The values committed with this version, by name."""
         return MappingProxyType(self._state.payload)
 
     @property
@@ -159,9 +159,13 @@ class Store(SchemaChanges):
         return self._door.closed
 
     def info(self) -> StoreInfo:
-        """Return what the store is made of, and the memory its tiers were given."""
+        """Return information about the tables, files and tiers of the store."""
         with self._door.use():
-            tables = tuple(table._information() for table in self._state.tables.values())
+            spaces = {space: space.information() for space in self._state.spaces.open}
+            known = {
+                name: table._information(spaces[table._space])
+                for name, table in self._state.tables.items()
+            }
         return StoreInfo(
             store=str(self.path),
             format=self._state.manifest.format,
@@ -169,8 +173,25 @@ class Store(SchemaChanges):
             version=self.version,
             step=self.step,
             folded=not any(info.deltas for info in self._state.manifest.tables.values()),
-            tables=tables,
+            tables=tuple(known.values()),
+            spaces=tuple(
+                SpaceInformation.of([known[extent.table] for extent in space.extents])
+                for space in spaces
+            ),
         )
+
+    def stats(self, tables: Iterable[str] | None = None) -> dict[str, TierStats]:
+        """Return the counters of each tier, the nearest first, added up over tables.
+
+        Of all of them, or of some: those that share tiers are in `info().spaces`. Each table has
+        its own in `table.stats()`. Raises UnknownNameError.
+        """
+        total: dict[str, TierStats] = {}
+        for name in self._state.tables if tables is None else tables:
+            for tier, counters in self[name].stats().items():
+                total.setdefault(tier, TierStats())
+                tally(total[tier], **vars(counters))
+        return total
 
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
@@ -192,25 +213,25 @@ class Store(SchemaChanges):
         """Make everything written so far durable, in all tables at once, as one new version.
 
         Args:
-            step: a number of the caller's, given back as `store.step`; None keeps that of the
-                version before.
-            payload: values to commit along: bytes, a `Path` whose file is copied, dicts and lists
-                of tensors, arrays and JSON scalars, or what has a `state_dict`, such as a module,
-                whose state then points to this version; given back as `store.payload`. A str is a
-                text, never the name of a file. It is the state of a step: None keeps that of the
-                version before as long as the step stays the same, `{}` commits none.
-            confirm: False keeps older versions until `confirm` is called: for trainers that save
-                their model in a file of their own.
-            keep: a name such as "best" by which the version is kept until `release`, however many
-                come after it. Another version of that name loses it.
+            step: a number chosen by the caller, returned as `store.step`; None keeps the previous
+                one.
+            payload: values to commit with the tables, returned as `store.payload`: bytes, a `Path`
+                whose file is copied, dicts and lists of tensors, arrays and JSON scalars, or an
+                object with a `state_dict`, such as a module, whose state then points to this
+                version. A str is a string, never a file name. The payload belongs to a step: None
+                keeps the previous payload if the step does not change, `{}` commits none.
+            confirm: False keeps older versions until `confirm` is called, for trainers that save
+                their model in a separate file.
+            keep: a name such as "best" under which the version is kept until `release`, regardless
+                of later versions. Any other version loses this name.
 
-        Returns the version's number, once it would survive a power cut. After StoreFullError
+        Returns the version's number once the version survives a power failure. After StoreFullError
         nothing is lost: free space and commit again. After CommitFailedError the store must be
-        opened again; the version before is intact.
+        opened again; the previous version is intact.
         """
         step = self._checked(step, payload, keep)
         with self._door.use(write=True) as use, self._state.alone("commit"):
-            with use.interruptible():  # it turns the caller's values into bytes
+            with use.interruptible():  # this serializes values of the caller
                 draft = CommitDraft(self._state, step, payload, confirm=confirm, keep=keep)
             return commit(draft, self._folder, use, flush)
 
@@ -224,13 +245,13 @@ class Store(SchemaChanges):
     ) -> PendingCommit:
         """Commit, and return as soon as every changed row and the payload are in their files.
 
-        A thread syncs and publishes them; the next call of the store waits for that, so what is
-        written from now on belongs to the next version. The arguments are those of `commit`.
+        A thread syncs and publishes them. The next call of the store waits for that, so later
+        writes belong to the next version. The arguments are those of `commit`.
 
-        Returns a `concurrent.futures.Future`: `result()` returns the version's number once it would
-        survive a power cut, or raises what `commit` would. An error that was not asked for is
-        raised by the next commit, or when the store is closed. Errors before that are raised at
-        once.
+        Returns a `concurrent.futures.Future`: `result()` returns the version's number once the
+        version survives a power failure, or raises the errors of `commit`. An error that was not
+        retrieved is raised by the next commit, or when the store is closed. Errors before the
+        thread starts are raised at once.
         """
         with internal_errors():
             step = self._checked(step, payload, keep)
@@ -244,7 +265,7 @@ class Store(SchemaChanges):
     def _checked(
         self, step: int | None, payload: Mapping[str, object] | None, keep: str | None
     ) -> int | None:
-        """Check what is to be committed, and raise what went wrong before; return the step."""
+        """Validate the arguments of a commit, raise earlier errors, and return the step."""
         if keep is not None:
             keeping.check_version_name(keep)
         if step is not None and type(step) is not int:
@@ -257,13 +278,13 @@ class Store(SchemaChanges):
         return step
 
     def _raise_unseen(self) -> None:
-        """Raise the error of a commit in the background that was not asked for."""
+        """Raise the error of a background commit that was not retrieved."""
         pending, self._pending = self._pending, None
         if pending is not None and not pending.seen and os.getpid() == self._door.pid:
             pending.result()
 
     def confirm(self, version: int) -> None:
-        """Say that `version` can be resumed from, so that older ones may go."""
+        """Confirm that training can resume from `version`, so that older ones may be removed."""
         version = whole_number("version", version)
         with self._door.use(write=True), self._state.alone("confirm a version"):
             if version not in self._state.ledger.versions:
@@ -279,32 +300,32 @@ class Store(SchemaChanges):
             self._state.discard()
 
     def keep(self, version: int | str, name: str) -> int:
-        """Keep a version by a name until `release`, however many come after it; return its number.
+        """Keep a version under a name until `release`, and return its number.
 
-        `version` is a number, or another name. Another version of that name loses it. The deltas
-        written since the oldest version that is kept cannot be folded. Raises VersionError.
+        `version` is a number or another name. Any other version loses the new name. Deltas written
+        since the oldest kept version cannot be folded. Raises VersionError.
         """
         version = version_or_name(version)
         return keeping.keep(self._state, self._folder, version, name)
 
     def release(self, name: str) -> None:
-        """Let the version that is kept by a name go, unless something else keeps it.
+        """Remove a name from its version, which may then be removed unless it is kept otherwise.
 
         Raises UnknownNameError, a KeyError.
         """
         keeping.release(self._state, self._folder, name)
 
     def restore(self, version: int | str) -> int:
-        """Bring the store to a version that is kept, in place; return the number it is at then.
+        """Restore a kept version in place; return the resulting version number.
 
-        Tables, optimizer state, scalars, keys, step and payload are those of that version, given
-        by its number or the name it is kept by. What was not committed is dropped, and so are
-        leases and gradients that wait for a step; tables, layers and optimizers stay valid. A
-        writer publishes it as a new version: those that came after it stay as long as `keep` and
-        names say, and nothing is copied. A reader shows the version itself.
+        Tables, optimizer state, scalars, keys, step and payload are restored to that version, given
+        by its number or name. Uncommitted rows, leases and pending gradients are dropped; tables,
+        layers and optimizers stay valid. A writer publishes the contents as a new version: later
+        versions remain according to `keep` and names, and nothing is copied. A reader switches to
+        the version itself.
 
-        Raises VersionError if the version is not kept, CorruptStoreError if it is not whole; the
-        store is then as it was.
+        Raises VersionError if the version is not kept, CorruptStoreError if it is damaged; the
+        store is then unchanged.
         """
         version = version_or_name(version)
         if not self._door.writable:
@@ -316,16 +337,16 @@ class Store(SchemaChanges):
         return self.version
 
     def refresh(self) -> bool:
-        """Let a reader see the newest version; return whether that is another one."""
+        """Switch a reader to the newest version; return whether the version changed."""
         with self._door.use():
             return self._state.refresh()
 
     def fold(self) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
 
-        Afterwards the base alone is the table, for NumPy or zarr to open. Returns the versions that
-        went. Raises LockedError while an older version is open for reading, and InvalidInputError
-        if there is anything uncommitted, or an older version is kept by a name.
+        Afterwards the base files alone contain the tables, readable with NumPy or zarr. Returns the
+        dropped versions. Raises LockedError while an older version is open for reading, and
+        InvalidInputError if there are uncommitted rows or an older version is kept under a name.
         """
         state = self._state
         with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
@@ -334,12 +355,12 @@ class Store(SchemaChanges):
                 if version != state.manifest.version:
                     raise InvalidInputError(
                         f"version {version} is kept as {name!r}, and a fold drops all but the "
-                        f"newest: call store.release({name!r}) before"
+                        f"newest: call store.release({name!r}) first"
                     )
             before = set(state.ledger.versions)
             if not self._folder.fold(state.manifest.version):
                 raise LockedError(
-                    f"{state.oldest_reader()} is open for reading from {self.path}; fold when that "
+                    f"{state.oldest_reader()} is open for reading from {self.path}; fold once that "
                     "reader is closed or has called refresh()"
                 )
             return sorted(before - set(state.ledger.versions))
@@ -361,22 +382,22 @@ class Store(SchemaChanges):
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.
 
-        `version` is a number, or the name that the version is kept by.
+        `version` is a number or the name under which the version is kept.
 
-        The copy is folded, complete and durable when it appears, has a uuid of its own and knows
-        this store and version as its `parent`. Writing here may go on meanwhile.
+        The copy is folded, appears complete and durable, has its own uuid, and records this store
+        and version as its `parent`. This store may be written meanwhile.
 
-        `path` may also be a URL for fsspec, such as "s3://bucket/emb.tier", or a zarr store, where
-        nothing is yet: the files become objects of the same names, tables as zarr, one chunk and
-        four bytes a row of a table in memory at a time. `tierstore.open` reads them there, and
-        `save` brings them back to a disk.
+        `path` may also be an unused URL for fsspec, such as "s3://bucket/emb.tier", or an empty
+        zarr store: the files become objects of the same names, and tables are stored as zarr. This
+        takes memory for one chunk and four bytes per row of a table at a time. `tierstore.open`
+        reads such copies directly, and `save` copies them back to a disk.
 
         Damage is never copied: it raises, or with `damaged="skip"` damaged rows are zeros in the
-        copy, and tables that do not open, keys and payload that are damaged are left out.
-        Returns what was skipped. `tierstore.repair` saves more.
+        copy, and tables that do not open, damaged keys and damaged payload values are omitted.
+        Returns what was skipped. `tierstore.repair` recovers more.
         """
         if damaged not in ("raise", "skip"):
-            raise InvalidInputError(f"damaged is 'raise' or 'skip', not {damaged!r}")
+            raise InvalidInputError(f"damaged must be 'raise' or 'skip', not {damaged!r}")
         self._door.check()
         with internal_errors():
             where, skip = _io.locate(path), damaged == "skip"
@@ -406,13 +427,12 @@ class Store(SchemaChanges):
         mend: bool = False,
         progress: Progress | None = None,
     ) -> VerifyReport:
-        """Check the committed rows, or `sample` random ones a table, and files against checksums.
+        """Check all committed rows, or `sample` random ones per table, and files by checksums.
 
-        Goes on after damage and reports all of it; what the tiers hold in memory is left alone.
-        With `mend`, for a writer, damaged rows whose newest image is whole elsewhere, in the host
-        tier or in a delta that an older version still names, are written again: they are part of
-        the next commit, and the next fold writes them over the damaged ones. `tierstore.verify`
-        checks a store that does not open.
+        Continues after damage and reports all of it; cached rows are not changed. With `mend`, a
+        writer rewrites damaged rows whose newest image is intact elsewhere, in the host tier or in
+        a delta that an older version still names: they are part of the next commit, and the next
+        fold replaces the damaged ones. `tierstore.verify` checks a store that does not open.
         """
         state = self._state
         with self._door.use(write=mend) as use:
@@ -423,10 +443,10 @@ class Store(SchemaChanges):
             return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a pointer to the version that is open: path, uuid, version and its mark.
+        """Return a pointer to the open version: path, uuid, version and its mark.
 
-        For frameworks that save whatever has a `state_dict`; the rows stay where they are. Raises
-        InvalidInputError where rows are not committed: commit first, or hand the store or module
+        For frameworks that save objects with a `state_dict`; no rows are copied. Raises
+        InvalidInputError if there are uncommitted rows: commit first, or pass the store or module
         itself to `commit` as a payload.
         """
         if self._door.closed:
@@ -435,10 +455,10 @@ class Store(SchemaChanges):
             return make_pointer(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring the store to the version that a pointer names, as `restore` does.
+        """Restore the version that a pointer names; see `restore`.
 
-        The pointer may be of this store or of one that it is a copy of. Raises InvalidInputError
-        if it is of another store, or of a version that is not kept.
+        The pointer may belong to this store or to the original of which it is a copy. Raises
+        InvalidInputError for a pointer to another store, or to a version that is not kept.
         """
         with self._door.use():
             wanted = wanted_version(self._state, state)
@@ -446,24 +466,25 @@ class Store(SchemaChanges):
             self.restore(self.version if wanted is None else wanted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the store itself: there is one writer of the files."""
+        """Return the store itself, since its files have a single writer."""
         return self
 
     # -- closing
 
     def close(self) -> None:
-        """Close the store; what was not committed is dropped, with a warning that counts it.
+        """Close the store; drop uncommitted rows with a warning that counts them.
 
-        A fold under way is left to a later session. Where three times as much has gathered as lets
-        one begin, it is waited for; Ctrl-C ends that wait, and so does leaving `with` by an error.
+        A fold in progress is left to a later session. If three times the usual threshold has
+        accumulated, this waits for the fold; Ctrl-C ends the wait, as does leaving `with` by an
+        error.
 
-        From within another call of the store, such as a progress callback, this refuses every use
-        from then on, and closes when that call has ended.
+        Within another call of the store, such as a progress callback, all further calls are
+        rejected, and the store closes when that call has ended.
         """
         self._close()
 
     def _when_closed(self, work: Callable[[], object]) -> None:
-        """Do something once the store is closed, or has gone without being closed."""
+        """Call a function once the store is closed or garbage-collected."""
         self._finally = weakref.finalize(self, work)
 
     def _close(self, *, at_once: bool = False) -> None:
@@ -475,9 +496,9 @@ class Store(SchemaChanges):
             self._raise_unseen()
 
     def _open_again(self) -> None:
-        """Open a reader again in a forked child, at the same version; its tables stay valid.
+        """Reopen a reader in a forked child, at the same version; its tables stay valid.
 
-        A writer is the parent's alone, and what a GPU holds cannot be used by the child.
+        Only the parent can use a writer, and a child cannot use GPU memory of the parent.
         """
         old = self._state
         if old.door.writable or old.door.closed or self._options.device is not None:
@@ -508,7 +529,7 @@ class Store(SchemaChanges):
         self._close(at_once=error is not None)
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
-        """Pickle a reader as what it takes to open it; refuse for a writer."""
+        """Pickle a reader as the arguments to open it; refuse to pickle a writer."""
         if self._door.writable:
             raise InvalidTypeError(
                 f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "

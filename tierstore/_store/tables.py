@@ -1,16 +1,18 @@
-"""The open tables of a store: opened from a manifest one by one, and placed in spaces.
+"""The open tables of a store: opened one by one from a manifest, and placed in spaces.
 
-Damage to one leaves the others usable.
+Damage to one table leaves the others usable.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk.delta import Delta
@@ -19,7 +21,7 @@ from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
-from tierstore._table.table import Owner, Table
+from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
 from tierstore._tiers.space import Space
@@ -33,13 +35,13 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass
 class Opening:
-    """Tables that were opened for a manifest, by name.
+    """The tables opened for a manifest, by name.
 
     Attributes:
-        new: those that were not open before.
-        same: those of which the manifest says what they show.
-        deltas: the deltas of the others that were open and follow the manifest.
-        errors: what opening the others raised.
+        new: tables that were not open before.
+        same: tables that are unchanged in the manifest.
+        deltas: the deltas of open tables that can switch to the manifest.
+        errors: the errors of the other tables.
     """
 
     new: dict[str, Generation] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Opening:
         return bool(self.new or self.same or self.deltas)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the opened tables."""
         for generation in self.new.values():
             generation.close()
 
@@ -61,9 +63,19 @@ class Opener:
     """Opens the files of tables."""
 
     def __init__(
-        self, directory: _io.Directory, history: History, options: Options, locks: list[Any]
+        self,
+        directory: _io.Directory,
+        history: History,
+        options: Options,
+        touched: Touched,
+        locks: list[Any],
     ) -> None:
-        """Open nothing yet; `locks` are the store's, to which those of partitions are added."""
+        """Open nothing yet.
+
+        Tables that are written to are noted in `touched`. `locks` are those of the store, to which
+        those of partitions are added.
+        """
+        self._touched = touched
         self._locks = locks
         self._partitions: dict[int, PartitionReaders] = {}
         self._directory = directory
@@ -79,10 +91,10 @@ class Opener:
         next_seq: Callable[[], int] | None,
         floor: int,
     ) -> None:
-        """Open what a manifest names: all of a table, or only the deltas of one that can follow.
+        """Open the tables of a manifest, or only the new deltas if a table is open with the same
+        base.
 
-        A table that is damaged is noted in `opening.errors`. Of the root of a partitioned store
-        that is opened alone there is none.
+        Damaged tables are recorded in `opening.errors`. With `root_only` nothing is opened.
         """
         if self._options.root_only:
             return
@@ -114,7 +126,13 @@ class Opener:
             return cast(Generation, self._readers_of(manifest).open(manifest, name))
         try:
             with self._directory.directory(name) as table:
-                generation = Generation(table, info, store=manifest.uuid, next_seq=next_seq)
+                generation = Generation(
+                    table,
+                    info,
+                    store=manifest.uuid,
+                    next_seq=next_seq,
+                    on_write=functools.partial(self._touched.rows.setdefault, name),
+                )
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{self._directory.join(name)}, the directory of a table, is missing; "
@@ -144,17 +162,17 @@ class Opener:
         self.open(manifest, name, None, floor).close()
 
     def explain(self, manifest: Manifest, name: str, error: Exception) -> CorruptStoreError:
-        """Return the error of a damaged table, with what helps."""
+        """Return the error of a damaged table, with the remedy."""
         older = self._version_with(manifest, name)
         hint = "" if older is None else f", and version {older} of the table opens"
         path = self._directory.path
         return CorruptStoreError(
             f"table {name!r} is damaged: {error}; 'tierstore verify {path}' lists all damage, "
-            f"'tierstore repair {path} DEST' copies what is whole{hint}"
+            f"'tierstore repair {path} DEST' copies what is intact{hint}"
         )
 
     def _version_with(self, manifest: Manifest, name: str) -> int | None:
-        """Return the newest other version in which a table opens, if there is one."""
+        """Return the newest other version in which a table can be opened, if any."""
         for number, other in reversed(self._history.versions().items()):
             if number != manifest.version and name in other.tables:
                 with (
@@ -168,47 +186,50 @@ class Opener:
 
 
 class Spaces:
-    """Which tables share tiers, and the memory of those.
+    """Assigns tables to spaces of shared tiers, and their memory.
 
-    A space is placed as a whole: where one of its tables comes, goes or changes, what the others
-    have in memory goes too, their changed rows to their files first.
+    A space is placed as a whole: if a table is added, removed or changed, the cached rows of the
+    other tables of its space are dropped, after their changed rows were written to files.
 
     Attributes:
-        open: the spaces, in the order in which they were placed.
+        open: the spaces, in placement order.
     """
 
     def __init__(self, tables: dict[str, Table], options: Options) -> None:
-        """Place nothing yet; `tables` are the store's, and are added to."""
+        """Set up without placing; placed tables are added to `tables` of the store."""
         self._tables = tables
         self._placement = Placement(options.budget, options.policy, options.device)
         self.open: dict[Space, None] = {}
         self._of: dict[str, Space] = {}
 
     def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
-        """Check that tables of these specs can be placed together, before they are written.
+        """Check that tables with these specs can be placed together, before they are written.
 
-        Raises CapacityError, and what a policy raises that does not suit one of them.
+        Raises CapacityError, and the errors of a policy that does not fit a table.
         """
-        self._placement.check_fit(specs)
+        self._placement.plan(specs)
 
     def place(
         self, owner: Owner, new: Mapping[str, Generation], specs: Mapping[str, TableSpec]
     ) -> None:
-        """Have tables use what was opened, in place of what they used, with memory of their own.
+        """Switch tables to the opened files, with new memory.
 
-        `specs` are those of all tables of the store. After an error what was given in `new` and is
-        not in use is closed. Raises CapacityError.
+        `specs` are those of all tables of the store. After an error, unused tables of `new` are
+        closed. Raises CapacityError.
         """
         coming = dict(new)
         try:
+            if not coming and self._tables.keys() == self._of.keys():
+                return
             self.vacate(coming)
             known = {name: table._generation for name, table in self._tables.items()} | coming
-            for group in self._placement.groups({name: specs[name] for name in known}):
-                if self._stands(group):
+            # All are planned before the first takes memory.
+            for part in self._placement.plan({name: specs[name] for name in known}):
+                if self._stands(part.tables):
                     continue
-                self.vacate(group)
-                tiers = {name: known[name].tier for name in group}
-                space = self._placement.place(tiers, specs)
+                self.vacate(part.tables)
+                tiers = {name: known[name].tier for name in part.tables}
+                space = self._placement.place(part, tiers)
                 self.open[space] = None
                 for extent in space.extents:
                     self._of[extent.table] = space
@@ -225,13 +246,13 @@ class Spaces:
             raise
 
     def _stands(self, group: Iterable[str]) -> bool:
-        """Whether these tables, and no others, are in an open space."""
+        """Whether exactly these tables are in an open space."""
         names = set(group)
         space = self._of.get(next(iter(names)))
         return space is not None and {extent.table for extent in space.extents} == names
 
     def vacate(self, names: Iterable[str]) -> None:
-        """Close the spaces of tables; the changed rows of other tables there go to their files."""
+        """Close the spaces of tables, after writing changed rows of other tables to their files."""
         going = set(names)
         for space in dict.fromkeys(self._of[name] for name in names if name in self._of):
             tables = {extent.table for extent in space.extents}
@@ -243,24 +264,32 @@ class Spaces:
             space.close()
 
     def drop(self, name: str) -> None:
-        """Close a table that the store has no more, and end its leases."""
+        """Close a table that was removed from the store, and end its leases."""
         table = self._tables.pop(name)
         table._extent.epoch.end(GONE)
         self.vacate([name])
         table._close()
 
-    def end_leases(self) -> None:
-        """End every lease of a reader, whose tables may show other rows from now on."""
-        for space in self.open:
-            space.forget(space.extents[0], _NO_ROWS)
+    def follow(self, manifest: Manifest, deltas: Mapping[str, Sequence[Delta]]) -> None:
+        """Have a reader's tables show what a later manifest says, whose deltas were opened.
+
+        Ends every lease, those of tables that show what they did too.
+        """
+        stale: dict[Space, list[npt.NDArray[np.int64]]] = {space: [] for space in self.open}
+        for name, opened in deltas.items():
+            rows = self._tables[name]._follow(manifest.tables[name], opened, manifest.floor)
+            if name in self._of:  # else a table that shared its tiers was dropped, and they went
+                stale[self._of[name]].append(rows)
+        for space, changed in stale.items():
+            space.forget(np.concatenate([_NO_ROWS, *changed]))
 
     def discard(self) -> None:
-        """Drop what was not committed, and end every lease."""
+        """Drop uncommitted rows, and end every lease."""
         for space in self.open:
             space.discard()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._of.clear()
         while self.open:
             self.open.popitem()[0].close()

@@ -1,4 +1,4 @@
-"""Checking a store, open or not: every row and file against its checksum, going on after damage."""
+"""Verification of an open or closed store: checks all rows and files, continuing after damage."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ __all__ = ["VerifyReport", "verify", "verify_open"]
 Rows = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 1 << 20
-"""Records checked at a time: they stay in a core's cache from the copy to the checksum."""
+"""Records checked at a time, few enough to stay in the CPU cache between copy and checksum."""
 _ATTEMPTS = 8
 _NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
 class VerifyReport:
-    """What was checked, and what is damaged.
+    """The result of a verification.
 
     Attributes:
-        version: the version that was checked; others were checked as far as their files differ.
-        rows_checked: rows of its bases.
-        bad_rows: by table, its rows that are damaged in the base or in a delta, ascending.
-        bad_files: what else is damaged: manifests, files of tables, keys and payload, each with
-            what is wrong with it.
-        whole: the versions whose every row, key and payload can be read, of those that were
-            checked; none is known where only a sample was.
-        mended: by table, those of `bad_rows` that were written again; see `Store.verify`.
+        version: the verified version; of other versions, only additional files were checked.
+        rows_checked: number of checked rows in its bases.
+        bad_rows: ascending rows that are damaged in the base or in a delta, by table.
+        bad_files: other damage: manifests, files of tables, keys and payload, each with a reason.
+        whole: the checked versions in which every row, key and payload can be read; empty if only a
+            sample was checked.
+        mended: rows of `bad_rows` that were rewritten, by table; see `Store.verify`.
     """
 
     version: int = 0
@@ -64,7 +63,7 @@ class VerifyReport:
         return not self.bad_files and not any(self.bad_rows.values())
 
     def __bool__(self) -> bool:
-        """Return `ok`: a report of damage is false."""
+        """Return `ok`: a report with damage is false."""
         return self.ok
 
 
@@ -75,17 +74,17 @@ def verify(
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a store that need not open: every manifest, table and file by itself, to the end.
+    """Check every manifest, table and file of a store, which need not be openable.
 
     Args:
         path: the store; a path, a URL for fsspec, or a zarr store.
-        version: the one version to check, by number or name; if None the newest, and what older
-            ones add to it.
-        sample: check that many random rows of each base, and only the version.
-        progress: called with the rows done and in all.
+        version: the only version to check, by number or name; None checks the newest and the
+            additional files of older ones.
+        sample: check this many random rows of each base, and only one version.
+        progress: called with the number of rows done and the total.
 
-    Returns what is damaged, and which versions are whole. A writer may go on meanwhile. Raises
-    NotAStoreError; FormatError where no manifest can be read; VersionError.
+    Returns the damage and the intact versions. A writer may continue meanwhile. Raises
+    NotAStoreError; FormatError if no manifest can be read; VersionError.
     """
     with open_directory(_io.locate(path)) as directory, folds_kept_away(directory):
         for _ in range(_ATTEMPTS):
@@ -97,7 +96,7 @@ def verify(
             if report.ok or {m.seq for m in found.versions.values()} <= {
                 m.seq for m in now.versions.values()
             }:
-                break  # else a writer swept files away while they were looked for
+                break  # otherwise a writer removed files during the check
     return report
 
 
@@ -112,10 +111,10 @@ def verify_store(
     sample: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a version and, unless one is named or sampled, what older ones add to it.
+    """Check a version and, unless it is named or sampled, the additional files of older ones.
 
-    For a store that is open, `opened`, `manifest` and `payload` are those of the open version,
-    whose files a writer may have removed from the directory.
+    For an open store, `opened`, `manifest` and `payload` are those of the open version, whose files
+    a writer may have removed from the directory.
     """
     chosen = found.choose(version) if manifest is None else manifest
     check = _Check(directory, found, sample, progress)
@@ -213,7 +212,7 @@ def _ids(chosen: Manifest, name: str, number: int, rows: list[int]) -> list[int]
 
 
 def verify_open(state: State, sample: int | None, progress: Progress | None) -> VerifyReport:
-    """Check what is open of a store, and what older versions add to it."""
+    """Check an open store and the additional files of older versions."""
     history = state.history
     return verify_store(
         state.directory,
@@ -236,14 +235,14 @@ class _Checked(Protocol):
         """Return those of `rows` that are damaged in the base."""
 
     def damaged_files(self) -> list[str]:
-        """Return names of files with damage outside any row."""
+        """Return the names of files with damage outside the rows."""
 
     def computed_checksums(self, rows: Rows) -> npt.NDArray[np.uint32]:
-        """Return what the checksums of `rows` of the base are by their records."""
+        """Compute the checksums of `rows` of the base from their records."""
 
 
 class _Check:
-    """Checks under way: each file once, whatever versions name it."""
+    """A running verification, which checks each file once, even if several versions name it."""
 
     def __init__(
         self,
@@ -261,10 +260,10 @@ class _Check:
         self._total = 0
         self._bases: dict[str, Rows | None] = {}  # None: cannot be read at all
         self._deltas: dict[str, tuple[Delta | None, Rows]] = {}
-        self._files: dict[str, bool] = {}  # payload and keys: whole or not
+        self._files: dict[str, bool] = {}  # payload and keys: whether they are intact
 
     def total(self, manifest: Manifest) -> None:
-        """Note how many rows there are to check."""
+        """Record the number of rows to check."""
         rows = [info.spec.rows for info in manifest.tables.values()]
         self._total = sum(rows if self.sample is None else (min(self.sample, n) for n in rows))
 
@@ -284,7 +283,7 @@ class _Check:
         return self._payload(manifest, payload)
 
     def close(self) -> None:
-        """Let go of what was mapped."""
+        """Release all mappings."""
         self._deltas.clear()
 
     def version(
@@ -295,19 +294,19 @@ class _Check:
         *,
         newest: bool = False,
     ) -> bool:
-        """Check what no version before this one named; return whether all of it can be read."""
+        """Check files not checked for other versions; return whether everything is readable."""
         before = len(self.report.bad_files)
         whole = self.payload_of(manifest, payload)
         for name, info in manifest.tables.items():
             whole &= self._table(manifest, name, info, opened.get(name), newest=newest)
         found = len(self.report.bad_files) > before
         if found and not newest and not self._is_kept(manifest):
-            del self.report.bad_files[before:]  # a writer swept it, or what it named, meanwhile
+            del self.report.bad_files[before:]  # a writer removed it or its files meanwhile
             return False
         return whole
 
     def _is_kept(self, manifest: Manifest) -> bool:
-        """Whether the version is kept, by this manifest still."""
+        """Whether the version is still kept, with this manifest."""
         now = self._found.history.versions().get(manifest.version)
         return now is not None and now.seq == manifest.seq
 
@@ -333,7 +332,7 @@ class _Check:
         *,
         newest: bool,
     ) -> bool:
-        """Check a table; return whether a reader of this version can read all of it."""
+        """Check a table; return whether a reader of this version can read all its rows."""
         where = f"table {name} of version {manifest.version}"
         if newest:
             self.report.bad_rows[name] = []
@@ -399,7 +398,7 @@ class _Check:
         opened: Generation | None,
         directory: _io.Directory | None,
     ) -> None:
-        """Compare the digest that the version names with the base's row checksums."""
+        """Compare the version's digest with the row checksums of the base."""
         if directory is None:
             found = [] if opened is None else self._damaged_binding(opened)
         else:
@@ -407,7 +406,7 @@ class _Check:
         self.report.bad_files += [f"{where}: {each}" for each in found]
 
     def _damaged_binding(self, opened: Generation) -> list[str]:
-        """Return what is wrong by a floor that did not rise while that was looked at."""
+        """Return the damage, determined while the floor did not change."""
         floor = self._found.history.floor()
         while bad := opened.damaged_binding(floor):
             before, floor = floor, self._found.history.floor()
@@ -418,8 +417,8 @@ class _Check:
     def _damaged_base(self, base: _Checked, merging: list[Rows]) -> Rows:
         """Return the damaged rows of a base, reporting progress.
 
-        Those in `merging`, which deltas up to the floor hold, do not count: a fold that was cut
-        short may have left them torn, and they are not read there.
+        Rows in `merging`, which are in deltas up to the floor, do not count: an interrupted fold
+        may have left them torn, and they are not read from the base.
         """
         bad: list[int] = []
         held = np.concatenate([_NOTHING, *merging])
@@ -478,7 +477,7 @@ class _Check:
         opened: Generation | None,
         directory: _io.Directory | None,
     ) -> bool:
-        """Return whether the keys of a table are whole."""
+        """Return whether the keys of a table are intact."""
         if info.keys is None:
             return True
         name = min(info.keys.files)
@@ -498,7 +497,7 @@ class _Check:
 def _damaged_binding(
     info: TableInfo, base: _Checked, merging: list[Rows], directory: _io.Directory
 ) -> list[str]:
-    """Return what is wrong with the digest of a version, or with a base by it."""
+    """Return the damage to the digest of a version, and mismatches with the base."""
     if info.digest is None:
         return []
     try:
@@ -509,13 +508,13 @@ def _damaged_binding(
         return [info.digest.name]
     touched = np.unique(np.concatenate([_NOTHING, *merging]) // bases.DIGEST_ROWS)
     return [
-        f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are of another moment"
+        f"{CHECKSUMS}: rows from {block * bases.DIGEST_ROWS} on are from a different time"
         for block in bases.foreign_blocks(directory, base, info.spec.rows, digest, touched)
     ]
 
 
 def _shown(base: Rows, deltas: list[tuple[Delta, Rows]]) -> bool:
-    """Whether any damaged row is what a reader gets: no later delta holds the row too."""
+    """Whether a reader gets any damaged row, because no later delta contains the row."""
     hidden = base
     for delta, bad in deltas:
         if hidden.size:

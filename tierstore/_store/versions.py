@@ -1,7 +1,7 @@
-"""The versions of a store: which manifests there are, and what they say.
+"""The versions of a store: finds and reads its manifests.
 
-The manifest with the highest number is the store as it is now. Manifests are never changed, and
-their numbers never given twice.
+The manifest with the highest number is the current state of the store. Manifests never change, and
+their numbers are never reused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STORE, LOCK, FOLD = "STORE.json", "LOCK", "FOLD"
 
 
 class History:
-    """The manifests in a store's directory, read as they are asked for."""
+    """The manifests in a store's directory, read on demand."""
 
     def __init__(self, directory: _io.Directory, store: str) -> None:
         """Refer to the open directory of the store with this uuid."""
@@ -47,7 +47,7 @@ class History:
     def _numbers(self) -> list[int]:
         """Return the numbers of all manifests, ascending.
 
-        Those right behind the highest are asked for by name: a listing may not show them yet.
+        The numbers after the highest are probed by name, because a listing may not show them yet.
         """
         found = map(MANIFEST_NAME.fullmatch, self._directory.names())
         numbers = sorted(int(match.group(1)) for match in found if match)
@@ -62,13 +62,13 @@ class History:
         if manifest.uuid != self._store:
             raise FormatError(f"{path} belongs to another store, {manifest.uuid}")
         if manifest.seq != seq:
-            raise FormatError(f"{path} bears the number {manifest.seq} inside")
+            raise FormatError(f"{path} contains the manifest number {manifest.seq}")
         return manifest
 
     def newest(self) -> Manifest:
-        """Return the store as it is now.
+        """Return the current manifest.
 
-        A manifest that cannot be read is an error, never a reason to go back to an older one.
+        An unreadable manifest is an error, never a reason to use an older one.
         """
         for _ in range(8):
             numbers = self._numbers()
@@ -83,34 +83,34 @@ class History:
                     self._known = self._load(numbers[-1])
                 return self._known
             except FileNotFoundError:
-                continue  # a writer published and swept between the listing and the reading
+                continue  # a writer published and removed files between listing and reading
             except FormatError as error:
                 raise FormatError(f"{error}{self._alternatives()}") from None
         raise StoreIOError(f"{self._directory.path} changes faster than it can be read; try again")
 
     def _alternatives(self) -> str:
-        """Return which versions have a manifest that can be read, as the end of a message."""
+        """Return the versions with a readable manifest, as the end of a message."""
         versions = _openable(*self._read())
         if not versions:
             return ""
         listed = ", ".join(map(str, versions))
         return (
             f"; versions that can be opened, with tierstore.open(path, version=N): {listed}; "
-            f"'tierstore repair {self._directory.path} DEST' copies what is whole"
+            f"'tierstore repair {self._directory.path} DEST' copies what is intact"
         )
 
     def read_all(self) -> Iterator[tuple[int, Manifest | FormatError]]:
-        """Yield each manifest by its number, ascending, or what is wrong with it."""
+        """Yield the ascending manifest numbers, each with its manifest or error."""
         for seq in self._numbers():
             try:
                 yield seq, self._load(seq)
             except FileNotFoundError:
-                continue  # swept between the listing and the reading
+                continue  # removed between listing and reading
             except FormatError as error:
                 yield seq, error
 
     def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
-        """Return the manifests, ascending, and what is wrong with those that cannot be read."""
+        """Return the manifests, ascending, and the errors of unreadable ones."""
         found = list(self.read_all())
         manifests = [each for _, each in found if isinstance(each, Manifest)]
         return manifests, {seq: each for seq, each in found if isinstance(each, FormatError)}
@@ -119,17 +119,17 @@ class History:
         """Return the manifest of each version that can be opened, ascending by version."""
         manifests, damage = self._read()
         if not manifests:
-            self.newest()  # says what is wrong
+            self.newest()  # raises the reason
         return _openable(manifests, damage)
 
     def manifests(self) -> list[Manifest]:
-        """Return all manifests that can be read, ascending."""
+        """Return all readable manifests, ascending."""
         return self._read()[0]
 
     def floor(self) -> int:
-        """Return the newest version a fold has begun to merge into the base, at most.
+        """Return an upper bound of the versions that a fold has started to merge into the base.
 
-        A newest manifest that cannot be read may say that it was any that is left.
+        If the newest manifest is unreadable, it may be any remaining version.
         """
         try:
             return self.newest().floor
@@ -137,7 +137,7 @@ class History:
             return max((manifest.version for manifest in self.manifests()), default=0)
 
     def damaged(self) -> list[str]:
-        """Return the names of manifests that cannot be read."""
+        """Return the names of unreadable manifests."""
         return [manifest_name(seq) for seq in self._read()[1]]
 
     def version(self, version: int | str) -> Manifest:
@@ -146,9 +146,9 @@ class History:
 
 
 def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
-    """Return the manifest of a version that is kept, by its number or the name it is kept by.
+    """Return the manifest of a kept version, by its number or name.
 
-    Raises VersionError, which lists what there is.
+    Raises VersionError, which lists the kept versions.
     """
     names = max(kept.values(), key=lambda manifest: manifest.seq).names if kept else {}
     number = names.get(version) if isinstance(version, str) else version
@@ -167,8 +167,8 @@ def chosen(kept: Mapping[int, Manifest], version: int | str) -> Manifest:
 def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, Manifest]:
     """Return the newest manifest of each version that can be opened, ascending by version.
 
-    Not openable are versions that a fold has merged into others, and those that were newer than the
-    version a writer went back to.
+    Versions that a fold has merged into others, and those that a writer dropped when it went back
+    to an older version, cannot be opened.
     """
     found = {manifest.version: manifest for manifest in manifests}
     floor = max((manifest.floor for manifest in manifests), default=0)
@@ -178,14 +178,14 @@ def _openable(manifests: list[Manifest], damage: Collection[int]) -> dict[int, M
 
 
 def open_directory(path: Path | _io.Objects) -> _io.Directory:
-    """Open the directory at a path, or of objects; raises NotAStoreError or StoreIOError."""
+    """Open a directory or a location of objects; raises NotAStoreError or StoreIOError."""
     if isinstance(path, _io.Objects):
         return path.open()
     try:
         return _io.Directory.open(path)
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{path} does not exist; check the path, tierstore.create makes a new store",
+            f"{path} does not exist; check the path, or create a store with tierstore.create",
             filename=path,
         ) from None
     except NotADirectoryError:
@@ -195,12 +195,13 @@ def open_directory(path: Path | _io.Objects) -> _io.Directory:
 
 
 def read_identity(directory: _io.Directory) -> Identity:
-    """Return what STORE.json says; raises NotAStoreError or FormatError."""
+    """Return the contents of STORE.json; raises NotAStoreError or FormatError."""
     try:
         return Identity.decode(directory.read_file(STORE, 1 << 16), directory.join(STORE))
     except FileNotFoundError:
         raise NotAStoreError(
-            f"{directory.path} is not a store: it has no {STORE}; tierstore.create makes one",
+            f"{directory.path} is not a store: it has no {STORE}; create one with "
+            "tierstore.create or 'tierstore init'",
             filename=directory.path,
         ) from None
 
@@ -210,10 +211,10 @@ class Survey:
     """The manifests of a store.
 
     Attributes:
-        uuid: the store's.
-        history: what reads its manifests.
+        uuid: the uuid of the store.
+        history: reads its manifests.
         versions: the manifest of each version that can be opened, ascending.
-        damage: what is wrong with STORE.json and with other manifests.
+        damage: the errors of STORE.json and of other manifests.
     """
 
     uuid: str
@@ -232,9 +233,9 @@ class Survey:
 
 
 def survey(directory: _io.Directory) -> Survey:
-    """Read what can be read of a store's manifests.
+    """Read all readable manifests of a store.
 
-    Raises NotAStoreError where there are none, FormatError where none is whole.
+    Raises NotAStoreError if there are none, FormatError if none is intact.
     """
     damage: list[str] = []
     uuid = ""
@@ -252,7 +253,7 @@ def survey(directory: _io.Directory) -> Survey:
 
 
 def _uuid_of_manifests(directory: _io.Directory) -> str:
-    """Return the uuid that the newest whole manifest bears."""
+    """Return the uuid in the newest intact manifest."""
     names = sorted(filter(MANIFEST_NAME.fullmatch, directory.names()), reverse=True)
     for name in names:
         with contextlib.suppress(FormatError, FileNotFoundError):
@@ -264,6 +265,6 @@ def _uuid_of_manifests(directory: _io.Directory) -> str:
             "it and create it again"
         )
     raise FormatError(
-        f"none of the {len(names)} manifests in {directory.path} is whole, and they alone say what "
-        "the files of its tables hold; restore one from a copy"
+        f"none of the {len(names)} manifests in {directory.path} is intact, and only they describe "
+        "the files of its tables; restore one from a copy"
     )

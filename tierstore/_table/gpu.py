@@ -22,7 +22,7 @@ from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device, device_error
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore._tiers.gpu.lease import GpuLease
-from tierstore._tiers.space import Extent
+from tierstore._tiers.space import Extent, WholeSpace
 from tierstore.errors import (
     ClosedError,
     DeviceError,
@@ -98,9 +98,15 @@ class DeviceArrays:
     """
 
     def __init__(
-        self, gpu: GpuTier, extent: Extent, layout: RecordLayout, door: Door, *, sync_checks: bool
+        self,
+        gpu: GpuTier,
+        extent: Extent | WholeSpace,
+        layout: RecordLayout,
+        door: Door,
+        *,
+        sync_checks: bool,
     ) -> None:
-        """Refer to the rows of a table in an open GPU tier."""
+        """Refer to the rows of a table, or of all, in an open GPU tier."""
         self.gpu = gpu
         self.extent = extent
         self.within = extent.range

@@ -21,7 +21,7 @@ from tierstore._tiers.base import ROLLED_BACK, lease_ended
 from tierstore._tiers.gpu.abi import Structure
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel
-from tierstore._tiers.space import Extent, Space
+from tierstore._tiers.space import Extent, Space, WholeSpace
 from tierstore.errors import ClosedError, DeviceError
 from tierstore.spec import Field, RecordLayout
 
@@ -176,8 +176,10 @@ def assembled(access: Access, pieces: Sequence[Piece], width: int) -> Piece:
 class HostAccess:
     """Access from the host to the tiers of a space."""
 
-    def __init__(self, space: Space, extent: Extent, layout: RecordLayout, door: Door) -> None:
-        """Refer to the rows of one table in a space that has no GPU tier."""
+    def __init__(
+        self, space: Space, extent: Extent | WholeSpace, layout: RecordLayout, door: Door
+    ) -> None:
+        """Refer to the rows of one table, or of all, in a space that has no GPU tier."""
         self.extent = extent
         self.start = extent.start
         self.rows = extent.rows

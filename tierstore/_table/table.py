@@ -25,14 +25,14 @@ from tierstore._table.values import check_out, from_bytes, read_dtype, writable_
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
-from tierstore.stats import Occupancy, TableInformation, TierStats
+from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tierstore._store.store import Store
 
-__all__ = ["IntegerArrayLike", "Owner", "Table"]
+__all__ = ["IntegerArrayLike", "Owner", "Table", "Touched"]
 
 IntegerArrayLike: TypeAlias = (
     npt.NDArray[np.integer[Any]]
@@ -48,12 +48,27 @@ IntegerArrayLike: TypeAlias = (
 _SCAN_BYTES = 8 << 20
 
 
+class Touched:
+    """Which tables may hold what the version that is open does not, so that a commit asks no other.
+
+    Attributes:
+        rows: those that were written to, in order.
+        scalars: those whose scalars a caller was given, who may change them at any time.
+    """
+
+    def __init__(self) -> None:
+        """Know of no table."""
+        self.rows: dict[str, None] = {}
+        self.scalars: dict[str, None] = {}
+
+
 class Owner(Protocol):
     """What the tables of a store share; `store` is None for a table in memory alone."""
 
     door: Door
     prefetcher: Prefetcher
     sync_checks: bool
+    touched: Touched
 
     @property
     def store(self) -> Store | None:
@@ -84,8 +99,7 @@ class Table:
         self._layout = generation.info.spec.layout
         self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
         self._keys: Keys | None = None
-        self.scalars: dict[str, Any] = dict(generation.info.scalars)
-        """Values that belong to the whole table; committed and rolled back with its rows."""
+        self._reset_scalars()
         self._move(space, extent)
 
     def _move(self, space: Space, extent: Extent) -> None:
@@ -106,6 +120,12 @@ class Table:
             return HostAccess(self._space, self._extent, self._layout, door)
         checks = self._owner.sync_checks
         return DeviceAccess(gpu, self._extent, self._layout, door, sync_checks=checks)
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Values that belong to the whole table; committed and rolled back with its rows."""
+        self._owner.touched.scalars[self.name] = None
+        return self._scalars
 
     @property
     def spec(self) -> TableSpec:
@@ -626,8 +646,8 @@ class Table:
             self._extent.epoch.check_open()
             return self._space.occupancy()
 
-    def _information(self) -> TableInformation:
-        """Return the table's part of `store.info()`."""
+    def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
+        """Return the table's part of `store.info()`; `tiers` are those of its space."""
         deltas = self._disk.deltas
         return TableInformation(
             name=self.name,
@@ -646,7 +666,7 @@ class Table:
             delta_bytes=sum(delta.info.size for delta in deltas),
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
-            tiers=self._space.information(),
+            tiers=tiers,
         )
 
     def _can_follow(self, info: TableInfo) -> bool:
@@ -656,19 +676,20 @@ class Table:
         """
         return self._space.gpu is None and self._generation.is_of(info)
 
-    def _follow(self, info: TableInfo, deltas: Sequence[Delta], folded: int) -> None:
-        """Show, for a reader, what a later manifest says, whose deltas were opened; ends leases."""
-        changed = self._generation.follow(info, deltas, folded)
-        self._space.forget(self._extent, changed)
-        self.scalars = dict(info.scalars)
+    def _follow(
+        self, info: TableInfo, deltas: Sequence[Delta], folded: int
+    ) -> npt.NDArray[np.int64]:
+        """Show, for a reader, what a later manifest says, whose deltas were opened.
 
-    def _uncommitted(self) -> npt.NDArray[np.int64]:
-        """Return the rows that were written since the last commit, ascending."""
-        return self._space.uncommitted(self._extent)
+        Returns the rows of its space that its tiers are to forget.
+        """
+        changed = self._generation.follow(info, deltas, folded)
+        self._reset_scalars()
+        return self._extent.in_space(changed)
 
     def _reset_scalars(self) -> None:
         """Take the scalars of the version that is open."""
-        self.scalars = dict(self._generation.info.scalars)
+        self._scalars: dict[str, Any] = dict(self._generation.info.scalars)
 
     def _close(self) -> None:
         """Close the files; the next writer sweeps up what is uncommitted."""

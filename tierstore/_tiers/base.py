@@ -70,7 +70,7 @@ class Changed(Protocol):
 
 
 class LowestTier(Tier, Protocol):
-    """The lowest tier of a table: the disk, or what stands in for it.
+    """The lowest tier of a table: the disk, or what stands in for it. Its `flush` does nothing.
 
     Attributes:
         queue_bytes: bytes of records that may wait in memory to be written.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
@@ -46,6 +47,18 @@ Positions = npt.NDArray[np.intp]
 _FILL_BYTES = 8 << 20
 _SAMPLE = 64
 """One batch in so many has its distinct ids counted, which takes longer than all the rest."""
+_ACROSS = (
+    "requested",
+    "hits",
+    "unique",
+    "unique_hits",
+    "unique_of",
+    "written",
+    "bytes_in",
+    "bytes_out",
+    "bytes_promoted",
+)
+"""What is counted for batches that are in several ranges; evictions are the first range's."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 _NONE = np.empty(0, np.intp)
@@ -59,7 +72,7 @@ def nothing_to_await() -> None:
 class _Room(NamedTuple):
     """Slots taken for rows to come, and the changed records in them that must go down first.
 
-    `stats` are the counters of the range that the rows to come are in.
+    `stats` are the counters of the range that the first row to come is in.
     """
 
     slots: Slots
@@ -128,8 +141,11 @@ class HostTier:
         self.slots: int = min(slots, self.rows)
         self.direct: bool = self.slots == self.rows
         self._starts = tuple(starts)
+        self._edges = np.array([*starts, below.rows])
         self._counted = [TierStats() for _ in starts]
         self._only = self._counted[0] if len(starts) == 1 else None
+        self._edges = np.array([*starts, self.rows], np.int64)
+        self._across = {name: np.zeros(len(starts), np.int64) for name in _ACROSS}
         self._batches = 0
         self.nbytes: int = bytes_for(self.rows, self.record_bytes, self.slots, policy)
         arena = arena_bytes(self.rows, self.record_bytes, self.slots, policy)
@@ -169,7 +185,8 @@ class HostTier:
         """
         with self._lock:
             slots, missing = self._find(rows)
-            self._count(rows, slots, missing.size).bytes_out += out.size
+            self._count(rows, slots, missing.size)
+            self._add(rows, bytes_out=out.shape[1])
             copied = not (missing.size and admit and self.map.keeps_batch)
             if copied:  # else once the rest has come: no row of the batch makes room for another
                 self._copy_found(slots, missing.size, out, lo)
@@ -212,9 +229,7 @@ class HostTier:
                 absent = self._overwrite(self._locate(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            stats = self._only or self._stats_of(rows)
-            stats.written += rows.size
-            stats.bytes_in += records.size
+            self._add(rows, written=1, bytes_in=records.shape[1])
 
     def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
         """Promote distinct rows and pin them; return their slots, -1 where there was no room.
@@ -234,7 +249,7 @@ class HostTier:
             missing = self._copy(rows, None, out, lo)
             if missing.size:
                 self._read_below(rows, missing, out, lo)
-            (self._only or self._stats_of(rows)).bytes_out += out.size
+            self._add(rows, bytes_out=out.shape[1])
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
@@ -243,9 +258,7 @@ class HostTier:
             absent = self._overwrite(self.map.lookup(rows), records, lo)
             if absent.size:
                 self._write_below(rows[absent], records[absent], lo)
-            stats = self._only or self._stats_of(rows)
-            stats.written += rows.size
-            stats.bytes_in += records.size
+            self._add(rows, written=1, bytes_in=records.shape[1])
 
     def give_back(self, slots: Slots) -> None:
         """End a lease."""
@@ -360,7 +373,7 @@ class HostTier:
                         done = part.stop
         finally:
             self._bind(room, rows[:done], sent=sent)
-        room.stats.bytes_promoted += room.slots.size * self.record_bytes
+        self._add(rows, bytes_promoted=self.record_bytes)
 
     def _place(self, rows: Rows, records: Bytes) -> Positions:
         """Write whole records of distinct rows as far as there is room; return the others."""
@@ -514,8 +527,7 @@ class HostTier:
                 if absent.size == rows.size:
                     self.below.read(rows, self.records[start : start + step])
                     self.map.bind(rows, rows)
-                    stats = self._only or self._stats_of(rows)
-                    stats.bytes_promoted += rows.size * self.record_bytes
+                    self._add(rows, bytes_promoted=self.record_bytes)
                 elif absent.size:
                     self._promote(absent, force=True)
             if progress is not None:
@@ -549,8 +561,9 @@ class HostTier:
         rows = self.map.rows(dirty)
         order = np.argsort(rows)
         self._write_back(dirty[order], rows[order], resident=True)
-        edges = np.searchsorted(rows[order], [*self._starts, self.rows])
-        for stats, count in zip(self._counted, np.diff(edges).tolist(), strict=True):
+        counts = np.diff(np.searchsorted(rows[order], self._edges))
+        for number in np.flatnonzero(counts).tolist():
+            stats, count = self._counted[number], int(counts[number])
             stats.write_backs += count
             stats.bytes_written_back += count * self.record_bytes
         self.below.flush()
@@ -597,35 +610,76 @@ class HostTier:
     def stats(self) -> TierStats:
         """What all batches were counted to, together."""
         total = TierStats()
-        for stats in self._counted:
-            tally(total, **vars(stats))
+        for start in self._starts:
+            tally(total, **vars(self.stats_from(start)))
         return total
 
     def stats_from(self, start: int) -> TierStats:
         """Return the counters of the range that begins at `start`."""
-        return self._counted[self._starts.index(start)]
+        number = self._starts.index(start)
+        stats = dataclasses.replace(self._counted[number])
+        tally(stats, **{name: int(counts[number]) for name, counts in self._across.items()})
+        return stats
 
     def _stats_of(self, rows: Rows) -> TierStats:
-        """Return the counters of the range that a batch is in."""
+        """Return the counters of the range that a batch begins in."""
         if not rows.size:
             return self._counted[0]
         return self._counted[bisect.bisect_right(self._starts, rows[0]) - 1]
 
-    def _count(self, rows: Rows, slots: Slots, missing: int) -> TierStats:
-        """Count a batch of ids, whose slots are negative where they are missing."""
+    def _add(self, rows: Rows, **each: int) -> None:
+        """Count so much for each row of a batch, in the range that it is in."""
+        if self._only is None and self._is_across(rows):
+            if (rows[1:] < rows[:-1]).any():
+                ranges = np.searchsorted(self._edges, rows, "right") - 1
+                counts = np.bincount(ranges, minlength=len(self._starts))
+            else:
+                counts = np.diff(np.searchsorted(rows, self._edges))
+            for name, amount in each.items():
+                self._across[name] += amount * counts
+            return
         stats = self._only or self._stats_of(rows)
-        stats.requested += rows.size
-        stats.hits += rows.size - missing
+        for name, amount in each.items():
+            setattr(stats, name, getattr(stats, name) + amount * rows.size)
+
+    def _is_across(self, rows: Rows) -> bool:
+        """Whether a batch is in several ranges."""
+        if not rows.size:
+            return False
+        behind = bisect.bisect_right(self._starts, rows[0])
+        end = self._starts[behind] if behind < len(self._starts) else self.rows
+        least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
+        return bool(least < self._starts[behind - 1] or most >= end)
+
+    def _count(self, rows: Rows, slots: Slots, missing: int) -> None:
+        """Count a batch of ids, whose slots are negative where they are missing."""
+        found = rows[slots >= 0] if missing else rows
+        if not missing:
+            self._add(rows, requested=1, hits=1)
+        else:
+            self._add(rows, requested=1)
+            self._add(found, hits=1)
         if self._batches % _SAMPLE == 0:
-            distinct = _rowcopy.unique(rows).size
-            stats.unique += distinct
-            stats.unique_of += rows.size
-            stats.unique_hits += _rowcopy.unique(rows[slots >= 0]).size if missing else distinct
+            distinct = _rowcopy.unique(rows)
+            self._add(distinct, unique=1)
+            self._add(rows, unique_of=1)
+            self._add(_rowcopy.unique(found) if missing else distinct, unique_hits=1)
         self._batches += 1
-        return stats
 
     def _count_distinct(self, rows: Rows, slots: Slots, missing: int, positions: Positions) -> None:
         """Count a batch whose distinct rows are known: their slots, and which each id is."""
+        if self._only is None and self._is_across(rows):
+            edges, across = np.searchsorted(rows, self._edges), self._across
+            ids, found = np.bincount(positions, minlength=rows.size), slots >= 0
+            for name, each in (
+                ("requested", ids),
+                ("unique_of", ids),
+                ("hits", ids * found),
+                ("unique", np.ones(rows.size, np.int64)),
+                ("unique_hits", found),
+            ):
+                across[name] += np.diff(np.append(0, each.cumsum())[edges])
+            return
         stats, absent = self._only or self._stats_of(rows), 0
         if missing:
             absent = int(np.count_nonzero(slots[positions] < 0))

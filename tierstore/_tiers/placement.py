@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tierstore._tiers.base import LowestTier
@@ -32,7 +31,7 @@ from tierstore.spec import TableSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placement", "check_names", "find_device"]
+__all__ = ["Part", "Placement", "check_names", "divided", "find_device"]
 
 
 def find_device(name: str | torch.device | Device) -> Device | None:
@@ -76,17 +75,83 @@ def check_names(tables: Iterable[str], budget: Budget, policy: Policies | None) 
                 )
 
 
-class Shape(NamedTuple):
-    """What decides where a table is placed: its rows, bytes a record, and policy."""
+class Part(NamedTuple):
+    """The tables that share a space, and what it gets of a budget.
 
+    Attributes:
+        tables: their names, in the order of the store.
+        rows: of all of them.
+        record_bytes: of each.
+        policy: of the tiers.
+        host_slots, gpu_slots: records that the tiers hold.
+    """
+
+    tables: tuple[str, ...]
     rows: int
     record_bytes: int
     policy: PolicySpec
+    host_slots: int = 0
+    gpu_slots: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of all records."""
         return self.rows * self.record_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host tier, maps included."""
+        if self.host_slots == 0:
+            return 0
+        return bytes_for(self.rows, self.record_bytes, self.host_slots, self.policy)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes of the GPU tier, maps included."""
+        return _gpu_bytes(self, self.gpu_slots) if self.gpu_slots else 0
+
+    def __str__(self) -> str:
+        """Name the tables, as messages do."""
+        if len(self.tables) == 1:
+            return f"table {self.tables[0]!r}"
+        first, second, *others = self.tables
+        more = f" and {len(others)} more" if others else ""
+        return f"tables {first!r}, {second!r}{more}, which share tiers,"
+
+
+class Sizes(NamedTuple):
+    """What bytes and slots of a tier come to, for a part of a budget.
+
+    Attributes:
+        bytes_for: the bytes of so many slots, maps included.
+        slots_for: the slots that bytes hold; raises CapacityError if they hold none.
+        free: bytes that all tables may take where the budget does not say.
+    """
+
+    bytes_for: Callable[[Part, int], int]
+    slots_for: Callable[[Part, int], int]
+    free: Callable[[], float]
+
+
+def _host_bytes(part: Part, slots: int) -> int:
+    return bytes_for(part.rows, part.record_bytes, slots, part.policy)
+
+
+def _host_slots(part: Part, nbytes: int) -> int:
+    return slots_for(part.rows, part.record_bytes, nbytes, part.policy)
+
+
+def _gpu_bytes(part: Part, slots: int) -> int:
+    scored = part.policy.on_device() is not None
+    return GpuMemory.bytes_for(part.rows, part.record_bytes, slots, scored=scored)
+
+
+def _gpu_slots(part: Part, nbytes: int) -> int:
+    scored = part.policy.on_device() is not None
+    return GpuMemory.slots_for(part.rows, part.record_bytes, nbytes, scored=scored)
+
+
+_ON_HOST = Sizes(_host_bytes, _host_slots, lambda: available_bytes() / 4)
 
 
 class Placement:
@@ -98,115 +163,152 @@ class Placement:
         self._policy = policy
         self._device = device
 
-    def _shapes(self, specs: Mapping[str, TableSpec]) -> dict[str, Shape]:
-        return {
-            name: Shape(spec.rows, spec.layout.record_bytes, choose(self._policy, name))
-            for name, spec in specs.items()
-        }
-
-    def groups(self, specs: Mapping[str, TableSpec]) -> list[tuple[str, ...]]:
-        """Return the tables that are to share a space, each group in the order of `specs`.
+    def parts(self, specs: Mapping[str, TableSpec]) -> list[Part]:
+        """Return the tables that are to share a space, without slots yet, in the order of `specs`.
 
         Their records are equally long, their policy is the same and no table's own, and the budget
         names none of them.
         """
-        found: dict[object, list[str]] = {}
-        for name, shape in self._shapes(specs).items():
-            alone = name if shape.policy.by_table or name in self._budget._tables else ""
-            found.setdefault((alone, shape.record_bytes, shape.policy), []).append(name)
-        return [tuple(names) for names in found.values()]
+        by_table = isinstance(self._policy, Mapping)
+        policy = choose(None if by_table else self._policy)
+        named = self._budget._tables
+        found: dict[tuple[str, int, PolicySpec], list[str]] = {}
+        for name, spec in specs.items():
+            chosen = choose(self._policy, name) if by_table else policy
+            alone = name if chosen.by_table or name in named else ""
+            key = alone, spec.layout.record_bytes, chosen
+            found.setdefault(key, []).append(name)
+        return [
+            Part(tuple(names), sum(specs[name].rows for name in names), record_bytes, chosen)
+            for (_, record_bytes, chosen), names in found.items()
+        ]
 
-    def check_fit(self, specs: Mapping[str, TableSpec]) -> None:
-        """Check that tables can be placed, before anything is made for them.
+    def plan(self, specs: Mapping[str, TableSpec], *, any_gpu: bool = False) -> list[Part]:
+        """Return the spaces of tables of these specs, with the slots that each gets.
 
-        Raises CapacityError for a budget that is too small for one of them, and what a wrong policy
-        raises. Memory that is not there shows only in `place`.
+        A GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there
+        each has one slot at least. With `any_gpu` the budget's bytes count as those of a GPU that
+        need not be here. Raises CapacityError for a budget that is too small, naming the tables,
+        and what a wrong policy raises. Memory that is not there shows only in `place`.
         """
-        shapes = self._shapes(specs)
-        for group in self.groups(specs):
-            self._slots({name: shapes[name] for name in group}, shapes)
+        parts = self.parts(specs)
+        least = 0 if self._device is None and not any_gpu else 1
+        on_host = self._slots("host", parts, specs, _ON_HOST)
+        parts = [
+            part._replace(host_slots=max(min(slots, part.rows), least))
+            for part, slots in zip(parts, on_host, strict=True)
+        ]
+        for part in parts:
+            if 0 < part.host_slots < part.rows:
+                part.policy.check(part.rows)
+        if not least:
+            return parts
+        with contextlib.nullcontext() if self._device is None else self._device.current():
+            on_gpu = self._slots("gpu", parts, specs, self._on_gpu)
+        return [
+            part._replace(gpu_slots=max(slots, least))
+            for part, slots in zip(parts, on_gpu, strict=True)
+        ]
 
-    def place(self, tiers: Mapping[str, LowestTier], specs: Mapping[str, TableSpec]) -> Space:
-        """Return the space of the tables of a group, over their lowest tiers.
+    @property
+    def _on_gpu(self) -> Sizes:
+        device = self._device
+        return Sizes(_gpu_bytes, _gpu_slots, lambda: device.free_bytes() / 2 if device else 0)
 
-        `specs` are those of all tables that share the budget. Raises CapacityError.
+    def place(self, part: Part, tiers: Mapping[str, LowestTier]) -> Space:
+        """Return the space of the tables of a part, over their lowest tiers; raises CapacityError.
+
+        What it takes of memory it takes here.
         """
-        shapes = self._shapes(specs)
-        group = {name: shapes[name] for name in tiers}
-        extents = laid_out(list(tiers.items()))
+        extents = laid_out([(name, tiers[name]) for name in part.tables])
         lowest = lowest_of(extents)
-        on_host, on_gpu = self._slots(group, shapes)
-        if on_host == 0:
+        if part.host_slots == 0:
             return Space(extents, lowest)
-        rows, width, policy = _together(group)
-        slots, starts = min(on_host, rows), [extent.start for extent in extents]
+        rows, width, policy, slots = part.rows, part.record_bytes, part.policy, part.host_slots
+        starts = [extent.start for extent in extents]
+        queue = queue_bytes(width, slots)
         for extent in extents:
-            queue = queue_bytes(width, slots)
             extent.tier.queue_bytes = queue * extent.rows // rows
         device = self._device
         if device is None:
             host = HostTier(lowest, slots=slots, policy=policy, starts=starts)
             return Space(extents, lowest, host)
-        kind = device.arena_kind(bytes_for(rows, width, slots, policy))
+        kind = device.arena_kind(part.host_bytes)
         with device.current():
             host = HostTier(lowest, slots=slots, kind=kind, policy=policy, starts=starts)
             try:
-                return Space(extents, lowest, host, _gpu_tier(host, on_gpu, policy, device))
+                return Space(extents, lowest, host, _gpu_tier(host, part.gpu_slots, policy, device))
             except BaseException:
                 host.close()
                 raise
 
-    def _slots(self, group: Mapping[str, Shape], every: Mapping[str, Shape]) -> tuple[int, int]:
-        """Return the slots of a group's host tier and of its GPU tier.
-
-        A GPU tier needs a host tier under it, and a device that was asked for a GPU tier, so there
-        each has one slot at least. Raises CapacityError.
-        """
-        rows, width, policy = _together(group)
-        share = rows * width / sum(shape.nbytes for shape in every.values())
-        least = 0 if self._device is None else 1
-        whole = bytes_for(rows, width, rows)
-        default = min(whole, int(available_bytes() // 4 * share))
-        fitting = functools.partial(slots_for, policy=policy)
-        on_host = max(self._slots_in("host", group, share, default, fitting), least)
-        if 0 < on_host < rows:
-            policy.check(rows)
-        if self._device is None:
-            return on_host, 0
-        with self._device.current():
-            scored = policy.on_device() is not None
-            whole = GpuMemory.bytes_for(rows, width, rows, scored=scored)
-            default = min(whole, int(self._device.free_bytes() // 2 * share))
-            fitting = functools.partial(GpuMemory.slots_for, scored=scored)
-            on_gpu = self._slots_in("gpu", group, share, default, fitting)
-            return on_host, max(on_gpu, least)
-
-    def _slots_in(
-        self,
-        tier: str,
-        group: Mapping[str, Shape],
-        share: float,
-        default: int,
-        fitting: Callable[[int, int, int], int],
-    ) -> int:
-        """Return the slots that the budget gives a group in a tier, by rows or by bytes."""
-        asked = [self._budget._slots(tier, name) for name in group]
-        slots = [
-            min(count, shape.rows)
-            for count, shape in zip(asked, group.values(), strict=True)
-            if count is not None
+    def _slots(
+        self, tier: str, parts: Sequence[Part], specs: Mapping[str, TableSpec], sizes: Sizes
+    ) -> list[int]:
+        """Return the slots of each part in a tier: those asked for, or what its bytes hold."""
+        slots = [self._asked(tier, part, specs) for part in parts]
+        sharing = [part for part, count in zip(parts, slots, strict=True) if count is None]
+        own = {part: self._budget._nbytes(tier, part.tables[0]) for part in sharing}
+        rest = [part for part in sharing if own[part] is None]
+        total = self._budget._total(tier)
+        if rest and total is None:
+            whole = sum(part.nbytes for part in rest) / sum(part.nbytes for part in parts)
+            total = int(sizes.free() * whole)
+        shares = divided(total or 0, rest, sizes)
+        held = {
+            part: _held(part, shares[part] if nbytes is None else nbytes, sizes)
+            for part, nbytes in own.items()
+        }
+        return [
+            held[part] if count is None else count for part, count in zip(parts, slots, strict=True)
         ]
-        if slots:
-            return sum(slots)
-        rows, width, _ = _together(group)
-        nbytes = self._budget._nbytes(tier, next(iter(group)), share)
-        return fitting(rows, width, default if nbytes is None else nbytes)
+
+    def _asked(self, tier: str, part: Part, specs: Mapping[str, TableSpec]) -> int | None:
+        """Return the slots that the budget asks for by number, or None where bytes decide."""
+        asked = [(name, self._budget._slots(tier, name)) for name in part.tables]
+        counts = [min(count, specs[name].rows) for name, count in asked if count is not None]
+        return sum(counts) if counts else None
 
 
-def _together(group: Mapping[str, Shape]) -> Shape:
-    """Return the shape of a space of these tables."""
-    first = next(iter(group.values()))
-    return first._replace(rows=sum(shape.rows for shape in group.values()))
+def divided(total: int, parts: Sequence[Part], sizes: Sizes) -> dict[Part, int]:
+    """Return how many of `total` bytes each part of a budget gets.
+
+    What fits whole in an equal part of the bytes gets that, the smallest first: a table of ten rows
+    takes nothing worth a division. The others divide the rest in proportion to their own bytes, but
+    none gets less than its maps and one record take where that can be had at all.
+    """
+    shares: dict[Part, int] = {}
+    whole = {part: sizes.bytes_for(part, part.rows) for part in parts}
+    least = {part: min(sizes.bytes_for(part, 1), whole[part]) for part in parts}
+    left, needed = total, sum(least.values())
+    rest = sorted(parts, key=lambda part: whole[part])
+    while rest:
+        part = rest[0]
+        spare = left - needed + least[part]
+        if whole[part] > min(spare, left // len(rest)):
+            break
+        shares[rest.pop(0)] = whole[part]
+        left -= whole[part]
+        needed -= least[part]
+    while rest:
+        weight = sum(part.nbytes for part in rest)
+        short = [part for part in rest if left * part.nbytes // weight < least[part]]
+        if not short or needed > left:
+            return shares | {part: left * part.nbytes // weight for part in rest}
+        for part in short:
+            rest.remove(part)
+            shares[part] = least[part]
+            left -= least[part]
+            needed -= least[part]
+    return shares
+
+
+def _held(part: Part, nbytes: int, sizes: Sizes) -> int:
+    """Return the slots that bytes hold; CapacityError, naming the tables, if they hold none."""
+    try:
+        return sizes.slots_for(part, nbytes)
+    except CapacityError as error:
+        raise CapacityError(f"{part} cannot be placed: {error}") from None
 
 
 def _gpu_tier(host: HostTier, slots: int, policy: PolicySpec, device: Device) -> GpuTier:

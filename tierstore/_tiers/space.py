@@ -28,7 +28,9 @@ from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.stats import Occupancy, TierInformation, TierStats
 
-__all__ = ["Extent", "Nearest", "Router", "Space", "laid_out", "lowest_of"]
+__all__ = ["Extent", "Nearest", "Router", "Space", "WholeSpace", "laid_out", "lowest_of"]
+
+_NO_ROWS = np.empty(0, np.int64)
 
 Nearest = HostTier | Uncached
 """What serves byte ranges of any rows of a space, in any order."""
@@ -67,6 +69,35 @@ class Extent:
     def own(self, rows: Rows) -> Rows:
         """Return those of `rows` of the space that are in the extent, as rows of the table."""
         return rows[(rows >= self.start) & (rows < self.start + self.rows)] - self.start
+
+
+class WholeSpace:
+    """All rows of a space as one extent, for calls that are for several of its tables at a time.
+
+    Attributes:
+        table: what to call them where no table is known.
+        start: 0.
+        rows: number of rows.
+        range: the rows in the space.
+    """
+
+    start = 0
+
+    def __init__(self, space: Space, table: str) -> None:
+        """Refer to the rows of every extent."""
+        self.table = table
+        self.rows: int = space.nearest.rows
+        self.range: range = range(self.rows)
+        self._first = space.extents[0]
+
+    @property
+    def epoch(self) -> Epoch:
+        """What leases of the rows live in: the epochs of all extents end together."""
+        return self._first.epoch
+
+    def in_space(self, rows: Rows) -> Rows:
+        """Return the rows themselves."""
+        return rows
 
 
 def laid_out(tiers: Sequence[tuple[str, LowestTier]]) -> tuple[Extent, ...]:
@@ -132,9 +163,7 @@ class Router:
         return advise if calls else None
 
     def flush(self) -> None:
-        """Flush all the tiers."""
-        for tier in self._tiers:
-            tier.flush()
+        """Do nothing: a lowest tier hands nothing down."""
 
 
 class Space:
@@ -195,8 +224,15 @@ class Space:
         """Return the rows of a table that were written since the last commit, ascending."""
         self.flush_gpu()
         live = extent.tier.live
-        handed_down = np.empty(0, np.int64) if live is None else live.ids
+        handed_down = _NO_ROWS if live is None else live.ids
         return np.union1d(handed_down, extent.own(self.nearest.dirty()))
+
+    def uncommitted_rows(self) -> int:
+        """Return how many rows of all tables were written since the last commit."""
+        self.flush_gpu()
+        lives = ((extent, extent.tier.live) for extent in self.extents)
+        handed_down = [extent.in_space(live.ids) for extent, live in lives if live is not None]
+        return np.union1d(np.concatenate([_NO_ROWS, *handed_down]), self.nearest.dirty()).size
 
     def discard(self) -> None:
         """Drop what was not committed, and end every lease."""
@@ -216,10 +252,10 @@ class Space:
         for extent in self.extents:
             extent.epoch = Epoch()
 
-    def forget(self, extent: Extent, rows: Rows) -> None:
-        """Drop `rows` of a table, for a reader: its lowest tier has others now. Ends all leases."""
+    def forget(self, rows: Rows) -> None:
+        """Drop `rows`, for a reader: the lowest tiers have others now. Ends every lease."""
         self._end_leases(REFRESHED)
-        self.nearest.discard(extent.in_space(rows))
+        self.nearest.discard(rows)
         self._begin_epochs()
 
     def stats(self, extent: Extent) -> dict[str, TierStats]:

@@ -12,84 +12,48 @@ import contextlib
 import dataclasses
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
-from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
-from tierstore._disk.partitioned import PartitionedGeneration
-from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._disk.partitioning import Shard
 from tierstore._door import Door
 from tierstore._store import closing, keeping
-from tierstore._store.commit import CommitDraft, clean_up
-from tierstore._store.copy import Overall
+from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options, whole_number
-from tierstore._store.partitions import check_part, missing_partition
 from tierstore._store.payload import Payload
 from tierstore._store.pointer import make_pointer
 from tierstore._store.store import Store
 from tierstore._store.tables import Spaces
-from tierstore._store.versions import History, open_directory, read_identity
-from tierstore._strictjson import json_values
+from tierstore._strictjson import canonical, json_values
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table
+from tierstore._table.table import Table, Touched
 from tierstore._tiers.memory import available_bytes
-from tierstore.budget import Budget
+from tierstore.distributed import schema
+from tierstore.distributed.parts import Parts
+from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
+from tierstore.distributed.root import Root
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
-    CommitFailedError,
     InvalidInputError,
     InvalidTypeError,
-    NotAStoreError,
-    RanksError,
     TierStoreError,
     UncommittedRowsWarning,
     UnknownNameError,
     UpkeepWarning,
-    VersionError,
 )
-from tierstore.initializers import Constant
 from tierstore.spec import Field, TableSpec, check_name
-from tierstore.stats import StoreInfo, Version
+from tierstore.stats import SpaceInformation, StoreInfo, Version
 
 __all__ = ["DistributedStore"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_NOTHING = Budget(host=0, gpu=0)
-_THREADS = 8
-"""Partitions of a rank that sync their files at a time."""
-
-
-class _Seen(NamedTuple):
-    """Which versions a leader sees: the store's uuid, marks by version, versions by name."""
-
-    uuid: str
-    marks: dict[int, str]
-    names: dict[str, int]
-
-
-class _Prepared(NamedTuple):
-    """What a rank has ready for a version.
-
-    Attributes:
-        partitions: by number, the version and mark that the version is to name.
-        tables: what its manifest is to say of the tables.
-        last_version: the highest version a leader's root ever had; 0 for the other ranks.
-        mark: that of the coming version, of which the first rank's counts.
-    """
-
-    partitions: dict[int, tuple[int, str]]
-    tables: dict[str, TableInfo]
-    last_version: int
-    mark: str
 
 
 class DistributedStore(Mapping[str, Any]):
@@ -111,19 +75,19 @@ class DistributedStore(Mapping[str, Any]):
         self._door = self.door = Door(str(options.path), writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
+        self.touched: Touched = Touched()
         self._tables: dict[str, Table] = {}
         self._shared: dict[str, DistributedTable] = {}
         self._spaces = Spaces(self._tables, options)
-        self._root: Store | None = None
-        self._parts: list[Store] = []
-        self._directory: _io.Directory | None = None
+        self._root = Root(options, ranks)
+        self._parts = Parts(options)
         self._forget: Callable[[], object] = lambda: None
         try:
             self._open()
         except BaseException:
             self._release()
             raise
-        owned = [*self._parts, *([] if self._root is None else [self._root])]
+        owned = [*self._parts.stores, *self._root.stores()]
         for each in owned:
             each._forget()
             closing.leave_to_owner(each)
@@ -137,146 +101,34 @@ class DistributedStore(Mapping[str, Any]):
         hosts = ranks.gather("count the ranks of each host", socket.gethostname())
         options = _within_share(self._options, hosts.count(hosts[ranks.rank]))
         self._spaces = Spaces(self._tables, options)
-        ranks.together("open the directory of the store", self._open_directory)
-        leaders = ranks.leaders(self.path)
-        self._leader: int = leaders[ranks.rank]
-        self._leads: bool = self._leader == ranks.rank
-        seen = ranks.together("read the versions of the store", self._read_versions)
-        chosen = self._chosen([each for each in seen if each is not None])
-        found = ranks.together("open the root of the store", lambda: self._open_root(chosen))
-        self._manifest: Manifest = self._of_leader(found)
+        self._root.open()
         count = len(self._manifest.partitions)
         if ranks.count > count:
             raise InvalidInputError(
                 f"{self.path} has {count} partitions, and {ranks.count} ranks need at least one "
                 f"each; open it on {count} ranks at most, or make one with more partitions"
             )
-        self._numbers = Shard.of_rank(1, count, ranks.rank, ranks.count)
-        ranks.together("open its partitions", self._open_parts)
+        ranks.together(
+            "open its partitions",
+            lambda: self._parts.open(self._manifest, ranks.rank, ranks.count),
+        )
         ranks.together("place its tables", self._place)
         ranks.together("name the kept versions", self._follow_names)
 
-    def _of_leader(self, found: Sequence[Manifest | None]) -> Manifest:
-        """Return what the leader of this rank returned: other hosts have other files."""
-        return cast(Manifest, found[self._leader])
-
-    def _open_directory(self) -> None:
-        self._directory = open_directory(self.path)
-        self.uuid: str = read_identity(self._directory).uuid
-        """What tells this store from all others, 32 hexadecimal digits."""
-
     @property
-    def _place_of_root(self) -> _io.Directory:
-        if self._directory is None:
-            self._door.check()
-            raise NotAStoreError(f"{self.path} is not open")
-        return self._directory
-
-    def _read_versions(self) -> _Seen | None:
-        """Return, as a leader, which versions of the store can be opened."""
-        if not self._leads:
-            return None
-        history = History(self._place_of_root, self.uuid)
-        newest = history.newest()
-        if not newest.partitions:
-            raise InvalidInputError(
-                f"{self.path} has no partitions, so one process writes it, with "
-                "tierstore.open(path, 'r+'); tierstore.distributed.create makes a store for ranks"
-            )
-        marks = {number: each.mark for number, each in history.versions().items()}
-        return _Seen(self.uuid, marks, dict(newest.names))
-
-    def _chosen(self, seen: Sequence[_Seen]) -> int:
-        """Return the version to open: the one asked for, or the newest that all leaders have.
-
-        Raises InvalidInputError and VersionError.
-        """
-        uuids = {each.uuid for each in seen}
-        if len(uuids) > 1:
-            raise InvalidInputError(
-                f"the ranks see different stores at their paths: {', '.join(sorted(uuids))}; each "
-                "host needs the same store, or a share of it"
-            )
-        common = dict(set.intersection(*({*each.marks.items()} for each in seen)))
-        if not common:
-            raise InvalidInputError(
-                f"the copies of the root of {self.path} have no version in common; copy the newest "
-                "one to every host"
-            )
-        wanted = self._options.version
-        if wanted is None:
-            return max(common)
-        number = seen[0].names.get(wanted) if isinstance(wanted, str) else wanted
-        if number not in common:
-            listed = ", ".join(map(str, sorted(common)))
-            raise VersionError(
-                f"version {wanted!r} of {self.path} is not kept; there are: {listed}"
-            )
-        return number
-
-    def _open_root(self, chosen: int) -> Manifest | None:
-        """Open the root as its writer, as a leader, and go back to a version where it is ahead."""
-        if not self._leads:
-            return None
-        ahead = History(self._place_of_root, self.uuid).newest().version != chosen
-        back: dict[str, Any] = {"version": chosen if ahead else None, "discard_newer": ahead}
-        self._root = Store(
-            dataclasses.replace(
-                self._options, budget=_NOTHING, policy=None, device=None, root_only=True, **back
-            )
-        )
-        return self._root._state.manifest
-
-    def _open_parts(self) -> None:
-        """Open the partitions of this rank at the version of the root; newer ones are dropped."""
-        first, end = self._numbers.first, self._numbers.first + self._numbers.count
-        calls = _side_by_side(self._open_part, range(first, end))
-        self._parts = [call.result() for call in calls if call.exception() is None]
-        for call in calls:
-            call.result()
-
-    def _open_part(self, number: int) -> Store:
-        version, mark = self._manifest.partitions[number]
-        path = self.path / PARTITIONS / partition_name(number)
-        options = Options(
-            path=path,
-            mode="r+",
-            budget=_NOTHING,
-            version=version,
-            discard_newer=True,
-            mark=mark,
-            keep=max(2, self._options.keep or self._manifest.keep),
-            allow_untested=self._options.allow_untested,
-        )
-        try:
-            return Store(options)
-        except NotAStoreError:
-            raise missing_partition(str(path), number) from None
-        except VersionError as error:
-            raise VersionError(
-                f"{path} lacks the version that the store's root names: {error}. Partitions belong "
-                "together: restore all from one copy, or, where each host has its own disk, open "
-                "the store with as many ranks as before"
-            ) from None
+    def _manifest(self) -> Manifest:
+        return self._root.manifest
 
     def _place(self) -> None:
         """Put tiers over the partitions, for all tables that have none."""
         opened: dict[str, Generation] = {}
+        specs: dict[str, TableSpec] = {}
         for name, info in self._manifest.tables.items():
-            shard = self.shard_of(info.spec)
-            parts = [part[name]._generation for part in self._parts]
-            for part in parts:
-                check_part(part, shard, info.spec.layout.record_bytes)
-            own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
-            generation = cast(Generation, PartitionedGeneration(own, shard, parts))
+            generation = self._parts.generation(name, info)
+            specs[name] = generation.info.spec
             table = self._tables.get(name)
-            same = table is not None and table._generation.tier.tiers == generation.tier.tiers  # type: ignore[attr-defined]
-            if not same:
-                opened[name] = generation
-        specs = {
-            name: dataclasses.replace(info.spec, rows=len(self.shard_of(info.spec)))
-            for name, info in self._manifest.tables.items()
-        }
+            if table is None or not generation.is_over(table._generation):
+                opened[name] = cast(Generation, generation)
         self._spaces.place(self, opened, specs)
         if self._ranks.count > 1:
             for name in self._tables.keys() - self._shared.keys():
@@ -291,8 +143,7 @@ class DistributedStore(Mapping[str, Any]):
 
     def shard_of(self, spec: TableSpec) -> Shard:
         """Return where the rows of a table lie that are on this rank."""
-        partitions = len(self._manifest.partitions)
-        return Shard(spec.rows, partitions, self._numbers.first, self._numbers.count)
+        return self._parts.shard(spec.rows)
 
     # -- the tables
 
@@ -354,6 +205,11 @@ class DistributedStore(Mapping[str, Any]):
         return self._ranks.count
 
     @property
+    def uuid(self) -> str:
+        """What tells this store from all others, 32 hexadecimal digits."""
+        return self._root.uuid
+
+    @property
     def version(self) -> int:
         """Number of the version that is open; reads also show what was written since."""
         return self._manifest.version
@@ -366,7 +222,8 @@ class DistributedStore(Mapping[str, Any]):
     @property
     def payload(self) -> Mapping[str, Payload]:
         """The values that were committed with this version, by name."""
-        place = self._place_of_root
+        self._door.check()
+        place = self._root.directory
         return MappingProxyType(
             {name: Payload(place, info) for name, info in self._manifest.payload.items()}
         )
@@ -379,21 +236,29 @@ class DistributedStore(Mapping[str, Any]):
     def info(self) -> StoreInfo:
         """Return what this rank's share of the store is made of, and the memory of its tiers."""
         with self._door.use():
-            tables = tuple(table._information() for table in self._tables.values())
+            tiers = {space: space.information() for space in self._spaces.open}
+            known = {
+                name: table._information(tiers[table._space])
+                for name, table in self._tables.items()
+            }
         return StoreInfo(
             store=str(self.path),
             format=self._manifest.format,
             uuid=self.uuid,
             version=self.version,
             step=self.step,
-            folded=not any(table.delta_rows for table in tables),
-            tables=tables,
+            folded=not any(table.delta_rows for table in known.values()),
+            tables=tuple(known.values()),
+            spaces=tuple(
+                SpaceInformation.of([known[extent.table] for extent in space.extents])
+                for space in tiers
+            ),
         )
 
     def versions(self) -> list[Version]:
         """Return the versions that can be opened, oldest first."""
         with self._door.use():
-            kept = History(self._place_of_root, self.uuid).versions()
+            kept = self._root.versions()
             names = max(kept.values(), key=lambda manifest: manifest.seq).names
             return [Version.of(each, names) for each in kept.values()]
 
@@ -403,7 +268,7 @@ class DistributedStore(Mapping[str, Any]):
             return self._uncommitted()
 
     def _uncommitted(self) -> int:
-        return sum(table._uncommitted().size for table in self._tables.values())
+        return sum(space.uncommitted_rows() for space in self._spaces.open)
 
     # -- versions
 
@@ -437,9 +302,7 @@ class DistributedStore(Mapping[str, Any]):
 
             def put_together() -> None:
                 nonlocal draft
-                if self._root is not None:
-                    state = self._root._state
-                    draft = CommitDraft(state, step, payload, confirm=True, keep=keep)
+                draft = self._root.draft(step, payload, keep=keep)
 
             def drop() -> None:
                 if draft is not None:
@@ -452,94 +315,51 @@ class DistributedStore(Mapping[str, Any]):
                 prepared = self._ranks.together(
                     "commit its partitions", lambda: self._commit_parts(draft)
                 )
-                version = _agreed(prepared)
+                changed = agreed(prepared)
             except BaseException:
                 drop()
                 raise
-            self._publish(version, draft)
+            self._publish(changed, draft)
             return self.version
 
-    def _commit_parts(self, draft: CommitDraft | None) -> _Prepared:
+    def _commit_parts(self, draft: CommitDraft | None) -> Prepared:
         """Commit the partitions of this rank, not confirmed, where rows were written."""
-        tables = dict(self._manifest.tables)
-        for name, table in self._tables.items():
-            scalars = json_values(table.scalars)
-            if scalars != tables[name].scalars:
-                tables[name] = dataclasses.replace(tables[name], scalars=scalars)
+        tables = {}
+        for name in list(self.touched.scalars):
+            info, scalars = self._manifest.tables[name], json_values(self._tables[name]._scalars)
+            if canonical(scalars) != canonical(info.scalars):
+                tables[name] = dataclasses.replace(info, scalars=scalars)
         for space in self._spaces.open:
             space.flush()
+        self._parts.commit()
+        return self._prepared(tables, draft)
 
-        def commit(part: Store) -> None:
-            if part.uncommitted_rows():
-                part.commit(confirm=False)
-
-        self._each_part(commit)
-        return self._prepared(tables, "" if draft is None else draft.numbers["mark"])
-
-    def _prepared(self, tables: dict[str, TableInfo], mark: str) -> _Prepared:
+    def _prepared(self, tables: dict[str, TableInfo], draft: CommitDraft | None) -> Prepared:
         """Return what the next version names of this rank."""
-        found = {
-            number: (part.version, part._state.manifest.mark)
-            for number, part in enumerate(self._parts, self._numbers.first)
+        mark = "" if draft is None else draft.numbers["mark"]
+        return Prepared(self._parts.versions(), tables, self._root.last_version, mark)
+
+    def _publish(self, prepared: Prepared, draft: CommitDraft | None) -> None:
+        """Publish a version that all ranks have ready, and confirm it to the partitions."""
+        version = prepared.last_version + 1
+        changes = {
+            "version": version,
+            "confirmed": version,
+            "mark": prepared.mark,
+            "tables": {**self._manifest.tables, **prepared.tables},
+            "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
         }
-        last = 0 if self._root is None else self._root._state.ledger.last_version
-        return _Prepared(found, tables, last, mark)
-
-    def _each_part(self, work: Callable[[Store], object]) -> None:
-        """Do something to every partition of this rank, several at a time, and raise after all."""
-        for call in _side_by_side(work, self._parts):
-            call.result()
-
-    def _publish(self, changes: dict[str, Any], draft: CommitDraft | None) -> None:
-        """Publish a version of the root, and confirm it to the partitions."""
-        found = self._ranks.together(
-            "publish the version", lambda: self._publish_root(changes, draft)
-        )
-        self._manifest = self._of_leader(found)
-        for name, table in self._tables.items():
-            info = self._manifest.tables[name]
-            table._generation.info = dataclasses.replace(
-                table._generation.info, scalars=info.scalars
-            )
+        self._root.publish(changes, draft)
+        for name in prepared.tables:
+            generation = self._tables[name]._generation
+            scalars = self._manifest.tables[name].scalars
+            generation.info = dataclasses.replace(generation.info, scalars=scalars)
         self._ranks.together("confirm the version", self._confirm)
-
-    def _publish_root(self, changes: dict[str, Any], draft: CommitDraft | None) -> Manifest | None:
-        """Publish a manifest of the root, as a leader."""
-        if self._root is None or draft is None:
-            return None
-        state = draft.state
-        with self._root._door.use(write=True) as use, state.alone("commit"):
-            numbers = {**draft.numbers, **changes, "previous": state.manifest.version}
-            if draft.keep is not None:
-                numbers["names"] = {**state.manifest.names, draft.keep: changes["version"]}
-            with state.unless_published(draft.drop), state.unbroken():
-                manifest = state.publish(**numbers, step=draft.step, payload=draft.payload)
-                state.adopt(manifest)
-            with use.interruptible():
-                clean_up(state, self._root._folder)
-        return manifest
 
     def _confirm(self) -> None:
         """Have the partitions keep what versions of the root name, and no more."""
         try:
-            kept = History(self._place_of_root, self.uuid).versions()
-            self._follow_names()
-
-            named = set(self._manifest.names.values()) - {self.version}
-
-            def confirm(item: tuple[int, Store]) -> None:
-                number, part = item
-                oldest = min(
-                    each.partitions[number][0]
-                    for version, each in kept.items()
-                    if version not in named
-                )
-                if oldest > part._state.manifest.confirmed:
-                    part.confirm(oldest)
-
-            numbered = list(enumerate(self._parts, self._numbers.first))
-            for call in _side_by_side(confirm, numbered):
-                call.result()
+            self._parts.confirm(self._manifest, self._root.versions())
         except (TierStoreError, OSError, MemoryError) as error:
             warnings.warn(
                 f"version {self.version} is committed; confirming it to the partitions of rank "
@@ -549,20 +369,7 @@ class DistributedStore(Mapping[str, Any]):
             )
 
     def _follow_names(self) -> None:
-        """Keep in each partition what the root keeps by name."""
-        kept = History(self._place_of_root, self.uuid).versions()
-        for number, part in enumerate(self._parts, self._numbers.first):
-            wanted = {
-                name: kept[version].partitions[number][0]
-                for name, version in self._manifest.names.items()
-                if version in kept
-            }
-            there = part._state.manifest.names
-            for name in there.keys() - wanted.keys():
-                part.release(name)
-            for name, version in wanted.items():
-                if there.get(name) != version:
-                    part.keep(version, name)
+        self._parts.follow_names(self._manifest, self._root.versions())
 
     def keep(self, version: int | str, name: str) -> int:
         """Keep a version by a name until `release`; return its number. Collective.
@@ -580,14 +387,8 @@ class DistributedStore(Mapping[str, Any]):
         self._rename("release the version", lambda root: root.release(name))
 
     def _rename(self, what: str, change: Callable[[Store], object]) -> None:
-        def work() -> Manifest | None:
-            if self._root is None:
-                return None
-            change(self._root)
-            return self._root._state.manifest
-
         with self._door.use(write=True), self._closed_when_broken():
-            self._manifest = self._of_leader(self._ranks.together(what, work))
+            self._root.rename(what, change)
             self._ranks.together("name the kept versions", self._follow_names)
 
     def rollback(self) -> None:
@@ -600,7 +401,7 @@ class DistributedStore(Mapping[str, Any]):
 
     def _discard(self) -> None:
         self._spaces.discard()
-        for part in self._parts:
+        for part in self._parts.stores:
             part.rollback()
         self._restore_parts()
         for table in self._tables.values():
@@ -608,11 +409,9 @@ class DistributedStore(Mapping[str, Any]):
 
     def _restore_parts(self) -> None:
         """Bring partitions back that are ahead of the root, after an error on some rank."""
-        for number, part in enumerate(self._parts, self._numbers.first):
-            version, mark = self._manifest.partitions[number]
-            if part._state.manifest.mark != mark:
-                self._spaces.vacate(list(self._tables))
-                part.restore(version)
+        for number, part in self._parts.ahead(self._manifest):
+            self._spaces.vacate(list(self._tables))
+            part.restore(self._manifest.partitions[number][0])
         self._place()
 
     # -- what tables are made of
@@ -636,98 +435,15 @@ class DistributedStore(Mapping[str, Any]):
 
         The first values of fields that are added must be constant.
         """
-        self._agree("alter tables", {"changes": repr({k: dict(v) for k, v in changes.items()})})
-        added = {name: dict(change.get("add", {})) for name, change in changes.items()}
-        for name, fields in added.items():
-            table = self[name]
-            for field, item in fields.items():
-                if item.init is not None and not isinstance(item.init, Constant):
-                    raise InvalidInputError(
-                        f"field {field!r} of table {table.name!r}: fields that are added to a "
-                        "partitioned store start from a constant; write other values afterwards"
-                    )
-        with self._door.use(write=True), self._closed_when_broken():
-            self._ranks.together(
-                "check that its tables can be altered", lambda: self._check_altered(changes, added)
-            )
-            try:
-                prepared = self._ranks.together(
-                    "alter its partitions", lambda: self._alter_parts(changes, added, progress)
-                )
-            except RanksError:
-                raise
-            except TierStoreError:
-                self._ranks.together("go back", self._restore_parts)
-                raise
-            draft = None
-            if self._root is not None:
-                draft = CommitDraft(self._root._state, None, None, confirm=True)
-            self._publish(_agreed(prepared), draft)
-            try:
-                self._ranks.together("place its tables", self._place)
-            except TierStoreError as error:
-                raise CommitFailedError(
-                    f"version {self.version} is committed, but its tables could not be opened in "
-                    f"their new shape ({error}); open the store again"
-                ) from error
-
-    def _check_altered(
-        self,
-        changes: Mapping[str, Mapping[str, Any]],
-        added: Mapping[str, Mapping[str, Field]],
-    ) -> None:
-        """Raise InvalidInputError unless all is committed, CapacityError for too small a budget."""
-        rows = self._uncommitted()
-        ahead = any(
-            part._state.manifest.mark != self._manifest.partitions[number][1]
-            for number, part in enumerate(self._parts, self._numbers.first)
-        )
-        if rows or ahead:
-            raise InvalidInputError(
-                f"{rows} rows of rank {self.rank} are not committed; commit or roll back before "
-                "you alter tables"
-            )
-        specs = {name: table.spec for name, table in self._tables.items()}
-        for name, change in changes.items():
-            fields = {**specs[name].fields, **added[name]}
-            kept = {
-                each: item for each, item in fields.items() if each not in change.get("drop", ())
-            }
-            if kept:
-                specs[name] = dataclasses.replace(specs[name], fields=kept, init=None)
-        self._spaces.check_fit(specs)
-
-    def _alter_parts(
-        self,
-        changes: Mapping[str, Mapping[str, Any]],
-        added: Mapping[str, Mapping[str, Field]],
-        progress: Progress | None,
-    ) -> _Prepared:
-        self._spaces.vacate([name for name in changes if name in self._tables])
-        total = len(self._parts) * sum(self._parts[0][name].rows for name in changes)
-        report = Overall(progress, total)
-        for part in self._parts:
-            part.alter_tables(changes, progress=report)
-            report.passed(sum(part[name].rows for name in changes))
-        tables = dict(self._manifest.tables)
-        for name in changes:
-            before, now = tables[name].spec, self._parts[0][name].spec
-            known = {**before.fields, **added[name]}
-            fields = {
-                each: dataclasses.replace(item, init=known[each].init)
-                for each, item in now.fields.items()
-            }
-            spec = dataclasses.replace(now, rows=before.rows, fields=fields)
-            tables[name] = dataclasses.replace(tables[name], spec=spec)
-        mark = "" if self._root is None else self._root._state.next_version()["mark"]
-        return self._prepared(tables, mark)
+        schema.alter_tables(self, changes, progress)
 
     # -- pointers, for states that hold no rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return a pointer to the version that is open, as `Store.state_dict` does."""
-        if self._root is not None and self._root._state.coming is not None:
-            return make_pointer(self._root._state)
+        for root in self._root.stores():
+            if root._state.coming is not None:
+                return make_pointer(root._state)
         rows = 0 if self.closed else self.uncommitted_rows()
         if rows:
             raise InvalidInputError(
@@ -803,13 +519,9 @@ class DistributedStore(Mapping[str, Any]):
         self._door.close()
         with contextlib.ExitStack() as ending:  # from the last to the first
             ending.callback(self._ranks.close)
-            if self._directory is not None:
-                ending.callback(self._directory.close)
+            ending.callback(self._root.close)
             ending.callback(self._forget)
-            if self._root is not None:
-                ending.callback(self._root.close)
-            if self._parts:
-                ending.callback(self._each_part, Store.close)
+            ending.callback(self._parts.close)
             ending.callback(self._spaces.close)
             ending.callback(self.prefetcher.wait_for_advice)
 
@@ -837,47 +549,3 @@ def _within_share(options: Options, ranks: int) -> Options:
         return options
     share = available_bytes() // 4 // ranks
     return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))
-
-
-def _agreed(prepared: Sequence[_Prepared]) -> dict[str, Any]:
-    """Return what a manifest says of the version that all ranks have ready.
-
-    Raises InvalidInputError where they differ in what the tables are.
-    """
-    partitions: dict[int, tuple[int, str]] = {}
-    for rank, each in enumerate(prepared):
-        partitions |= each.partitions
-        if each.tables != prepared[0].tables:
-            raise InvalidInputError(
-                f"ranks disagree on what the tables are: the scalars or fields of rank {rank} are "
-                "not those of rank 0; every rank takes every step"
-            )
-    version = 1 + max(each.last_version for each in prepared)
-    return {
-        "version": version,
-        "confirmed": version,
-        "mark": prepared[0].mark,
-        "tables": prepared[0].tables,
-        "partitions": tuple(partitions[number] for number in sorted(partitions)),
-    }
-
-
-def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:
-    """Call `work` with each item, several at a time, and return the calls when all have ended.
-
-    One after the other where the program is ending, which starts no thread any more.
-    """
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return [pool.submit(work, item) for item in items]
-    except RuntimeError:
-        return [_ended(work, item) for item in items]
-
-
-def _ended(work: Callable[[T], R], item: T) -> Future[R]:
-    call: Future[R] = Future()
-    try:
-        call.set_result(work(item))
-    except Exception as error:
-        call.set_exception(error)
-    return call

@@ -1,4 +1,4 @@
-"""Stores in the loops of other libraries; each module imports its library when it is imported.
+"""Integrations with other libraries; importing a module imports its library.
 
     from tierstore.integrations.lightning import StoreCallback
     from tierstore.integrations.accelerate import register
@@ -7,6 +7,6 @@
     from tierstore.integrations.geometric import TableFeatures
     from tierstore.integrations.graphbolt import TableFeature
 
-Those of trainers commit the store before the state of a module is taken, so that the state points
-to a version that has its rows, and keep that version by the name of the checkpoint.
+The integrations of trainers commit the store before the state of a module is taken, so that the
+state points to a version with its rows, and keep that version under the name of the checkpoint.
 """

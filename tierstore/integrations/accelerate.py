@@ -1,4 +1,4 @@
-"""Accelerate: a store that is committed by `save_state`, and restored by `load_state`."""
+"""Accelerate: commits a store in `save_state`, and restores it in `load_state`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["register"]
 
 
 def register(accelerator: Accelerator, store: Store, *models: torch.nn.Module) -> None:
-    """Commit a store before the state of any of these models is taken, and keep what is saved.
+    """Commit a store before the state of any of these models is taken, and keep the version.
 
-    `accelerator.save_state(directory)` and `save_model` point to a version of the store, which is
-    kept as long as the directory is there. `load_state` needs nothing: models and optimizers bring
-    the store to their version.
+    `accelerator.save_state(directory)` and `save_model` save pointers to a version of the store,
+    which is kept as long as the directory exists. `load_state` works without changes: models and
+    optimizers restore the store to their version.
     """
     for model in models:
         CommitBeforeState(store, model)

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: model and optimizer with the store they train, as one Stateful."""
+"""torch.distributed.checkpoint: model, optimizer and the trained store as one Stateful."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["StoreState"]
 
 
 class StoreState(Stateful):  # type: ignore[misc]
-    """Model and optimizers whose states point to a version of a store.
+    """A model and optimizers whose states point to a version of a store.
 
-    What is not committed is committed when the state is taken. That commit is confirmed when the
-    next state is taken or loaded, so the versions that checkpoints up to then point to stay; see
+    Taking the state commits uncommitted rows. That commit is confirmed when the next state is taken
+    or loaded, so the versions to which earlier checkpoints point are kept until then; see
     `Store.commit`. `store.keep(store.version, name)` keeps one for longer.
 
         state = StoreState(store, model, opt)
@@ -28,7 +28,7 @@ class StoreState(Stateful):  # type: ignore[misc]
     def __init__(
         self, store: Store, model: torch.nn.Module, *optimizers: torch.optim.Optimizer
     ) -> None:
-        """Bind what belongs together."""
+        """Combine a store, a model and optimizers."""
         self._store = store
         self._model = model
         self._optimizers = optimizers
@@ -37,7 +37,7 @@ class StoreState(Stateful):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """Commit the store, and return the states of model and optimizers.
 
-        DCP takes it before it loads, too: what the store was at before is kept, whatever `keep` is.
+        DCP also takes the state before it loads: the previous version is kept regardless of `keep`.
         """
         if self._store.uncommitted_rows():
             self._unconfirmed = self._store.commit(confirm=False)
@@ -45,7 +45,7 @@ class StoreState(Stateful):  # type: ignore[misc]
         return {"model": model, "optimizers": optimizers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Bring the store, model and optimizers to the version of a state."""
+        """Restore the store, model and optimizers to the version of a state."""
         set_state_dict(
             self._model,
             self._optimizers,
@@ -55,7 +55,7 @@ class StoreState(Stateful):  # type: ignore[misc]
         self.confirm()
 
     def confirm(self) -> None:
-        """Say that the checkpoint that was saved last is complete, so that older ones may go."""
+        """Confirm the last saved checkpoint, so that older versions may be removed."""
         if self._unconfirmed is not None:
             self._unconfirmed = None
             self._store.confirm(self._store.version)

@@ -1,4 +1,4 @@
-"""PyTorch Geometric: tables as the features of nodes, read for the nodes of a batch alone."""
+"""PyTorch Geometric: tables as node features, read only for the nodes of a batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["TableFeatures"]
 class TableFeatures(FeatureStore):  # type: ignore[misc]
     """A FeatureStore whose tensors are fields of tables.
 
-    A NeighborLoader reads the rows of the nodes that it sampled, and no others. Tables of a reader
-    may be read by its workers.
+    A NeighborLoader reads only the rows of sampled nodes. Its workers may read tables of a store
+    that is open for reading.
 
         features = TableFeatures({(None, "x"): store["node"]})
         loader = NeighborLoader((features, graph), [10, 5], input_nodes=nodes)
@@ -71,7 +71,7 @@ class TableFeatures(FeatureStore):  # type: ignore[misc]
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         raise InvalidInputError(
-            f"the rows of {attr.attr_name!r} lie in a table: remove that with store.drop(name)"
+            f"the rows of {attr.attr_name!r} are in a table: remove it with store.drop(name)"
         )
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:

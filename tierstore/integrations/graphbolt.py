@@ -11,7 +11,7 @@ from tierstore._table.table import Table
 
 try:
     from dgl.graphbolt import Feature
-except (ImportError, OSError):  # its wheels are for some versions of torch only
+except (ImportError, OSError):  # its wheels exist only for some versions of torch
     Feature = object
 
 __all__ = ["TableFeature"]
@@ -20,7 +20,7 @@ __all__ = ["TableFeature"]
 class TableFeature(Feature):  # type: ignore[misc]
     """A field of a table with the interface of `dgl.graphbolt.Feature`.
 
-    It is a subclass of that where GraphBolt can be imported.
+    It is a subclass of that if GraphBolt can be imported.
 
         features = gb.BasicFeatureStore({("node", None, "feat"): TableFeature(store["node"])})
     """

@@ -1,10 +1,11 @@
-"""Lightning: a store that is committed with each checkpoint, and restored with it."""
+"""Lightning: commits a store with each checkpoint, and restores it with the checkpoint."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from tierstore._random import every_state, set_every_state
 from tierstore._store.store import Store
 from tierstore.errors import MissingExtraError
 from tierstore.integrations.saving import CommitBeforeState, keep_checkpoint
@@ -21,28 +22,45 @@ __all__ = ["StoreCallback"]
 class StoreCallback(Callback):  # type: ignore[misc]
     """Commits a store with each checkpoint, and keeps the version as long as the checkpoint.
 
-    A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state and
-    the head back together. One that `ModelCheckpoint` removes lets its version go.
+    A checkpoint that is loaded (`ckpt_path`, the learning rate finder) brings rows, their state,
+    the head and the generators of torch, NumPy and Python back together. One that `ModelCheckpoint`
+    removes lets its version go. A loader that is read through `tierstore.lookahead` goes on behind
+    the last batch that was trained on.
 
         trainer = lightning.Trainer(callbacks=[StoreCallback(store)])
     """
 
     def __init__(self, store: Store, *, log: bool = True) -> None:
-        """Look after a store; `log` sends the hit rate of each table's tiers to the loggers."""
+        """Manage a store; `log` sends the hit rate of each table's tiers to the loggers."""
         self._store = store
         self._log = log
         self._commit: CommitBeforeState | None = None
         self._io: CheckpointIO | None = None
+        self._random: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the generators of random numbers."""
+        return every_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the states that the generators get when training goes on."""
+        self._random = state_dict
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the generators as they were in the checkpoint, after all that drew from them."""
+        if self._random is not None:
+            set_every_state(self._random)
+            self._random = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to look after it."""
+        """Start managing the store."""
         self._end(trainer)
         self._commit = CommitBeforeState(self._store, pl_module, lambda: trainer.global_step)
         self._io = trainer.strategy.checkpoint_io
         trainer.strategy.checkpoint_io = _Keeping(self._store, self._io)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Commit what the run has trained, and end."""
+        """Commit the results of the run."""
         if stage == "fit" and self._store.uncommitted_rows():
             self._store.commit(step=trainer.global_step)
         self._end(trainer)
@@ -65,7 +83,7 @@ class StoreCallback(Callback):  # type: ignore[misc]
 
 
 class _Keeping(CheckpointIO):  # type: ignore[misc]
-    """Saves checkpoints as another one does, and keeps the versions that they point to."""
+    """Wraps a checkpoint plugin, and keeps the versions to which checkpoints point."""
 
     def __init__(self, store: Store, inner: CheckpointIO) -> None:
         self._store = store
@@ -92,7 +110,7 @@ class _Keeping(CheckpointIO):  # type: ignore[misc]
 
 
 def _hit_rates(store: Store) -> dict[str, float]:
-    """Return the share of requested rows that each tier but the last had, by table and tier."""
+    """Return the hit rate of each tier except the last, by table and tier."""
     rates = {}
     for name, table in store.items():
         for tier, stats in list(table.stats().items())[:-1]:

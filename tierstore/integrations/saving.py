@@ -1,4 +1,4 @@
-"""What the integrations of trainers share: commit before a state is taken, keep what it names."""
+"""Common code of trainer integrations: commit before a state is taken, and keep its version."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class CommitBeforeState:
             self._store.commit(step=self._step())
 
     def remove(self) -> None:
-        """Let states be taken as they are from now on."""
+        """Unregister: states are taken without a commit from now on."""
         self._handle.remove()
 
 
 def keep_checkpoint(store: Store, path: Any) -> None:
-    """Keep the version of a store that a checkpoint points to, as long as the checkpoint is there.
+    """Keep the version to which a checkpoint points, as long as the checkpoint exists.
 
     The path of the checkpoint is the name of the version.
     """
@@ -42,7 +42,7 @@ def keep_checkpoint(store: Store, path: Any) -> None:
 
 
 def release_removed(store: Store) -> None:
-    """Let the versions go whose checkpoints are not there any more."""
+    """Release the versions of removed checkpoints."""
     for each in store.versions():
         for name in each.names:
             if os.path.isabs(name) and not os.path.lexists(name):

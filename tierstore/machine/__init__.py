@@ -1,4 +1,4 @@
-"""The machine: processor, memory, storage, GPU and the CUDA packages for it; how fast it is."""
+"""Information about the machine: processor, memory, storage, GPU, CUDA packages and speeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def contents(path: Path) -> str:
-    """Return the text of such a file; empty where it cannot be read."""
+    """Return the text of a system file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -47,14 +47,14 @@ PREVIOUS_CUDA = "pip install 'tierstore[cuda12x]'"
 
 @dataclass(frozen=True)
 class Cuda:
-    """Which CUDA everything was built for.
+    """The CUDA versions of the driver and the installed packages.
 
     Attributes:
         driver: version of the NVIDIA driver, such as "580.95.05"; None without one.
         devices: names of the GPUs that the driver lists.
         torch: CUDA version that torch was built for, such as "13.0"; None for CPU-only or no torch.
         cupy: installed CuPy distributions and their versions.
-        advice: what is wrong with the pair and the pip line that mends it; None if nothing is.
+        advice: the conflict between the packages and the pip command that resolves it, or None.
     """
 
     driver: str | None
@@ -71,11 +71,12 @@ def examine_cuda() -> Cuda:
 
 
 def cuda_advice(torch_cuda: str | None, cupy: Mapping[str, str], driver: str | None) -> str | None:
-    """Say what is wrong with this set of CUDA packages and how to mend it; None if nothing is.
+    """Return the conflict in a set of CUDA packages and its remedy, or None.
 
-    `torch_cuda` is the CUDA version torch was built for, `cupy` maps CuPy distributions to their
-    versions, `driver` is the NVIDIA driver's version. CuPy loads the CUDA libraries that torch
-    brings, so both must be of one major version: `pip install torch cupy-cuda12x` mixes 13 with 12.
+    `torch_cuda` is the CUDA version for which torch was built, `cupy` maps CuPy distributions to
+    their versions, `driver` is the version of the NVIDIA driver. CuPy loads the CUDA libraries
+    installed with torch, so both need the same major version: `pip install torch cupy-cuda12x`
+    mixes 13 and 12.
     """
     if torch_cuda is None:
         return None
@@ -85,7 +86,7 @@ def cuda_advice(torch_cuda: str | None, cupy: Mapping[str, str], driver: str | N
         needs = f"CUDA {torch_cuda} needs driver {FIRST_DRIVER[major]} or newer, this is {driver}"
         return f"{needs}: update the driver, or {_replace(cupy, PREVIOUS_CUDA)}"
     if not cupy:
-        return f"a GPU, but no CuPy to use it: {install}" if driver else None
+        return f"there is a GPU, but no CuPy to use it: {install}" if driver else None
     if len(cupy) > 1:
         return f"{' and '.join(sorted(cupy))} overwrite each other: {_replace(cupy, install)}"
     name = next(iter(cupy))
@@ -97,7 +98,7 @@ def cuda_advice(torch_cuda: str | None, cupy: Mapping[str, str], driver: str | N
 
 
 def _replace(cupy: Mapping[str, str], install: str) -> str:
-    """Return the line that removes these CuPy distributions and installs another set."""
+    """Return the command that replaces these CuPy distributions by another set."""
     return f"pip uninstall -y {' '.join(sorted(cupy))} && {install}" if cupy else install
 
 
@@ -106,7 +107,7 @@ def _major(version: str) -> int:
 
 
 def _cupy_distributions() -> dict[str, str]:
-    """Find all distributions that bring the module cupy, under whatever name."""
+    """Find all distributions that provide the module cupy, under any name."""
     installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
     return {name: version for name, version in installed.items() if re.match(r"cupy\b", name)}
 
@@ -152,10 +153,10 @@ class Storage:
     """The file system under a path.
 
     Attributes:
-        path: the path, or its nearest parent that exists.
-        filesystem: its kind, such as "ext4"; "" if it cannot be told.
-        tested: whether it was tested that locks and syncs hold there.
-        free_bytes, total_bytes: what a user may still write, and its size.
+        path: the path, or its nearest existing parent.
+        filesystem: its type, such as "ext4", or "" if unknown.
+        tested: whether locks and syncs were tested on this file system.
+        free_bytes, total_bytes: the space available to the user, and the total size.
     """
 
     path: str
@@ -167,15 +168,15 @@ class Storage:
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts, in bytes where they are sizes.
+    """Information about the machine; sizes are in bytes.
 
     Attributes:
-        packages: version by package; None for what is not installed.
-        memory_bytes, available_bytes: RAM, and what is free of it, both within the memory cgroup.
-        lock_limit_bytes: how much memory may be locked (`ulimit -l`); None for no limit.
-        page_reads: the system call by which pages of scattered rows are fetched.
-        merge_gap_bytes: pages at most this far apart are fetched in one piece, as `tierstore bench`
-            found it best, or as is usual.
+        packages: versions by package; None if not installed.
+        memory_bytes, available_bytes: total and available RAM within the memory cgroup.
+        lock_limit_bytes: limit of locked memory (`ulimit -l`); None if unlimited.
+        page_reads: the system call that prefetches pages of scattered rows.
+        merge_gap_bytes: maximum gap between pages that are read in one piece, as measured by
+            `tierstore bench`, or a typical value.
     """
 
     python: str
@@ -192,23 +193,23 @@ class Machine:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, each with its remedy; empty if all is well."""
+        """The problems found, each with its remedy."""
         found = [] if self.cuda.advice is None else [self.cuda.advice]
         if not self.storage.tested:
             found.append(
                 f"{self.storage.path} is on {self.storage.filesystem or 'an unknown file system'}, "
-                "where it was not tested whether locks and syncs hold: keep stores on one of "
+                "on which locks and syncs were not tested: keep stores on one of "
                 f"{', '.join(sorted(TESTED))}"
             )
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, problems included, as plain dicts, lists, strings and numbers."""
+        """Return everything, including problems, as plain dicts, lists, strings and numbers."""
         return asdict(self) | {"problems": self.problems}
 
 
 def examine(path: str | os.PathLike[str] = ".") -> Machine:
-    """Gather the facts; `path` chooses the file system and need not exist."""
+    """Collect the information; `path` selects the file system and need not exist."""
     memory, available = _memory()
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return Machine(
@@ -244,11 +245,11 @@ def examine_storage(path: str | os.PathLike[str] = ".") -> Storage:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or directory that was being made when its process was killed, or still is.
+    """A temporary file or directory of a killed or running process.
 
     Attributes:
         path: its temporary name.
-        disk_bytes: disk space it takes.
+        disk_bytes: the disk space that it uses.
     """
 
     path: Path
@@ -278,7 +279,7 @@ def _version(package: str) -> str | None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and available bytes of RAM, no more than the memory cgroup allows."""
+    """Return total and available bytes of RAM within the memory cgroup."""
     lines = re.findall(r"^(\w+):\s+(\d+) kB", contents(Path("/proc/meminfo")), re.MULTILINE)
     kib = {name: int(value) for name, value in lines}
     total, available = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024

@@ -1,4 +1,4 @@
-"""How fast this machine is, and how near tierstore comes to it."""
+"""Measures the speed of the machine, and what tierstore achieves on it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = ["DEPTH", "Speeds", "Standing", "available", "known_speeds", "measure"
 
 
 DEPTH = 256
-"""Reads in flight: what a disk, or a virtual one, takes at a time."""
+"""Concurrent reads, enough to saturate a physical or virtual disk."""
 
-_AWAITED = 32
+_MIN_COMPLETED = 32
 _SETUP, _DESTROY, _EVENTS, _SUBMIT = 206, 207, 208, 209
 _REQUEST = np.dtype(
     {
@@ -57,7 +57,7 @@ def _call(number: int, *given: Any) -> int:
 
 
 def available() -> bool:
-    """Whether this is a machine whose system calls are known here, and which allows these."""
+    """Whether this machine's system call numbers are known and the calls are permitted."""
     if os.uname().machine != "x86_64":
         return False
     try:
@@ -68,10 +68,10 @@ def available() -> bool:
 
 
 def read(fd: int, offsets: npt.NDArray[np.int64], nbytes: int) -> None:
-    """Read `nbytes` at each of `offsets` `(n,)` of a file, and drop them.
+    """Read `nbytes` at each of `offsets` `(n,)` of a file, and discard them.
 
-    The file is to be open with O_DIRECT, or reads wait for one another; then offsets and `nbytes`
-    are multiples of its block. Raises OSError where a read fails or is short.
+    Open the file with O_DIRECT, otherwise reads are serialized; offsets and `nbytes` must then be
+    multiples of the block size. Raises OSError if a read fails or is short.
     """
     context = ctypes.c_ulong(0)
     _call(_SETUP, ctypes.c_uint(DEPTH), ctypes.byref(context))
@@ -90,19 +90,19 @@ def read(fd: int, offsets: npt.NDArray[np.int64], nbytes: int) -> None:
             count = min(DEPTH - (started - done), offsets.size - started)
             first = ctypes.c_void_p(pointers.ctypes.data + pointers.itemsize * started)
             started += _call(_SUBMIT, context, ctypes.c_long(count), first) if count else 0
-            least = ctypes.c_long(min(_AWAITED, started - done))
+            least = ctypes.c_long(min(_MIN_COMPLETED, started - done))
             into = ctypes.c_void_p(events.ctypes.data)
             came = _call(_EVENTS, context, least, ctypes.c_long(DEPTH), into, None)
             done += came
             if (events["result"][:came] != nbytes).any():
                 raise OSError(f"a read of {nbytes} bytes gave {events['result'][:came].min()}")
     finally:
-        _call(_DESTROY, context)  # waits for reads under way
+        _call(_DESTROY, context)  # waits for reads in progress
 
 
 MIB = 1 << 20
 ROW_BYTES = 512
-"""Rows that are gathered have this many bytes, which is 128 float32 elements."""
+"""Bytes of a gathered row: 128 float32 elements."""
 
 _BLOCK = 4096
 _THREADS = 64
@@ -110,16 +110,16 @@ _THREADS = 64
 
 @dataclass(frozen=True)
 class Speeds:
-    """Limits of a machine, per second; None for what is not there.
+    """Limits of a machine, per second; None if not available.
 
     Attributes:
-        copy_bytes: memory copied, by one thread.
-        gather_rows: rows of 512 bytes gathered at random from memory, by all threads.
-        sequential_bytes: bytes read from the disk in order, past the page cache.
-        random_reads: blocks of 4 KiB read from the disk at random, past the page cache, with enough
-            in flight.
+        copy_bytes: bytes copied in memory by one thread.
+        gather_rows: random rows of 512 bytes gathered from memory by all threads.
+        sequential_bytes: bytes read sequentially from the disk, bypassing the page cache.
+        random_reads: random blocks of 4 KiB read from the disk, bypassing the page cache, with
+            enough reads in flight.
         append_bytes: bytes appended to a file and synced, 8 MiB at a time.
-        syncs: appends of 4 KiB that are synced one by one.
+        syncs: appends of 4 KiB, each synced.
         link_bytes: bytes copied from pinned memory to the GPU.
     """
 
@@ -132,7 +132,7 @@ class Speeds:
     link_bytes: float | None
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return the figures under their names."""
+        """Return the figures by name."""
         return asdict(self)
 
 
@@ -143,10 +143,10 @@ def measure(
     seconds: float = 0.5,
     progress: Callable[[int, int], None] | None = None,
 ) -> Speeds:
-    """Measure this machine with a temporary file in `directory`, and keep the answer.
+    """Measure this machine with a temporary file in `directory`, and save the result.
 
-    Takes about `seconds` for each figure, and the time to write `file_bytes`. Nothing else should
-    run meanwhile. Raises StoreIOError if the file cannot be written.
+    Takes about `seconds` per figure, plus the time to write `file_bytes`. The machine should be
+    otherwise idle. Raises StoreIOError if the file cannot be written.
     """
     if file_bytes < MIB:
         raise InvalidInputError(f"the file has at least {MIB} bytes, not {file_bytes}")
@@ -179,7 +179,7 @@ def measure(
 
 
 def known_speeds(directory: str | os.PathLike[str] = ".") -> Speeds | None:
-    """Return what was measured last on the disk under `directory`, or None."""
+    """Return the last measurement for the disk under `directory`, or None."""
     entry = readahead.read_cache(readahead.SPEEDS).get(readahead.disk_of(Path(directory)), {})
     with contextlib.suppress(TypeError, ValueError):
         values = {field.name: entry[field.name] for field in fields(Speeds) if field.name in entry}
@@ -198,7 +198,7 @@ def _keep(directory: str | os.PathLike[str], found: Speeds) -> None:
 
 @contextlib.contextmanager
 def _file(directory: str | os.PathLike[str], nbytes: int) -> Iterator[str]:
-    """Make a file of random bytes, written and synced, that goes at the end."""
+    """Create a synced file of random bytes, which is removed at the end."""
     block = np.random.default_rng(0).integers(0, 256, 4 * MIB, np.uint8)
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".tierstore-bench-") as file:
         for number in range(-(-nbytes // block.size)):
@@ -211,7 +211,7 @@ def _file(directory: str | os.PathLike[str], nbytes: int) -> Iterator[str]:
 
 
 def _rate(work: Callable[[], float], seconds: float) -> float:
-    """Call `work`, which returns how much it did, until `seconds` are over; return the rate."""
+    """Call `work` until `seconds` have passed; return the rate of the amounts that it returns."""
     work()
     begin, total = time.perf_counter(), 0.0
     while time.perf_counter() - begin < seconds:
@@ -244,7 +244,7 @@ def _gather(nbytes: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[int, int]]:
-    """Open a file past the page cache, or, where that cannot be, with nothing of it cached."""
+    """Open a file for direct I/O, or if that is not supported, drop it from the page cache."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -301,7 +301,7 @@ def _by_threads(pool: ThreadPoolExecutor, fd: int, offsets: npt.NDArray[np.int64
 
 
 def _append(path: str, nbytes: int, seconds: float) -> float:
-    """Return how many blocks can be appended and synced in a second."""
+    """Return the number of blocks that can be appended and synced per second."""
     block = np.random.default_rng(2).integers(0, 256, nbytes, np.uint8)
     with open(path, "r+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
@@ -317,7 +317,7 @@ def _append(path: str, nbytes: int, seconds: float) -> float:
 
 
 def _link(nbytes: int) -> float | None:
-    """Return the bytes a second from pinned memory to the GPU; None without CuPy or a GPU."""
+    """Return the bytes per second from pinned memory to the GPU; None without CuPy or a GPU."""
     try:
         import cupy
 
@@ -341,7 +341,7 @@ _BATCH = 65_536
 
 @dataclass(frozen=True)
 class Standing:
-    """One rate: what the machine allows, and what tierstore reaches, in `unit` a second."""
+    """A rate in `unit` per second: the limit of the machine, and what tierstore achieves."""
 
     name: str
     unit: str
@@ -350,7 +350,7 @@ class Standing:
 
     @property
     def ratio(self) -> float:
-        """What is reached of what is allowed."""
+        """The fraction of the limit that is achieved."""
         return self.reached / self.limit if self.limit else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def stand(
     seconds: float = 1.0,
     progress: Progress | None = None,
 ) -> list[Standing]:
-    """Measure tierstore with a store of 512-byte rows made in `directory` for the time being."""
+    """Measure tierstore with a temporary store of 512-byte rows in `directory`."""
     rows = max(1000, store_bytes // ROW_BYTES)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".tierstore-bench-") as temporary:
         path = Path(temporary) / "bench.tier"
@@ -385,7 +385,7 @@ def stand(
 
 
 def _warm(path: Path, seconds: float) -> float:
-    """Rows a second that the host tier gives, all of them resident."""
+    """Return the rows per second read from the host tier, all resident."""
     with open_store(path, budget=Budget(host_rows=2**40)) as store:
         table = store["t"]
         table.warm()
@@ -395,7 +395,7 @@ def _warm(path: Path, seconds: float) -> float:
 
 
 def _cold(path: Path, seconds: float) -> float:
-    """Rows a second that come from the disk, none of them cached before."""
+    """Return the rows per second read from the disk, none cached."""
     spent, done = 0.0, 0
     while spent < seconds:
         _forget(path)
@@ -408,7 +408,7 @@ def _cold(path: Path, seconds: float) -> float:
 
 
 def _committed(path: Path, seconds: float) -> float:
-    """Changed rows a second that are made durable, a hundredth of the table at a time."""
+    """Return the changed rows per second committed, one hundredth of the table at a time."""
     with open_store(path, "r+", budget=Budget(host=0)) as store:
         table, rng = store["t"], np.random.default_rng(2)
         count = max(1, table.rows // 100)
@@ -431,7 +431,7 @@ def _reached_rate(work: Callable[[], int], seconds: float) -> float:
 
 
 def _forget(path: Path) -> None:
-    """Have the system drop the cached pages of a store that is closed."""
+    """Drop the cached pages of a closed store."""
     for file in path.rglob("*"):
         if file.is_file():
             fd = os.open(file, os.O_RDONLY)

@@ -12,7 +12,17 @@ from __future__ import annotations
 from tierstore.errors import needs
 
 with needs("torch", "torch", "this needs PyTorch"):
-    from tierstore.nn.embedding import TieredEmbedding, TieredEmbeddingBag
+    from tierstore.nn.bag import TieredEmbeddingBag
+    from tierstore.nn.bags import FeatureBags, TieredEmbeddingBagCollection
+    from tierstore.nn.collection import TieredEmbeddingCollection
+    from tierstore.nn.embedding import TieredEmbedding
     from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsParameter", "TieredEmbedding", "TieredEmbeddingBag"]
+__all__ = [
+    "FeatureBags",
+    "RowsParameter",
+    "TieredEmbedding",
+    "TieredEmbeddingBag",
+    "TieredEmbeddingBagCollection",
+    "TieredEmbeddingCollection",
+]

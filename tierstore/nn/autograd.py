@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
@@ -28,6 +29,7 @@ __all__ = [
     "Lookup",
     "Transformed",
     "accumulates",
+    "cleared",
     "deposit",
     "lookup",
     "merged",
@@ -75,13 +77,28 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
         return sum_by_row(values, positions.reshape(-1), lease.bound)
     values = values.contiguous()
     dim = values.shape[1]
-    total = values.new_empty(lease.bound, dim)
+    total = cleared(lease, dim)
     work = _Sum(values.data_ptr(), total.data_ptr(), dim)
-    clear, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
-    lease.launch(clear, work, lease.bound)
+    _, add = _KERNELS[4 if (4 * dim | values.data_ptr()) % 16 == 0 else 1]
     given = None if positions is None else (positions.data_ptr(), len(values))
     lease.launch(add, work, len(values), positions=given)
     return total
+
+
+def cleared(lease: Lease, dim: int) -> Tensor:
+    """Return zeros for the distinct rows of a lease on a GPU, float32 `(lease.bound, dim)`.
+
+    What is behind the distinct rows is undefined.
+    """
+    device: Any = lease.device
+    total = torch.empty(lease.bound, dim, device=device.torch_name)
+    clear, _ = _KERNELS[1 if dim % 4 else 4]
+    lease.launch(clear, _Sum(0, total.data_ptr(), dim), lease.bound)
+    return total
+
+
+_FIRST = frozenset({0})
+"""The numbers of the tables of a batch that is of one table."""
 
 
 class Abandoned:
@@ -119,16 +136,28 @@ class Batch:
     """
 
     def __init__(
-        self, table: Table, ids: Tensor, padding_idx: int | None, abandoned: Abandoned
+        self,
+        table: Table | JointTable,
+        ids: Tensor,
+        padding_idx: int | None,
+        abandoned: Abandoned,
+        touched: frozenset[int] = _FIRST,
     ) -> None:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
-        The ids are the caller's and may change afterwards: nothing refers to them.
+        The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
+        table are rows of its space, of the tables `touched`.
         """
         ids = ids if ids.ndim == 1 else ids.reshape(-1)
+        self._table = table
         self._abandoned = abandoned
         self.size: int = len(ids)
-        self.lease: Lease = table.lease(ids)
+        self._joint = table if isinstance(table, JointTable) else None
+        if self._joint is None:
+            self.lease: Lease = table.lease(ids)
+        else:
+            self._placement = self._joint.location
+            self.lease = self._joint.lease(ids, touched)
         self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
         self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
@@ -156,7 +185,8 @@ class Batch:
     @property
     def distinct(self) -> Tensor:
         """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""
-        return torch.as_tensor(self.lease.rows)
+        rows = torch.as_tensor(self.lease.rows)
+        return rows if self._joint is None else self._joint.renumbered(rows, self._placement)
 
     @property
     def usable(self) -> bool:
@@ -172,28 +202,73 @@ class Batch:
         """Let the rows go; harmless when repeated."""
         self.lease.release()
 
-    def gradient(self, of_each: Tensor) -> Gradient:
-        """Sum the gradients `(ids, dim)` of the ids by row.
+    def gradient(
+        self,
+        of_each: Tensor,
+        positions: Tensor | None = None,
+        touched: frozenset[int] = _FIRST,
+    ) -> Gradient:
+        """Sum the gradients `(n, dim)` of ids by row.
+
+        Args:
+            of_each: of all ids, or of those of the rows `positions`.
+            positions: `(n,)`; rows that none of them names take no part in training.
+            touched: the tables of a joint table that have ids among them.
 
         Raises ClosedError where the rows that were looked up are no more, after a rollback.
         """
-        positions, trained, usable = None, None, self.usable
-        if usable:
+        positions = self.trained_positions if positions is None else positions
+        if self._goes_on():
             self.lease.trim(wait=False)
-        elif self.dropped:
-            raise ClosedError(
-                "the store was rolled back since this forward pass; run it again for a gradient"
-            )
-        if self.counted is not None:
-            positions = torch.where(self.counted.to(self.positions.device), self.positions, -1)
+            total = summed(of_each, self.lease, positions)
+        else:  # a graph that is run backward again after the step, for example
+            where = self.positions if positions is None else positions
+            total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
+        return self.gathered(total, positions, touched)
+
+    def gathered(
+        self,
+        values: Tensor,
+        positions: Tensor | None = None,
+        touched: frozenset[int] = _FIRST,
+    ) -> Gradient:
+        """Return the gradients of the distinct rows, `(lease.bound, dim)`, as that of the batch.
+
+        The other arguments are those of `gradient`, which sums them first.
+        """
+        positions, trained = self.trained_positions if positions is None else positions, None
+        self._goes_on()
+        if positions is not None:
             trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
             trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
             trained = trained[:-1, None]
-        if usable:
-            return Gradient(self, summed(of_each, self.lease, positions), trained)
-        # A graph that is run backward again after the step, for example.
-        where = self.positions if positions is None else positions
-        return Gradient(self, sum_by_row(of_each, where, self.lease.bound), trained)
+        return Gradient(self, values, trained, touched)
+
+    def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
+        """Return the batch, or another one of the same ids where its lease has ended.
+
+        Raises ClosedError where the rows that were looked up are no more, after a rollback.
+        """
+        if self._goes_on():
+            return self
+        other = Batch(self._table, self.ids, None, self._abandoned, touched)
+        other.counted = self.counted
+        return other
+
+    @cached_property
+    def trained_positions(self) -> Tensor | None:
+        """The positions, -1 for ids that take no part in training; None where all do."""
+        if self.counted is None:
+            return None
+        return torch.where(self.counted.to(self.positions.device), self.positions, -1)
+
+    def _goes_on(self) -> bool:
+        """Tell whether the lease does; raises ClosedError where its rows are no more."""
+        if self.dropped and not self.usable:
+            raise ClosedError(
+                "the store was rolled back since this forward pass; run it again for a gradient"
+            )
+        return self.usable
 
 
 @dataclass
@@ -204,11 +279,13 @@ class Gradient:
         batch: what it is the gradient of, and whose lease holds the rows.
         values: `(rows, dim)`, at least one row for each distinct row; undefined behind them.
         trained: bool `(rows, 1)`, the rows that a step may change; None means all.
+        touched: the numbers of the tables that have ids in it; a table alone is number 0.
     """
 
     batch: Batch
     values: Tensor
     trained: Tensor | None = None
+    touched: frozenset[int] = _FIRST
 
     def trim(self) -> None:
         """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
@@ -218,9 +295,14 @@ class Gradient:
         self.trained = None if self.trained is None else self.trained[:bound]
 
 
-def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) -> Gradient:
+def merged(
+    table: Table | JointTable, gradients: Sequence[Gradient], abandoned: Abandoned
+) -> Gradient:
     """Return the gradient of several batches of a table as that of one, over all their rows."""
-    batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
+    touched = _touched(gradients)
+    batch = Batch(
+        table, torch.cat([each.batch.ids for each in gradients]), None, abandoned, touched
+    )
     places, found = [], batch.positions.split([each.batch.size for each in gradients])
     for each, there in zip(gradients, found, strict=True):
         here, rows = each.batch.positions, len(each.values)
@@ -229,7 +311,7 @@ def merged(table: Table, gradients: Sequence[Gradient], abandoned: Abandoned) ->
         places.append(place[:-1])
     where = torch.cat(places)
     total = summed(torch.cat([each.values for each in gradients]), batch.lease, where)
-    merged = Gradient(batch, total)
+    merged = Gradient(batch, total, touched=touched)
     if any(each.trained is not None for each in gradients):
         marks = [
             torch.ones_like(place, dtype=torch.bool) if each.trained is None else each.trained[:, 0]
@@ -260,7 +342,12 @@ def placed(batch: Batch, gradients: Sequence[Gradient]) -> Gradient | None:
         total.index_add_(0, places, each.values)
         marks = torch.ones_like(wanted, dtype=torch.bool)[:, None]
         trained[places] |= marks if each.trained is None else each.trained
-    return None if total is None else Gradient(batch, total, trained)
+    return None if total is None else Gradient(batch, total, trained, _touched(gradients))
+
+
+def _touched(gradients: Sequence[Gradient]) -> frozenset[int]:
+    """Return the tables that have ids in any of some gradients."""
+    return frozenset().union(*(each.touched for each in gradients))
 
 
 def accumulates(leaf: Any) -> bool:

@@ -40,6 +40,14 @@ class Average:
         """Whether the table keeps this average."""
         return self._mean in self._table.fields and self._decay in self._table.scalars
 
+    def check_kept(self) -> None:
+        """Raise InvalidInputError where no average is kept."""
+        if not self.kept:
+            raise InvalidInputError(
+                f"no average of field {self._field!r} of table {self._table.name!r} is kept: make "
+                "the TieredOptimizer with ema=0.999, and train"
+            )
+
     def start(self, decay: float) -> dict[str, Field]:
         """Return the fields that the table lacks; raises InvalidInputError for another decay."""
         if not 0.0 < decay < 1.0:
@@ -66,28 +74,52 @@ class Average:
         found: Values = lease.read_columns(self._columns())
         return found
 
-    def update(self, lease: Lease, before: Values, decay: float) -> None:
-        """Write the average of the rows of a lease after their step."""
-        scalars = self._table.scalars
-        step = int(scalars.get(self._steps, 0)) + 1
+    @property
+    def steps(self) -> int:
+        """The number of steps that were averaged."""
+        return int(self._table.scalars.get(self._steps, 0))
+
+    def update(
+        self, lease: Lease, before: Values, decay: float, trained: Tensor | None = None
+    ) -> None:
+        """Write the average of the rows of a lease after a step, of those `trained` if given.
+
+        The step is counted by `count`.
+        """
+        step = self.steps + 1
         rows: Tensor = lease.read(self._field)
         mean, of_step = before[self._mean], before[self._of_step]
         rows = rows.to(mean.dtype)
         if step > 1:
             rows = torch.lerp(self._caught_up(before, step - 1, decay), rows, 1 - decay)
         written = {self._mean: rows, self._of_step: torch.full_like(of_step, step)}
+        if trained is not None:
+            written = {
+                name: torch.where(trained, value, before[name]) for name, value in written.items()
+            }
         layout = self._table.spec.layout
         lease.write_columns(Columns(layout, (self._mean, self._of_step)), written)
-        scalars[self._steps], scalars[self._decay] = step, decay
+
+    def count(self, decay: float) -> None:
+        """Note that a step was averaged."""
+        scalars = self._table.scalars
+        scalars[self._steps], scalars[self._decay] = self.steps + 1, decay
 
     def read(self, ids: Tensor) -> Tensor:
         """Return the average of the row of each id after the last step."""
-        scalars = self._table.scalars
-        step, decay = int(scalars.get(self._steps, 0)), float(scalars[self._decay])
-        values: Any = self._table.read(ids, [self._field, self._mean, self._of_step])
-        return self._caught_up(values, step, decay)
+        values: Any = self._table.read(ids, self.names)
+        return self.after(self.steps, values)
 
-    def _caught_up(self, values: Values, step: int, decay: float) -> Tensor:
+    @property
+    def names(self) -> list[str]:
+        """The fields that `after` needs."""
+        return [self._field, self._mean, self._of_step]
+
+    def after(self, step: int | Tensor, values: Values) -> Tensor:
+        """Return the averages of rows after a step, or after one for each row, `(n, 1)`."""
+        return self._caught_up(values, step, float(self._table.scalars[self._decay]))
+
+    def _caught_up(self, values: Values, step: int | Tensor, decay: float) -> Tensor:
         """Return averages after a step until which the rows stayed as they are since theirs."""
         mean, of_step = values[self._mean], values[self._of_step]
         rows = values[self._field].to(mean.dtype)
@@ -95,4 +127,4 @@ class Average:
         return torch.where(of_step == 0, rows, torch.lerp(rows, mean, share))
 
     def _columns(self) -> Columns:
-        return Columns(self._table.spec.layout, (self._field, self._mean, self._of_step))
+        return Columns(self._table.spec.layout, self.names)

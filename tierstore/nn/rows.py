@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 
-__all__ = ["RowsParameter"]
+__all__ = ["RowsParameter", "TableRows"]
 
 _grad: Any = torch.Tensor.grad
 _data: Any = torch.Tensor.data
@@ -42,22 +43,23 @@ class RowsParameter(torch.nn.Parameter):
     asked for, which on a GPU waits once; until then every value is NaN and writing raises.
 
     Attributes:
-        table: the table.
+        table: the table, or the tables that a collection looks up as one.
         field: the field of it.
         optimizers: those that train it; a gradient is there until each of them took a step.
         layers: those over the field.
         widened: whether the rows are trained in float32 though the table's are narrower.
     """
 
-    def __new__(cls, table: Table, field: str, empty: Tensor) -> RowsParameter:
+    def __new__(cls, table: Table | JointTable, field: str, empty: Tensor) -> RowsParameter:
         """Start from `empty`, `(0, dim)`."""
         made: RowsParameter = _Parameter.__new__(cls, empty)
         return made
 
-    def __init__(self, table: Table, field: str, empty: Tensor) -> None:
+    def __init__(self, table: Table | JointTable, field: str, empty: Tensor) -> None:
         """Start without a gradient."""
-        self.table = table
+        self.table: Any = table
         self.field = field
+        self._is_joint = isinstance(table, JointTable)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.widened = False
@@ -75,6 +77,7 @@ class RowsParameter(torch.nn.Parameter):
         self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
         self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
         self._abandoned = Abandoned()
+        self._parts: dict[int, TableRows] = {}
         self.rest(empty)
 
     # -- as torch sees it
@@ -138,11 +141,38 @@ class RowsParameter(torch.nn.Parameter):
 
     @property
     def ids(self) -> Tensor:
-        """The id of each row, int64 `(distinct rows,)`, in no particular order."""
+        """The id of each row, int64 `(distinct rows,)`, in no particular order.
+
+        Of a collection, each is that of the row's own table; see `table_of`.
+        """
         self.show()
         if self._whole is None:
             return torch.empty(0, dtype=torch.int64, device=self.device)
-        return self._whole.batch.distinct.clone()
+        rows = self._whole.batch.distinct
+        return self.table.location.own(rows) if self._is_joint else rows.clone()
+
+    @property
+    def table_of(self) -> Tensor:
+        """The number of the table of each row, in `tables`, int64 `(distinct rows,)`.
+
+        Zeros where there is one table.
+        """
+        ids = self.ids
+        if not self._is_joint or self._whole is None:
+            return torch.zeros_like(ids)
+        found: Tensor = self.table.location.tables_of(self._whole.batch.distinct)
+        return found
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that the rows are of."""
+        return self.table.tables if isinstance(self.table, JointTable) else (self.table,)
+
+    def part(self, number: int) -> TableRows:
+        """Return what stands for one of the tables in a group of an optimizer."""
+        if number not in self._parts:
+            self._parts[number] = TableRows(self, number)
+        return self._parts[number]
 
     @property
     def requires_grad(self) -> bool:
@@ -369,6 +399,36 @@ class RowsParameter(torch.nn.Parameter):
         if self._nan is None or self._nan.dtype != dtype or self._nan.device != values.device:
             self._nan = values.new_full((1, 1), torch.nan, dtype=dtype)
         _data.__set__(self, self._nan.expand(values.shape))
+
+
+class TableRows(torch.nn.Parameter):
+    """One table of a collection among the parameters of an optimizer, for options of its own.
+
+    It is always empty: its rows and their gradient are in `whole`, with those of other tables.
+
+    Attributes:
+        whole: the parameter of all tables that are trained with it.
+        number: its number among these.
+    """
+
+    def __new__(cls, whole: RowsParameter, number: int) -> TableRows:
+        """Make it empty."""
+        made: TableRows = _Parameter.__new__(cls, torch.empty(0, whole.shape[1]))
+        return made
+
+    def __init__(self, whole: RowsParameter, number: int) -> None:
+        """Stand for a table."""
+        self.whole = whole
+        self.number = number
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self.whole.tables[self.number]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableRows:
+        """Return itself."""
+        return self
 
 
 def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:

@@ -18,15 +18,6 @@ extern "C" __global__ void tierstore_clear(const Rows rows, const Sum sum) {
     for (u64 i = wide_thread(); i < packs; i += wide_threads()) ((Pack *)sum.total)[i] = Pack{};
 }
 
-__device__ void add(float *target, const Pack &part) {
-#if VECTOR == 4 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(part.at[0]),
-                 "f"(part.at[1]), "f"(part.at[2]), "f"(part.at[3]) : "memory");
-#else
-    for (u32 k = 0; k < VECTOR; ++k) atomicAdd(target + k, part.at[k]);
-#endif
-}
-
 // A warp takes 32 ids at a time and adds up those of the same row by itself: the rows that most ids
 // are of would else wait for one another in the memory. Some lanes share a row, as it has packs.
 extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
@@ -49,7 +40,7 @@ extern "C" __global__ void tierstore_sum(const Rows rows, const Sum sum) {
                     const Pack more = ((const Pack *)sum.each)[other * packs + pack];
                     for (u32 e = 0; e < VECTOR; ++e) part.at[e] += more.at[e];
                 }
-                add(sum.total + (u64)row * sum.dim + (u64)pack * VECTOR, part);
+                accumulate(sum.total + (u64)row * sum.dim + (u64)pack * VECTOR, part.at);
             }
         }
     }

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.optim.row_wise import RowWiseAdagrad
-from tierstore.optim.state import StoredState
 from tierstore.spec import RecordLayout
 
 __all__ = ["InPlace"]
@@ -53,17 +53,42 @@ class _Rule:
 class InPlace:
     """The kernel for a field of a table, for as long as the options of the optimizer allow it."""
 
-    def __init__(self, optimizer_class: type, table: Table, field: str, state: StoredState) -> None:
-        """Compile nothing yet."""
+    def __init__(
+        self,
+        optimizer_class: type,
+        table: Table | JointTable,
+        field: str,
+        states: Mapping[str, str],
+        *,
+        at_random: bool,
+    ) -> None:
+        """Compile nothing yet; `states` are the fields of the optimizer's states."""
         self._rule = _RULES.get(optimizer_class)
         self._table = table
         self._field = field
-        self._state = state
+        self._states = states
+        self._at_random = at_random
         self._places: dict[tuple[Any, ...], _Places | None] = {}
         self._layout: RecordLayout | None = None
 
-    def step(self, lease: Any, gradient: Tensor, trained: Tensor | None, group: Group) -> bool:
-        """Update the distinct rows of a lease, of those `trained` if given; count the step.
+    def step(
+        self,
+        lease: Any,
+        gradient: Tensor,
+        trained: Tensor | None,
+        group: Group,
+        step: int,
+        ids: Callable[[], Tensor],
+    ) -> bool:
+        """Update the distinct rows of a lease, of those `trained` if given.
+
+        Args:
+            lease: the lease.
+            gradient: of its rows, `(bound, dim)`.
+            trained: bool `(bound, 1)`.
+            group: the options.
+            step: the number of the step, counted from 1.
+            ids: returns what decides how the rows round at random, int64 `(bound,)`.
 
         Returns False, having done nothing, where this is left to torch's optimizer: off the GPU,
         for another class, float64, and options that ask for a way of its own.
@@ -75,14 +100,13 @@ class InPlace:
         if places is None:
             return False
         gradient = gradient.to(places.computed).contiguous()
-        rows = lease.rows if self._state.at_random else None
+        rows = ids() if self._at_random else None
         work = places.work(gradient, trained)
         if rows is not None:
-            work.rows, work.count = rows.data_ptr(), self._state.steps + 1
-        numbers = rule.numbers(group, self._state.steps + 1)
+            work.rows, work.count = rows.data_ptr(), step
+        numbers = rule.numbers(group, step)
         work.number[: len(numbers)] = numbers
         lease.launch(places.kernel(gradient), work, lease.bound, writes=places.names)
-        self._state.count_step()
         return True
 
     def _found(self, rule: _Rule, group: Group) -> _Places | None:
@@ -95,10 +119,10 @@ class InPlace:
         key = (states, *flags.values())
         if key not in self._places:
             self._places[key] = None
-            if set(states) == set(self._state.fields):
-                names = (self._field, *(self._state.fields[state] for state in states))
+            if set(states) == set(self._states):
+                names = (self._field, *(self._states[state] for state in states))
                 if all(layout.field(name).element.kernel for name in names):
-                    at_random = self._state.at_random
+                    at_random = self._at_random
                     self._places[key] = _Places(rule, layout, names, flags, at_random=at_random)
         return self._places[key]
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import torch
 
 from tierstore._door import interrupts_deferred
+from tierstore._store.store import Store
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed import DistributedStore
 from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
-from tierstore.nn.pointers import restore
+from tierstore.nn.pointers import checked
 from tierstore.nn.pointers import to_tensor as pointer_to
+from tierstore.nn.rows import TableRows
 from tierstore.optim.in_place import InPlace
-from tierstore.optim.probe import as_gradient, probe
+from tierstore.optim.probe import StatePlan, as_gradient, probe
 from tierstore.optim.state import StoredState
-from tierstore.optim.trained import Project, TrainedField
+from tierstore.optim.trained import Project, Share, TrainedField
 
 __all__ = ["TieredOptimizer"]
 
@@ -76,6 +81,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             params: a module, of which all parameters are trained; modules or parameters; or dicts
                 `{"params": [...], "lr": …}` of them with options of their own. Layers over the same
                 field of the same table are trained as one. Layers that are frozen now are left out.
+                Of a collection, `emb.rows_of(feature)` stands for one table.
             progress: called with rows done and in all while fields are added.
             in_place: on a GPU, update rows where they lie, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32,
@@ -118,6 +124,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._sparse = issubclass(optimizer_class, torch.optim.SparseAdam)
         self._ordinary = False
         self._fields: dict[RowsParameter, TrainedField] = {}
+        self._plans: dict[RowsParameter, StatePlan] = {}
+        self._parts: dict[TableRows, None] = {}
         self._inner = optimizer_class(
             [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
         )
@@ -130,68 +138,127 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def _share(self) -> None:
         """Have groups and state be those of the torch optimizer."""
-        self.param_groups = self._inner.param_groups
-        self.state = self._inner.state
+        self.param_groups: list[dict[str, Any]] = self._inner.param_groups
+        self.state: defaultdict[torch.Tensor, Any] = self._inner.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more: `{"params": [...], "lr": …}`. Adds fields to tables."""
+        """Train more: `{"params": [...], "lr": …}`. Adds fields to tables.
+
+        Of a collection some tables may be named, by `emb.rows_of`; the group that names the whole
+        collection is for all others.
+        """
         if not param_group["params"]:
             return  # what the base class starts with
         group = _grouped([param_group])[0]
+        named, number = group["params"], len(self._inner.param_groups)
+        parts = [each for each in named if type(each) is TableRows]
+        whole = [each for each in named if type(each) is RowsParameter]
+        before = [rows for rows, field in self._fields.items() if not field.covers(whole)]
+        _check_apart([*before, *whole], [*self._parts, *parts])
+        found = dict.fromkeys([*whole, *(part.whole for part in parts)])
         own = {key: value for key, value in group.items() if key in self.defaults}
-        found = [each for each in group["params"] if type(each) is RowsParameter]
-        _check_apart([*self._fields, *found])
-        trained = [self._prepared(rows, {**self._options, **own}) for rows in found]
+        trained = self._prepared(list(found), {**self._options, **own})
+        # A parameter is in one group alone, the first that names it or one of its tables.
+        ordinary = [each for each in named if type(each) is not RowsParameter]
+        group["params"] = [*(rows for rows in found if rows not in self._fields), *ordinary]
         self._inner.add_param_group(group)
-        begun = self._class([{**group, "params": list(group["params"])}], **self._options).state
-        for parameter, state in begun.items():  # of one that makes it for its first groups alone
-            self._inner.state.setdefault(parameter, state)
-        self._ordinary |= len(trained) < len(group["params"])
+        if group["params"]:  # for a class that makes state for its first groups alone
+            begun = self._class([{**group, "params": list(group["params"])}], **self._options)
+            for parameter, state in begun.state.items():
+                self._inner.state.setdefault(parameter, state)
+        self._ordinary |= len(named) > len(parts) + len(whole)
         for field in trained:
-            self._inner.state.pop(field.rows, None)
             self._fields[field.rows] = field
             field.rows.optimizers.add(self)
             field.rows.widened = self._at_random
+        for rows in whole:
+            self._fields[rows].group = number
+        for part in parts:
+            self._parts[part] = None
+            self._fields[part.whole].groups[part.number] = number
+        for each in (*found, *parts):
+            self._inner.state.pop(each, None)
 
-    def _prepared(self, rows: RowsParameter, options: Mapping[str, Any]) -> TrainedField:
-        """Find the state that rows need, and give their table its fields."""
-        table = rows.table
-        item = table.spec.layout.field(rows.field)
+    def _prepared(
+        self, found: Sequence[RowsParameter], options: Mapping[str, Any]
+    ) -> list[TrainedField]:
+        """Find the state that rows need, and give their tables its fields, in one commit.
+
+        Returns those that are new. Raises InvalidInputError where options ask for other state than
+        a table has that is trained with others.
+        """
+        plans = {rows: self._planned(rows, options) for rows in found}
+        for rows in found:
+            if rows in self._fields and plans[rows].rows != self._plans[rows].rows:
+                kept, asked = (
+                    ", ".join(each[rows].rows) or "no state" for each in (self._plans, plans)
+                )
+                raise InvalidInputError(
+                    f"tables {rows.table.name} are trained as one, with {kept} in each record; "
+                    f"these options ask for {asked}, or for other first values: put their table "
+                    "into a collection of its own"
+                )
+        new = [rows for rows in found if rows not in self._fields]
+        self._plans.update((rows, plans[rows]) for rows in new)
+        states = {rows: self._states_of(rows, plans[rows]) for rows in new}
+        if self._reset:
+            changes = _Changes("drop")
+            for each in itertools.chain.from_iterable(states.values()):
+                changes.add(each.table, set(each.stale()))
+            changes.apply(self._progress)
+        changes = _Changes("add")
+        for rows in new:
+            for state in states[rows]:
+                state.check_owner()
+                missing = state.missing_fields()
+                if self._ema is not None:
+                    missing |= Average(state.table, rows.field).start(self._ema)
+                if missing:
+                    changes.add(state.table, missing)
+        changes.apply(self._progress)
+        made = []
+        for rows in new:
+            project, first = self._project_of(rows), states[rows][0]
+            in_place = None
+            if self._in_place and project is None:
+                in_place = InPlace(
+                    self._class, rows.table, rows.field, first.fields, at_random=first.at_random
+                )
+            made.append(TrainedField(rows, states[rows], in_place, project, self._ema))
+        return made
+
+    def _planned(self, rows: RowsParameter, options: Mapping[str, Any]) -> StatePlan:
+        """Return the state that rows need."""
+        item = rows.table.spec.layout.field(rows.field)
         element = item.element
         if self._at_random and not element.stochastic:
             raise InvalidInputError(
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
-                f"{table.name!r} is {element.name}"
+                f"{rows.table.name!r} is {element.name}"
             )
-        if self._at_random and _ranks_of(table) > 1:
+        ranks = _ranks_of(rows.table)
+        if self._at_random and ranks > 1:
             raise InvalidInputError(
-                f"table {table.name!r} is shared by {_ranks_of(table)} ranks, where stochastic "
-                "rounding would depend on their number; keep its weights in float32"
+                f"table {rows.table.name!r} is shared by {ranks} ranks, where stochastic rounding "
+                "would depend on their number; keep its weights in float32"
             )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
-        plan = probe(self._class, options, dim=item.dim, dtype=dtype, device=table.device)
-        state = StoredState(
-            table, rows.field, plan, owner=class_name(self._class), at_random=self._at_random
-        )
-        if self._reset:
-            table.store.drop_fields(table.name, state.stale(), progress=self._progress)
-        state.check_owner()
-        missing = state.missing_fields()
-        if self._ema is not None:
-            missing |= Average(table, rows.field).start(self._ema)
-        if missing:
-            table.store.add_fields(table.name, missing, progress=self._progress)
-        project = self._project_of(rows)
-        in_place = None
-        if self._in_place and project is None:
-            in_place = InPlace(self._class, table, rows.field, state)
-        return TrainedField(rows, state, in_place, project, self._ema)
+        return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
+
+    def _states_of(self, rows: RowsParameter, plan: StatePlan) -> list[StoredState]:
+        owner = class_name(self._class)
+        return [
+            StoredState(table, rows.field, plan, owner=owner, at_random=self._at_random)
+            for table in rows.tables
+        ]
 
     def _project_of(self, rows: RowsParameter) -> Project | None:
         if not isinstance(self._project, Mapping):
             return self._project
-        found = [each for layer, each in self._project.items() if layer.rows is rows]
-        return found[0] if found else None
+        for layer, each in self._project.items():
+            if any(parameter is rows for parameter in layer.parameters()):
+                return each
+        return None
 
     # -- training
 
@@ -217,7 +284,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         if not self._replicated:
             _check_alone(self._fields.values())
         for field in self._fields.values():
-            field.state.check_owner()
+            for state in field.states:
+                state.check_owner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,30 +309,32 @@ class TieredOptimizer(torch.optim.Optimizer):
         """
         groups, states = self._inner.param_groups, self._inner.state
         every = [group["params"] for group in groups]
-        copied: list[tuple[TrainedField, Gradient, torch.nn.Parameter]] = []
-        given: list[list[torch.nn.Parameter]] = []
-        for group in groups:
-            listed: list[torch.nn.Parameter] = []
-            for parameter in group["params"]:
-                field, gradient = self._fields.get(parameter), touched.get(parameter)
-                if field is None:
-                    listed.append(parameter)
-                elif gradient is not None and not field.step_in_place(gradient, group):
-                    copy, state = field.load(gradient)
-                    if self._sparse and copy.grad is not None:
-                        copy.grad = as_gradient(self._inner, copy.grad)
-                    states[copy] = state
-                    copied.append((field, gradient, copy))
-                    listed.append(copy)
-            given.append(listed)
+        copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
+        given: list[list[torch.nn.Parameter]] = [
+            [each for each in listed if type(each) not in (RowsParameter, TableRows)]
+            for listed in every
+        ]
+        for rows, gradient in touched.items():
+            if gradient is None:
+                continue
+            field = self._fields[rows]
+            for share in field.shares(gradient):
+                if field.step_in_place(gradient, share, groups[share.group]):
+                    continue
+                copy, state = field.load(gradient, share)
+                if self._sparse and copy.grad is not None:
+                    copy.grad = as_gradient(self._inner, copy.grad)
+                states[copy] = state
+                copied.append((field, gradient, share, copy))
+                given[share.group].append(copy)
         if not any(given):
             return
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
             self._inner.step()
-            for field, gradient, copy in copied:
-                field.store(gradient, copy, states[copy])
+            for field, gradient, share, copy in copied:
+                field.store(gradient, share, copy, states[copy])
         finally:
             for group, parameters in zip(groups, every, strict=True):
                 group["params"] = parameters
@@ -280,42 +350,43 @@ class TieredOptimizer(torch.optim.Optimizer):
         that `ema` keeps stay.
         """
         for field in self._fields.values():
-            field.state.reset()
+            for state in field.states:
+                state.reset()
         groups = [{**group, "params": list(group["params"])} for group in self._inner.param_groups]
         fresh = self._class(groups, **self._options)
         self._inner.state.clear()
         self._inner.state.update(fresh.state)
-        for rows in self._fields:
-            self._inner.state.pop(rows, None)
+        for each in (*self._fields, *self._parts):
+            self._inner.state.pop(each, None)
 
-    def load_rows_state(self, layer: TieredEmbedding, state: Mapping[str, Any]) -> None:
+    def load_rows_state(self, layer: TieredEmbedding | TableRows, state: Mapping[str, Any]) -> None:
         """Take over the state that a torch optimizer kept of the weight of an embedding.
 
         Args:
-            layer: over the table that the weight was written into.
+            layer: over the table that the weight was written into; of a collection
+                `emb.rows_of(feature)`.
             state: an entry of `torch_optimizer.state_dict()["state"]`: for Adam `step` and, of the
                 shape of the weight, `exp_avg` and `exp_avg_sq`.
 
         Every row of the table is written; commit that. Raises InvalidInputError, having written
         nothing, for a state of another optimizer or shape, and a layer that is not trained here.
         """
-        field = self._fields.get(layer.rows)
+        rows = layer.whole if isinstance(layer, TableRows) else layer.rows
+        field = self._fields.get(rows)
         if field is None:
-            raise InvalidInputError(f"this optimizer does not train table {layer.table.name!r}")
-        field.state.take(state)
+            raise InvalidInputError(f"this optimizer does not train table {rows.table.name!r}")
+        field.states[layer.number if isinstance(layer, TableRows) else 0].take(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and the state of ordinary parameters, as torch does.
 
         The state of rows lies with them; in its place is a pointer to the version that has it, with
-        the table, the field and the class of the optimizer. Raises InvalidInputError where rows are
-        not committed.
+        the table, the field, the class of the optimizer and what it keeps of a row. Raises
+        InvalidInputError where rows are not committed.
         """
         state = super().state_dict()
         pointers = {
-            number: {
-                "pointer": pointer_to(rows.table, rows.field, optimizer=class_name(self._class))
-            }
+            number: {"pointer": pointer_to(rows.table.store, **self._named(rows))}
             for number, rows in self._rows().items()
         }
         return {**state, "state": {**state["state"], **pointers}}
@@ -325,14 +396,29 @@ class TieredOptimizer(torch.optim.Optimizer):
         every = enumerate(self.parameters())
         return {number: each for number, each in every if type(each) is RowsParameter}
 
+    def _named(self, rows: RowsParameter) -> dict[str, str]:
+        """Return what a pointer says of rows: whose they are, and what their state must agree in.
+
+        That is the class, and what it keeps of a row, which follows from options such as `amsgrad`,
+        `centered`, `momentum` and `ema`.
+        """
+        table = " ".join(sorted(table.name for table in rows.tables))
+        first = self._fields[rows].states[0]
+        kept = [*first.fields, *(["ema"] if self._ema is not None else [])]
+        optimizer = f"{class_name(self._class)} with {', '.join(kept) or 'no state'}"
+        return {"table": table, "field": rows.field, "optimizer": optimizer}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what `state_dict` returned, and bring stores to the version they were at then.
 
-        Raises InvalidInputError for the state of another class, of other tables, or of a version
-        that is not kept; see `Store.restore`.
+        Options become those of the state, `lr` too, as torch does. Raises InvalidInputError, having
+        changed nothing, for the state of another class, of other tables or groups, of an optimizer
+        that keeps something else of a row, as by `amsgrad` or `momentum`, and of a version that is
+        not kept; see `Store.restore`.
         """
-        state = dict(state_dict["state"])
-        saved = [each for group in state_dict["param_groups"] for each in group["params"]]
+        state, groups = dict(state_dict["state"]), state_dict["param_groups"]
+        saved = [each for group in groups for each in group["params"]]
+        pointers = []
         for number, rows in self._rows().items():
             pointer = state.pop(saved[number], {}).get("pointer") if number < len(saved) else None
             if pointer is None:
@@ -340,13 +426,17 @@ class TieredOptimizer(torch.optim.Optimizer):
                     f"this state has no pointer to rows of table {rows.table.name!r}: it is not "
                     "that of a TieredOptimizer over them"
                 )
-            restore(rows.table, rows.field, pointer, optimizer=class_name(self._class))
-        if any("pointer" in each for each in state.values()):
+            named = checked(pointer, **self._named(rows))
+            pointers.append((rows.table.store, named))
+        sizes = [[len(group["params"]) for group in each] for each in (groups, self.param_groups)]
+        if sizes[0] != sizes[1] or any("pointer" in each for each in state.values()):
             raise InvalidInputError(
                 "this state is of an optimizer over other parameters, rows of tables where there "
                 "are none here; make the optimizer as it was when the state was taken"
             )
-        self._inner.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+        for store, named in pointers:
+            store.load_state_dict(named)
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
         self._share()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -373,7 +463,7 @@ def _check_alone(fields: Iterable[TrainedField]) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     ranks = distributed.get_world_size()
-    if ranks > 1 and any(_ranks_of(field.table) != ranks for field in fields):
+    if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
             f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
@@ -382,23 +472,45 @@ def _check_alone(fields: Iterable[TrainedField]) -> None:
         )
 
 
-def _ranks_of(table: Table) -> int:
+def _ranks_of(table: Table | JointTable) -> int:
     """Return how many ranks share the rows of a table."""
     owner = table._owner
     return owner.ranks if isinstance(owner, DistributedStore) else 1
 
 
-def _check_apart(every: Iterable[RowsParameter]) -> None:
+def _check_apart(every: Iterable[RowsParameter], parts: Sequence[TableRows]) -> None:
     """Raise InvalidInputError for a field that is there twice: in two groups, or as a copy."""
-    seen = set()
-    for rows in every:
-        key = id(rows.table), rows.field
-        if key in seen:
-            raise InvalidInputError(
-                f"field {rows.field!r} of table {rows.table.name!r} is in two groups, or in a "
-                "layer and a copy of it; one optimizer trains it once"
+    fields = [(table, rows.field) for rows in every for table in rows.tables]
+    named = [(part.table, part.whole.field) for part in parts]
+    for listed in (fields, named):
+        for (table, field), times in Counter(listed).items():
+            if times > 1:
+                raise InvalidInputError(
+                    f"field {field!r} of table {table.name!r} is in two groups, or in a layer and "
+                    "a copy of it or a collection; one optimizer trains it once"
+                )
+
+
+class _Changes:
+    """Changes of the tables of stores, one commit a store."""
+
+    def __init__(self, what: str) -> None:
+        """Collect changes: "add" for fields to add, "drop" for those to drop."""
+        self._what = what
+        self._stores: dict[int, tuple[Store, dict[str, Any]]] = {}
+
+    def add(self, table: Table, fields: Any) -> None:
+        """Change a table, also where it is to be changed already."""
+        _, known = self._stores.setdefault(id(table.store), (table.store, {}))
+        before = known.get(table.name)
+        known[table.name] = fields if before is None else before | fields
+
+    def apply(self, progress: Callable[[int, int], None] | None) -> None:
+        """Make the changes."""
+        for store, changes in self._stores.values():
+            store.alter_tables(
+                {name: {self._what: fields} for name, fields in changes.items()}, progress=progress
             )
-        seen.add(key)
 
 
 def _grouped(params: Any) -> list[dict[str, Any]]:
@@ -412,11 +524,17 @@ def _grouped(params: Any) -> list[dict[str, Any]]:
         one = isinstance(group["params"], torch.nn.Module | torch.Tensor)
         parts = [group["params"]] if one else list(group["params"])
         found = dict.fromkeys(each for part in parts for each in _parameters_of(part))
-        trained = [each for each in found if type(each) is not RowsParameter or each.requires_grad]
+        trained = [each for each in found if not _is_frozen(each)]
         if not trained:
             raise InvalidInputError("an optimizer needs layers or parameters that can be trained")
         made.append({**group, "params": trained})
     return made
+
+
+def _is_frozen(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is of rows that are not to be trained."""
+    rows = parameter.whole if isinstance(parameter, TableRows) else parameter
+    return isinstance(rows, RowsParameter) and not rows.requires_grad
 
 
 def _parameters_of(part: object) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class StoredState:
 
         With `at_random` the weights, bfloat16, are trained in float32 and rounded at random.
         """
-        self._table = table
+        self.table = table
         self._field = field
         self._plan = plan
         self._prefix = "" if field == next(iter(table.fields)) else f"{field}_"
@@ -57,26 +57,30 @@ class StoredState:
         self.fields: dict[str, str] = {key: self._prefix + key for key in plan.rows}
         """The field of each state that has values for each row."""
         self.at_random = at_random
+        counts = {self._count: 0, **{self._prefix + k: plan.shared[k] for k in plan.counts}}
+        self._counts = tuple(counts.items())
+        shared = {self._count, *(self._prefix + key for key in plan.shared)}
+        self._shared_names = tuple(sorted(shared))
         self._columns: Columns | None = None
         self._kinds: dict[str, tuple[int, torch.dtype]] = {}
 
     def check_owner(self) -> None:
         """Raise InvalidInputError if the state there is an optimizer's of another class."""
-        found = self._table.scalars.get(self._owned)
+        found = self.table._scalars.get(self._owned)
         if found is not None and found["class"] != self._owner:
             raise InvalidInputError(
-                f"table {self._table.name!r} holds the state of {found['class']} after "
+                f"table {self.table.name!r} holds the state of {found['class']} after "
                 f"{self.steps} steps, which {self._owner} cannot go on from: make the optimizer "
                 "with reset=True to drop that state, or go on with the same class"
             )
 
     def stale(self) -> list[str]:
         """Return the fields of the state there, of any class of optimizer; forget its scalars."""
-        scalars = self._table.scalars
+        scalars = self.table.scalars
         found = scalars.get(self._owned, {"fields": list(self.fields.values()), "scalars": []})
         for name in (self._count, self._owned, *found["scalars"]):
             scalars.pop(name, None)
-        return [name for name in found["fields"] if name in self._table.fields]
+        return [name for name in found["fields"] if name in self.table.fields]
 
     def missing_fields(self) -> dict[str, Field]:
         """Return the state's fields that the table does not have, with the values they start from.
@@ -86,13 +90,13 @@ class StoredState:
         missing = {}
         for key, state in self._plan.rows.items():
             name = self.fields[key]
-            found = self._table.fields.get(name)
+            found = self.table.fields.get(name)
             if found is None:
                 dtype = str(state.dtype).removeprefix("torch.")
                 missing[name] = Field(state.dim, dtype, initializers.constant(state.initial))
             elif found.dim != state.dim:
                 raise InvalidInputError(
-                    f"field {name!r} of table {self._table.name!r} has {found.dim} elements, the "
+                    f"field {name!r} of table {self.table.name!r} has {found.dim} elements, the "
                     f"optimizer's state of that name {state.dim}; another optimizer made it"
                 )
         return missing
@@ -114,7 +118,7 @@ class StoredState:
 
     def _all(self) -> Columns:
         """Return the weights and every state of a row, as they lie now."""
-        layout = self._table.spec.layout
+        layout = self.table.spec.layout
         if self._columns is None or self._columns.layout is not layout:
             self._columns = Columns(layout, (self._field, *self.fields.values()))
             self._kinds = {
@@ -124,19 +128,25 @@ class StoredState:
         return self._columns
 
     def _shared(self, key: str, initial: Any) -> Any:
-        value = self._table.scalars.get(self._prefix + key, initial)
+        value = self.table._scalars.get(self._prefix + key, initial)
         if isinstance(initial, Tensor):
             return torch.full_like(initial, float(value))
         return value
 
-    def store(self, lease: Lease, weights: Tensor, state: State, trained: Tensor | None) -> None:
+    def store(
+        self,
+        lease: Lease,
+        weights: Tensor,
+        state: State,
+        trained: Tensor | None,
+        ids: Callable[[], Tensor],
+    ) -> None:
         """Write weights and state of the rows of a lease, of those `trained` if given.
 
-        Counts the step.
+        `ids` returns what decides how the rows round at random; the step is counted by `count`.
         """
         if self.at_random:
-            rows = torch.as_tensor(lease.rows, device=weights.device)[: lease.bound]
-            weights = rounded_at_random(weights, rows, self.steps + 1)
+            weights = rounded_at_random(weights, ids().to(weights.device), self.steps + 1)
         columns, values = self._all(), {self._field: weights}
         for key, name in self.fields.items():
             dim, dtype = self._kinds[name]
@@ -145,27 +155,22 @@ class StoredState:
             before = lease.read_columns(columns)
             values = {name: torch.where(trained, values[name], before[name]) for name in values}
         lease.write_columns(columns, values)
-        self.count_step()
-        for key in self._plan.shared.keys() - self._plan.counts:
-            value = state[key]
-            number = value.item() if isinstance(value, Tensor) else value
-            self._table.scalars[self._prefix + key] = number
 
     def reset(self) -> None:
         """Write the values that states start from over those of every row, and count anew."""
         for key, kept in self._plan.rows.items():
             for ids in self._blocks():
                 values = torch.full((len(ids), kept.dim), kept.initial, dtype=kept.dtype)
-                self._table.write(ids, values, self.fields[key])
+                self.table.write(ids, values, self.fields[key])
         for key in ("step", "optimizer", *self._plan.shared):
-            self._table.scalars.pop(self._prefix + key, None)
+            self.table.scalars.pop(self._prefix + key, None)
 
     def take(self, state: Mapping[str, Any]) -> None:
         """Write a state that an optimizer kept of the whole field, as torch's `state_dict` has it.
 
         Raises InvalidInputError, having written nothing, for a state of another optimizer or shape.
         """
-        plan, rows = self._plan, self._table.rows
+        plan, rows = self._plan, self.table.rows
         if set(state) != {*plan.rows, *plan.shared}:
             raise InvalidInputError(
                 f"this state has {', '.join(state) or 'nothing'}; the optimizer keeps "
@@ -176,41 +181,52 @@ class StoredState:
             if tuple(state[key].shape) != wanted:
                 raise InvalidInputError(
                     f"{key} is {tuple(state[key].shape)}, and the rows of table "
-                    f"{self._table.name!r} need {wanted}"
+                    f"{self.table.name!r} need {wanted}"
                 )
         for key, kept in plan.rows.items():
             values = state[key].reshape(rows, kept.dim)
             for ids in self._blocks():
-                self._table.write(ids, values[ids].cpu(), self.fields[key])
-        self._table.scalars[self._count] = max(1, self.steps)  # so that late states are read
+                self.table.write(ids, values[ids].cpu(), self.fields[key])
+        self.table.scalars[self._count] = max(1, self.steps)  # so that late states are read
         for key in plan.shared:
             value = state[key].item() if isinstance(state[key], Tensor) else state[key]
             counts = key in plan.counts
-            self._table.scalars[self._prefix + key] = int(value) if counts else value
+            self.table.scalars[self._prefix + key] = int(value) if counts else value
 
     def _blocks(self) -> Iterator[Tensor]:
         """Yield the ids of all rows, some at a time."""
-        for first in range(0, self._table.rows, _BLOCK):
-            yield torch.arange(first, min(first + _BLOCK, self._table.rows))
+        for first in range(0, self.table.rows, _BLOCK):
+            yield torch.arange(first, min(first + _BLOCK, self.table.rows))
 
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return int(self._table.scalars.get(self._count, 0))
+        return int(self.table._scalars.get(self._count, 0))
 
-    def count_step(self) -> None:
-        """Note that a step was taken, also in the optimizer's own counts: nothing need be read."""
-        counts = {
-            self._count: 0,
-            **{self._prefix + key: self._plan.shared[key] for key in self._plan.counts},
-        }
-        scalars = self._table.scalars
-        for name, initial in counts.items():
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """What the next step depends on beside rows and options: equal where one step will do."""
+        get = self.table._scalars.get
+        return tuple([get(name) for name in self._shared_names])
+
+    def count(self, state: State | None = None) -> None:
+        """Note that a step was taken, also in the optimizer's own counts.
+
+        Takes the other numbers that rows share from a `state` after the step; without one they stay
+        as they are.
+        """
+        scalars = self.table.scalars
+        for name, initial in self._counts:
             scalars[name] = int(scalars.get(name, initial)) + 1
         if self._owned not in scalars:
             shared = [self._prefix + key for key in self._plan.shared]
             fields = list(self.fields.values())
             scalars[self._owned] = {"class": self._owner, "fields": fields, "scalars": shared}
+        if state is not None:
+            for key in self._plan.shared.keys() - self._plan.counts:
+                value = state[key]
+                number = value.item() if isinstance(value, Tensor) else value
+                scalars[self._prefix + key] = number
 
 
 def rounded_at_random(values: Tensor, rows: Tensor, step: int) -> Tensor:

@@ -31,35 +31,10 @@ struct Step {
 
 // ------------------------------------------------------------------------------- types of a field
 
-struct F32 { u32 bits; };
-struct BF16 { u16 bits; };
-struct F16 { u16 bits; };
 struct None {};
 
 __device__ float value(None) { return 0; }
 __device__ void set(None &, float) {}
-
-__device__ float value(F32 x) { return __uint_as_float(x.bits); }
-__device__ float value(BF16 x) { return __uint_as_float((u32)x.bits << 16); }
-__device__ void set(F32 &x, float to) { x.bits = __float_as_uint(to); }
-
-// To nearest, ties to even; a NaN stays one.
-__device__ void set(BF16 &x, float to) {
-    const u32 bits = __float_as_uint(to);
-    x.bits = to != to ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-#ifdef __CUDA_ARCH__
-__device__ float value(F16 x) {
-    float found;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"(x.bits));
-    return found;
-}
-__device__ void set(F16 &x, float to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(to)); }
-#else
-__device__ float value(F16 x) { return half_to_float(x.bits); }
-__device__ void set(F16 &x, float to) { x.bits = float_to_half(to); }
-#endif
 
 // Random bits for a row in a step, and for an element of it; those of rounding.py.
 __device__ u32 mixed(u32 x) {

@@ -1,8 +1,9 @@
-"""Which rows a full tier keeps.
+"""Replacement policies, which decide which rows a full tier keeps.
 
-`lru` keeps the rows used last, `lfu` the rows used often of late, `static` those of the highest
-given counts, `lookahead` those that announced batches use soonest. Names or values go to
-`tierstore.open(..., policy=)`. Every module of this package that declares a `PolicySpec` adds one.
+`lru` keeps the most recently used rows, `lfu` the most frequently used of recent batches, `static`
+those with the highest given counts, and `lookahead` those that announced batches use soonest. Pass
+names or values to `tierstore.open(..., policy=)`. Every module of this package that declares a
+`PolicySpec` adds a policy.
 """
 
 import importlib
@@ -45,4 +46,4 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 NAMES = registered()
-"""The policies that are available by name; `static` needs counts."""
+"""The policies available by name; `static` requires counts."""

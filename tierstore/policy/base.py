@@ -1,8 +1,8 @@
-"""The interface of a replacement policy: which slots a full tier frees.
+"""The interface of a replacement policy, which selects the slots that a full tier frees.
 
-A policy is one module of this package. It declares a `PolicySpec`: the policy and its parameters,
-before a tier exists. The spec makes the `Policy` of a host tier and says how a GPU scores rows.
-Declaring the class registers its name; no other code compares names.
+Each policy is a module of this package. It declares a `PolicySpec`: the policy and its parameters,
+before a tier exists. The spec creates the `Policy` of a host tier and defines how a GPU scores
+rows. Declaring the class registers its name; no other code compares names.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
 Barred = Callable[[Slots], npt.NDArray[np.bool_]]
-"""Returns which of some slots must stay, a bool each."""
+"""Returns a bool for each given slot: whether it must stay."""
 
 
 class Policy(ABC):
-    """What a tier asks of a policy, batch by batch: `use`, `touch`, `victims`, `next_batch`.
+    """The calls of a tier to its policy for each batch: `use`, `touch`, `victims`, `next_batch`.
 
-    A policy sees rows and slots, never bytes. It frees the slots of least score; ties are open.
+    A policy handles rows and slots, never bytes. It frees the slots with the lowest scores, with
+    ties in any order.
     """
 
     keeps_batch: bool = True
-    """Whether rows of the current batch stay until it ends, even those already copied."""
+    """Whether rows of the current batch stay until it ends, even after they were copied."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes taken now."""
+        """Current memory use in bytes."""
 
     @abstractmethod
     def use(self, rows: Rows) -> None:
@@ -58,48 +59,50 @@ class Policy(ABC):
 
     @abstractmethod
     def touch(self, slots: Slots, *, done: bool = False) -> None:
-        """Note that the rows in `slots`, which may repeat, belong to the current batch.
+        """Record that the rows in `slots`, which may repeat, belong to the current batch.
 
-        `done`: they have been copied, so unless `keeps_batch` this batch may evict them already.
+        `done` means that they were copied, so this batch may evict them unless `keeps_batch` is
+        set.
         """
 
     @abstractmethod
     def order(self, rows: Rows) -> npt.NDArray[np.intp] | None:
-        """Return the positions of `rows`, distinct, the most valuable first; None: as they are."""
+        """Return the positions of distinct `rows`, most valuable first; None keeps their order."""
 
     @abstractmethod
     def victims(self, rows: Rows, barred: Barred | None = None, *, force: bool = False) -> Slots:
-        """Take distinct slots to give up for a leading part of `rows`, least valuable first.
+        """Choose distinct slots to free for a leading part of `rows`, least valuable first.
 
-        `rows` have no slot and are in `order`. Never a slot that the current batch touched and is
-        not done with, nor one that `barred` marks, nor, unless `force`, one whose row scores no
-        less than the row it would make room for. What is returned is forgotten until it is touched.
+        `rows` have no slot and are in `order`. Excluded are slots that the current batch touched
+        and is not done with, slots that `barred` marks and, unless `force` is set, slots whose row
+        scores at least as high as the row that would replace it. The policy forgets the returned
+        slots until they are touched.
         """
 
     @abstractmethod
     def forget(self, slots: Slots) -> None:
-        """Note that `slots` are free: they are no victims until they are touched again."""
+        """Record that `slots` are free; they cannot be victims until they are touched again."""
 
     @abstractmethod
     def next_batch(self) -> None:
         """End the current batch."""
 
     def announce(self, rows: Rows) -> None:
-        """Note that a batch to come, after those announced before, will use `rows`."""
+        """Announce that a future batch, after those already announced, will use `rows`."""
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Replace what was seen of rows from `start` by `counts` of uses before."""
+        """Replace the history of rows from `start` on by `counts` of earlier uses."""
 
 
 @dataclass(frozen=True)
 class ScoreStep:
-    """What a batch does to the scores of a GPU tier.
+    """The effect of a batch on the scores of a GPU tier.
 
     Attributes:
-        on_use: added, once, to the score of each row that the batch uses.
-        on_arrival: the score of a row that takes a slot, by this batch or by a prefetch before the
-            next; 0 leaves it the score it has.
-        rescale: all scores are multiplied by this before the batch.
+        on_use: added once to the score of each row that the batch uses.
+        on_arrival: the score of a row that gets a slot, in this batch or by a prefetch before the
+            next; 0 keeps its score.
+        rescale: the factor for all scores before the batch.
     """
 
     on_use: float = 0.0
@@ -108,32 +111,32 @@ class ScoreStep:
 
 
 class DeviceScores:
-    """How a GPU tier scores rows: one float32 a row on the device; the smallest go first.
+    """The scores of a GPU tier: one float32 per row on the device; the lowest are evicted first.
 
-    The host decides the numbers of a batch, the kernels apply them. Scores are finite and not
-    negative.
+    The host determines the numbers of a batch, and the kernels apply them. Scores are finite and
+    non-negative.
     """
 
     def first(self, rows: int) -> npt.NDArray[np.float32] | None:
-        """Return the scores to begin with, float32 `(rows,)`; None is 0 for every row."""
+        """Return the initial scores, float32 `(rows,)`; None means 0 for every row."""
         return None
 
     def step(self, ids: int, slots: int) -> ScoreStep:
-        """Return what the next batch, of `ids` ids, does in a tier of `slots` slots."""
+        """Return the effect of the next batch, of `ids` ids, on a tier of `slots` slots."""
         return ScoreStep()
 
 
 class PolicySpec(ABC):
     """A policy with its parameters, before a tier exists.
 
-    A subclass that sets `name` registers itself. A policy is available by that name if it can be
-    made without arguments.
+    A subclass that sets `name` registers itself. A policy is available by name if it can be created
+    without arguments.
 
     Attributes:
-        name: what users call it.
-        needs_arguments: whether the name alone is not enough.
+        name: the name for users.
+        needs_arguments: whether the name alone is not sufficient.
         looks_ahead: whether announced batches change what it keeps.
-        by_table: whether each table needs tiers of its own for it.
+        by_table: whether each table needs separate tiers.
     """
 
     registry: ClassVar[dict[str, type[PolicySpec]]] = {}
@@ -148,19 +151,19 @@ class PolicySpec(ABC):
 
     @abstractmethod
     def bytes_for(self, rows: int, slots: int) -> int:
-        """Most bytes the policy takes in a tier, but for the batches that lookahead queues."""
+        """Maximum memory of the policy in a tier, without the batches that lookahead queues."""
 
     @abstractmethod
     def make(
         self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
     ) -> Policy:
-        """Make the policy of a tier whose maps are `slot_of` `(rows,)` and `row_of` `(slots,)`."""
+        """Create the policy of a tier with the maps `slot_of` `(rows,)` and `row_of` `(slots,)`."""
 
     @abstractmethod
     def on_device(self) -> DeviceScores | None:
-        """Return how a GPU tier scores rows; None: least recently used, which needs no scores.
+        """Return the scores of a GPU tier; None means LRU, which needs no scores.
 
-        Each call returns new scores: they belong to one tier.
+        Each call returns new scores, which belong to one tier.
         """
 
     def check(self, rows: int) -> None:
@@ -168,28 +171,28 @@ class PolicySpec(ABC):
 
 
 PolicyName: TypeAlias = Literal["lru", "lfu", "lookahead"] | str
-"""The name of a policy: one of these, which editors complete, or a registered one."""
+"""The name of a policy: one of these (for completion in editors), or a registered one."""
 
 PolicyLike: TypeAlias = PolicyName | PolicySpec
-"""The name of a policy, or a value that `lru`, `lfu`, `static` or `lookahead` returned."""
+"""The name of a policy, or a value returned by `lru`, `lfu`, `static` or `lookahead`."""
 
 
 Policies: TypeAlias = PolicyLike | Mapping[str, PolicyLike]
-"""One policy for all tables, or one by table's name; tables that are left out get "lru"."""
+"""One policy for all tables, or a dict by table name; omitted tables use "lru"."""
 
 _DEFAULT = "lru"
 
 
 def registered() -> tuple[str, ...]:
-    """Return the policies that are available by name, the default first."""
+    """Return the policies available by name, the default first."""
     names = [name for name, spec in PolicySpec.registry.items() if not spec.needs_arguments]
     return tuple(sorted(names, key=lambda name: name != _DEFAULT))
 
 
 def choose(policy: Policies | None, table: str = "") -> PolicySpec:
-    """Return the policy for `table`: by name, by value, or from a dict by table; None is "lru".
+    """Return the policy for `table`, from a name, a value, or a dict by table; None is "lru".
 
-    A table that a dict leaves out gets "lru". Raises InvalidInputError for an unknown name, and
+    Tables omitted in a dict use "lru". Raises InvalidInputError for an unknown name, and
     InvalidTypeError for a value that is neither a name nor a policy.
     """
     if isinstance(policy, Mapping):

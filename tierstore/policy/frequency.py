@@ -1,4 +1,4 @@
-"""Rankings by how often rows are used: aged counts, and counts that are known beforehand."""
+"""Rankings by frequency: aged counts of uses, and counts known in advance."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _SAMPLED = 64
 
 
 class AgedFrequency(Ranking):
-    """How often a row was used, where a use counts half after every `half_life` batches.
+    """Frequency of uses, whose weight halves every `half_life` batches.
 
-    A half-life of four turnovers of the tier (4 × slots ÷ distinct rows of a batch) was never below
-    LRU and up to 10 points above it, on eight streams and at three sizes. Instead of ageing every
-    score, each batch counts 2^(1/half-life) times as much as the one before.
+    A half-life of four turnovers of the tier (4 × slots ÷ distinct rows of a batch) was never worse
+    than LRU and up to 10 points better, on eight streams and at three sizes. Instead of ageing
+    every score, each batch has 2^(1/half-life) times the weight of the previous one.
     """
 
     def __init__(self, rows: int, slots: int, half_life: float | None = None) -> None:
-        """Start with every score at 0; without `half_life` it follows the size of the batches."""
+        """Start with all scores at 0; without `half_life`, derive it from the batches."""
         self._scores = np.zeros(rows, np.float32)
         self._slots = slots
         self._half_life = half_life
@@ -59,15 +59,15 @@ class AgedFrequency(Ranking):
 
     @property
     def half_life(self) -> float:
-        """Batches after which a use counts half."""
+        """Number of batches after which the weight of a use is halved."""
         if self._half_life is not None:
             return self._half_life
         return max(_TURNOVERS * self._slots / max(self._unique, 1.0), 1 / 16)
 
     def use(self, rows: Rows) -> Rows | None:
-        """Add one use to each of `rows`, once however often it repeats."""
+        """Add one use to each of `rows`, counting repeated rows once."""
         self._measure(rows)
-        self._scores[rows] += np.float32(self._weight)  # not add.at: a row counts once a batch
+        self._scores[rows] += np.float32(self._weight)  # not add.at: a row counts once per batch
         self._weight *= 2 ** (1 / self.half_life)
         if self._weight <= _LARGEST:
             return NO_ROWS
@@ -76,7 +76,7 @@ class AgedFrequency(Ranking):
         return None
 
     def _measure(self, rows: Rows) -> None:
-        """Follow the number of distinct rows in a batch by a sample of the batches."""
+        """Track the number of distinct rows per batch in a sample of the batches."""
         if self._half_life is None and rows.size and self._batches % _SAMPLED < 4:
             distinct = unique(rows).size
             rate = 1 / min(self._batches // _SAMPLED * 4 + self._batches % _SAMPLED + 1, 16)
@@ -84,19 +84,20 @@ class AgedFrequency(Ranking):
         self._batches += 1
 
     def keys(self, rows: Rows) -> Keys:
-        """Return the scores; the bits of floats that are not negative have their order."""
+        """Return the scores; the bits of non-negative floats sort like the floats."""
         return self._scores[rows].view(np.uint32)
 
     def admission_keys(self, rows: Rows) -> Keys:
-        """Return the scores, raised: a row in use now is likelier to be used next than they say.
+        """Return increased scores: a row in use now is more likely to be used next than they
+        indicate.
 
-        Costs up to a point of hit rate where batches are drawn at random, and wins as much where
-        use is local in time; with it, this does no worse than LRU there either.
+        This costs up to a point of hit rate if batches are random, and gains as much with temporal
+        locality, where LFU is then never worse than LRU.
         """
         return (self._scores[rows] * _IN_USE).view(np.uint32)
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Take `counts` for scores, as though every batch had used the row of the highest."""
+        """Use `counts` as scores, as if every batch had used the row with the highest count."""
         top = float(counts.max(initial=0))
         if top > 0:
             self._scores[start : start + counts.size] = counts * np.float32(
@@ -108,7 +109,7 @@ class FixedCounts(Ranking):
     """Rows ranked by counts that do not change."""
 
     def __init__(self, counts: npt.NDArray[np.float32]) -> None:
-        """Take one count a row, as `count_keys` makes them."""
+        """Use one count per row, as returned by `count_keys`."""
         self._counts = counts
 
     @property
@@ -119,33 +120,33 @@ class FixedCounts(Ranking):
         return NO_ROWS
 
     def keys(self, rows: Rows) -> Keys:
-        """Return the counts; the bits of floats that are not negative have their order."""
+        """Return the counts; the bits of non-negative floats sort like the floats."""
         return self._counts[rows].view(np.uint32)
 
 
 def count_keys(counts: Any, rows: int) -> npt.NDArray[np.float32]:
-    """Return counts, one finite number of at least 0 a row, as float32; check that they are."""
+    """Validate counts, one finite non-negative number per row; return them as float32."""
     array = np.asarray(counts)
     if array.shape != (rows,) or array.dtype.kind not in "iuf":
         raise InvalidInputError(
-            f"counts are one number a row, ({rows},), not {array.dtype} {array.shape}"
+            f"counts must be one number per row, ({rows},), not {array.dtype} {array.shape}"
         )
     with np.errstate(over="ignore"):
         keys = array.astype(np.float32)
     if not np.isfinite(keys).all() or keys.min(initial=0) < 0:
-        raise InvalidInputError("counts are finite and not negative")
+        raise InvalidInputError("counts must be finite and non-negative")
     return keys + np.float32(0)  # -0.0 becomes 0.0, whose bits are 0
 
 
 def most_used(counts: npt.NDArray[np.float32], most: int) -> Rows:
-    """Return up to `most` rows of a count above 0, those of the highest counts, highest first."""
+    """Return up to `most` rows with the highest positive counts, highest first."""
     most = min(most, int(np.count_nonzero(counts)))
     rows = np.argpartition(counts, -most)[-most:] if most else NO_ROWS
     return rows[np.argsort(-counts[rows], kind="stable")].astype(np.int64)
 
 
 class _AgedScores(DeviceScores):
-    """Aged frequency on a GPU: each batch counts more than the one before by a constant factor."""
+    """Aged frequency on a GPU: the weight of batches grows by a constant factor."""
 
     def __init__(self, half_life: float | None) -> None:
         self._half_life = half_life
@@ -163,13 +164,13 @@ class _AgedScores(DeviceScores):
 
 
 class _FixedScores(DeviceScores):
-    """Counts that do not change, on a GPU."""
+    """Constant counts on a GPU."""
 
     def __init__(self, counts: Any) -> None:
         self._counts = counts
 
     def first(self, rows: int) -> npt.NDArray[np.float32]:
-        """Return the counts; raises InvalidInputError unless they are one number a row."""
+        """Return the counts; raises InvalidInputError unless they are one number per row."""
         return count_keys(self._counts, rows)
 
 
@@ -192,7 +193,7 @@ class LFUSpec(RankedSpec):
 
 @dataclass(frozen=True, eq=False)
 class StaticSpec(RankedSpec):
-    """Keep the rows of the highest counts; see `static`."""
+    """Keep the rows with the highest counts; see `static`."""
 
     name = "static"
     needs_arguments = True
@@ -213,19 +214,19 @@ class StaticSpec(RankedSpec):
 
 
 def lfu(half_life: float | None = None) -> LFUSpec:
-    """Evict the least frequently used row, where a use counts half after `half_life` batches.
+    """Evict the least frequently used row; the weight of uses halves every `half_life` batches.
 
-    None: four turnovers of the tier, 4 × slots ÷ distinct rows of a batch. A row that scores less
-    than all that are kept is not admitted. Costs 4 bytes a row and 4 a slot.
+    None means four turnovers of the tier, 4 × slots ÷ distinct rows of a batch. A row that scores
+    lower than all cached rows is not admitted. Costs 4 bytes per row and 4 per slot.
     """
     if half_life is not None and not half_life > 0:
-        raise InvalidInputError(f"a half-life is above 0 batches, not {half_life}")
+        raise InvalidInputError(f"half_life must be above 0 batches, not {half_life}")
     return LFUSpec(half_life)
 
 
 def static(counts: Any) -> StaticSpec:
-    """Keep the rows of the highest `counts`, one number a row, whatever is used.
+    """Keep the rows with the highest `counts`, one number per row, regardless of use.
 
-    Costs 4 bytes a row and 4 a slot.
+    Costs 4 bytes per row and 4 per slot.
     """
     return StaticSpec(counts)

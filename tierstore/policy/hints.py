@@ -1,7 +1,7 @@
-"""Keep the rows that announced batches use soonest; others by another ranking.
+"""Keeps the rows that announced batches use soonest; ranks other rows by another policy.
 
-With batches known about four turnovers of the tier ahead this comes within one to five points of
-the optimum (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
+With batches announced about four turnovers of the tier ahead, the hit rate is one to five points
+below the optimum (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
 1966).
 """
 
@@ -27,7 +27,7 @@ _WINDOW = 256
 
 @dataclass
 class _Coming:
-    """An announced batch: its distinct rows, ascending, and the batch that uses each one next."""
+    """An announced batch: its ascending distinct rows, and the next batch that uses each."""
 
     number: int
     rows: Rows
@@ -35,17 +35,17 @@ class _Coming:
 
 
 class DueSoonest(Ranking):
-    """Rows of announced batches, the soonest first, above all others, which `base` ranks.
+    """Ranks rows of announced batches above all others, soonest first; `base` ranks the others.
 
-    Batches are used in the order in which they were announced, each by one call or by several. A
-    call belongs to the batch in use, the one that is due, or the one after, whichever it shares
-    most rows with; so announcing batches that never come, or leaving some out, costs hits only.
+    Batches are used in the order of announcement, each by one or several calls. A call is
+    attributed to the current batch, the next one, or the one after, whichever has most rows in
+    common with it. Announcing batches that never come, or omitting some, therefore only costs hits.
     """
 
     keeps_batch = False
 
     def __init__(self, base: Ranking, rows: int, window: int) -> None:
-        """Start with nothing announced; of more than `window` batches the oldest are given up."""
+        """Start without announced batches; beyond `window` batches, the oldest are dropped."""
         self.base = base
         self._window = window
         self._next = np.zeros(rows, np.uint32)
@@ -56,7 +56,7 @@ class DueSoonest(Ranking):
 
     @staticmethod
     def bytes_for(rows: int) -> int:
-        """Bytes beside the base's: two batch numbers a row."""
+        """Bytes in addition to the base: two batch numbers per row."""
         return 8 * rows
 
     @property
@@ -65,7 +65,7 @@ class DueSoonest(Ranking):
         return int(self._next.nbytes + self._last.nbytes + coming + self.base.nbytes)
 
     def announce(self, rows: Rows) -> Rows:
-        """Queue a batch behind those announced before; return the rows whose keys changed."""
+        """Queue a batch after those already announced; return the rows with changed keys."""
         rows = unique(rows)
         self._announced += 1
         number = self._announced
@@ -80,7 +80,7 @@ class DueSoonest(Ranking):
         return both
 
     def _link(self, rows: Rows, number: int) -> None:
-        """Note in the batches that used `rows` last that batch `number` uses them next."""
+        """Record in the last batches that used `rows` that batch `number` uses them next."""
         before = self._last[rows]
         order = np.argsort(before, kind="stable")
         edges = np.flatnonzero(np.diff(before[order], prepend=0))
@@ -90,7 +90,7 @@ class DueSoonest(Ranking):
                 batch.following[np.searchsorted(batch.rows, rows[order[start:stop]])] = number
 
     def use(self, rows: Rows) -> Rows | None:
-        """Take up the batch that `rows` belong to; return the rows whose keys changed."""
+        """Advance to the batch that `rows` belong to; return the rows with changed keys."""
         changed = [NO_ROWS]
         for _ in range(self._batches_begun(rows)):
             batch = self._pop()
@@ -103,21 +103,21 @@ class DueSoonest(Ranking):
         return rows_changed
 
     def _batches_begun(self, rows: Rows) -> int:
-        """Return how many announced batches `rows` begin: none, the one that is due, or two."""
+        """Return how many announced batches `rows` start: none, the next one, or two."""
         if not self._coming:
             return 0
         sets = [self._in_use, *(batch.rows for batch in islice(self._coming.values(), 2))]
         return int(np.argmax([_shared(rows, members) for members in sets]))
 
     def _pop(self) -> _Coming:
-        """Take the batch that is due; its rows are due next with a later one, or not at all."""
+        """Start the next batch; its rows are then due with a later batch, or not at all."""
         batch = self._coming.pop(next(iter(self._coming)))
         due = self._next[batch.rows] == batch.number
         self._next[batch.rows[due]] = batch.following[due]
         return batch
 
     def keys(self, rows: Rows) -> Keys:
-        """Return the keys: in the upper half for announced rows, in the lower for others."""
+        """Return the keys, in the upper half of the range for announced rows."""
         due = self._next[rows]
         return np.where(due > 0, _SOONEST - due, self.base.keys(rows))
 
@@ -130,7 +130,7 @@ class DueSoonest(Ranking):
 
 
 def _shared(rows: Rows, members: Rows) -> int:
-    """Count those of `rows` that are among `members`, which ascend."""
+    """Count the `rows` that are in ascending `members`."""
     if not members.size:
         return 0
     places = np.minimum(np.searchsorted(members, rows), members.size - 1)
@@ -139,11 +139,11 @@ def _shared(rows: Rows, members: Rows) -> int:
 
 @dataclass(frozen=True)
 class LookaheadSpec(RankedSpec):
-    """Keep the rows that announced batches use soonest, the others by `on`; see `lookahead`."""
+    """Keep the rows that announced batches use soonest; rank others by `on`; see `lookahead`."""
 
     name = "lookahead"
     looks_ahead = True
-    by_table = True  # batches are announced table by table
+    by_table = True  # batches are announced per table
     on: RankedSpec = field(default_factory=lfu)
     window: int = _WINDOW
 
@@ -151,25 +151,26 @@ class LookaheadSpec(RankedSpec):
         self.on.check(rows)
 
     def on_device(self) -> DeviceScores | None:
-        """Return the scores of `on`: a GPU tier pins the rows of announced batches by itself."""
+        """Return the scores of `on`: a GPU tier itself pins the rows of announced batches."""
         return self.on.on_device()
 
     def ranking(self, rows: int, slots: int) -> Ranking:
         return DueSoonest(self.on.ranking(rows, slots), rows, self.window)
 
     def ranking_bytes(self, rows: int) -> int:
-        """Bytes of that ranking, but for the batches that are queued."""
+        """Bytes of the ranking without the queued batches."""
         return DueSoonest.bytes_for(rows) + self.on.ranking_bytes(rows)
 
 
 def lookahead(on: PolicyLike = "lfu", *, window: int = _WINDOW) -> LookaheadSpec:
-    """Keep the rows that announced batches (`table.prefetch`) use soonest; the others by `on`.
+    """Keep the rows that announced batches (`table.prefetch`) use soonest; rank others by `on`.
 
-    Costs 8 bytes a row more than `on`, and 12 a row of each announced batch, of which `window` are
-    kept. Raises InvalidInputError for a policy that ranks no rows, and for lookahead itself.
+    Costs 8 bytes per row in addition to `on`, and 12 per row of each of the last `window` announced
+    batches. Raises InvalidInputError for a policy that does not rank rows, and for lookahead
+    itself.
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise InvalidInputError(f"the window is at least one batch, not {window}")
+        raise InvalidInputError(f"window must be at least one batch, not {window}")
     fallback = choose(on)
     if fallback.looks_ahead or not isinstance(fallback, RankedSpec):
         raise InvalidInputError(

@@ -1,8 +1,8 @@
-"""Free the slots of least score, by any ranking of rows.
+"""Frees the slots with the lowest scores, for any ranking of rows.
 
-A ranking is one monotone 32-bit key a row. Each slot keeps a copy of its row's key, so that
-choosing victims is one pass over an array. The pass finds several batches' victims at once; a slot
-whose key rises above them, or falls among them, meanwhile, leaves or joins them.
+A ranking assigns a monotone 32-bit key to each row. Each slot has a copy of its row's key, so
+victims are found in one pass over an array. The pass collects the victims of several batches at
+once; slots whose keys change meanwhile are removed or added.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SHARE = 64
 
 
 class Ranking(ABC):
-    """The scores of rows: keys, greater for rows that are more likely to be used.
+    """The scores of rows: keys, higher for rows that are more likely to be used.
 
-    Keys are below 2**31, so that a ranking may put others above them, and always below 2**32 - 2.
+    Keys are below 2**31, so that another ranking may use higher ones, and always below 2**32 - 2.
     """
 
     keeps_batch = True
-    """Whether rows that the current batch uses stay, whatever they score."""
+    """Whether rows that the current batch uses stay regardless of their scores."""
 
     @property
     @abstractmethod
@@ -44,7 +44,7 @@ class Ranking(ABC):
 
     @abstractmethod
     def use(self, rows: Rows) -> Rows | None:
-        """Note that a batch uses `rows`; return others whose keys changed, None for all."""
+        """Record that a batch uses `rows`; return other rows with changed keys, None for all."""
 
     @abstractmethod
     def keys(self, rows: Rows) -> Keys:
@@ -55,15 +55,15 @@ class Ranking(ABC):
         return self.keys(rows)
 
     def announce(self, rows: Rows) -> Rows:
-        """Note that a batch to come will use `rows`; return the rows whose keys changed."""
+        """Announce that a future batch will use `rows`; return the rows with changed keys."""
         return NO_ROWS
 
     def prime(self, counts: npt.NDArray[np.float32], start: int = 0) -> None:
-        """Replace what was seen of rows from `start` by `counts` of uses; all keys may change."""
+        """Replace the history of rows from `start` on by `counts` of uses; all keys may change."""
 
 
 class RankedSpec(PolicySpec, ABC):
-    """A policy by a ranking of rows; lookahead can use the ranking for rows not announced."""
+    """A policy based on a ranking of rows, which lookahead can use for unannounced rows."""
 
     @abstractmethod
     def ranking(self, rows: int, slots: int) -> Ranking:
@@ -71,7 +71,7 @@ class RankedSpec(PolicySpec, ABC):
 
     @abstractmethod
     def ranking_bytes(self, rows: int) -> int:
-        """Bytes of that ranking."""
+        """Bytes of the ranking."""
 
     def bytes_for(self, rows: int, slots: int) -> int:
         return Ranked.bytes_for(slots) + self.ranking_bytes(rows)
@@ -83,7 +83,7 @@ class RankedSpec(PolicySpec, ABC):
 
 
 class Ranked(Policy):
-    """A policy by a ranking of rows: `slot_of` and `row_of` are the tier's own maps."""
+    """A policy based on a ranking of rows; `slot_of` and `row_of` are the maps of the tier."""
 
     def __init__(
         self, ranking: Ranking, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class Ranked(Policy):
 
     @staticmethod
     def bytes_for(slots: int) -> int:
-        """Bytes beside the ranking's: a key a slot."""
+        """Bytes in addition to the ranking: one key per slot."""
         return 4 * slots
 
     @property
@@ -130,13 +130,13 @@ class Ranked(Policy):
         self._bound = np.uint32(0)
 
     def _revalue(self, rows: Rows) -> None:
-        """Bring the keys of the slots of `rows` up to date."""
+        """Update the keys of the slots of `rows`."""
         slots = self._slot_of[rows]
         slots = slots[slots >= 0]
         self._assign(slots[self._keys[slots] < _HELD])
 
     def _assign(self, slots: Slots) -> None:
-        """Give slots the keys of their rows."""
+        """Set the keys of slots to those of their rows."""
         keys = self.ranking.keys(self._row_of[slots])
         self._keys[slots] = keys
         low = slots[keys <= self._bound]
@@ -144,7 +144,7 @@ class Ranked(Policy):
             self._joined.append(low)
 
     def touch(self, slots: Slots, *, done: bool = False) -> None:
-        """Hold `slots` until the batch ends; then they get their rows' keys."""
+        """Hold `slots` until the batch ends, and then set their keys."""
         if done and not self.keeps_batch:
             self._assign(slots)
             return
@@ -171,7 +171,7 @@ class Ranked(Policy):
         return slots
 
     def _least(self, count: int, barred: Barred | None) -> Slots:
-        """Return up to `count` slots of least key that may go, in ascending order of their keys."""
+        """Return up to `count` evictable slots with the lowest keys, in ascending order of keys."""
         if self._joined:
             pool = np.sort(np.concatenate([self._pool, *self._joined]))
             self._pool = pool[np.diff(pool, prepend=-1) > 0]
@@ -193,10 +193,10 @@ class Ranked(Policy):
         return may_go[np.argsort(keys, kind="stable")]
 
     def _smallest(self, count: int) -> Slots:
-        """Return the `count` slots of smallest key, or all in use if they are fewer, in no order.
+        """Return the `count` slots with the lowest keys, or all used slots if fewer, unordered.
 
-        A sample of the keys gives a bound that a few more than `count` are below; one pass finds
-        them.
+        A sample of the keys gives a bound with slightly more than `count` keys below it; one pass
+        finds these.
         """
         if count <= 0:
             return _NONE

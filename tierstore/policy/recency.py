@@ -1,4 +1,4 @@
-"""Least recently used, by batch, in time that does not grow with the slots."""
+"""Least recently used, per batch, in time independent of the number of slots."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["LRU", "LRUSpec", "Recency", "lru"]
 
 
 _PACKED = 256
-"""A touch of fewer slots shares an entry of the log with others."""
+"""Touches of fewer slots share an entry of the log."""
 
 _ENTRY_BYTES = 240
-"""Of two arrays, a tuple and a place in the log, besides what the arrays hold."""
+"""Overhead of two arrays, a tuple and a place in the log, without the array contents."""
 
 _Batches = npt.NDArray[np.uint32] | int
-"""The number of the batch of each slot of an entry, ascending, or of all."""
+"""The ascending batch numbers of the slots of an entry, or one number for all."""
 
 
 def _packed(slots: int) -> int:
-    """Return how many slots of small touches share an entry in a tier of so many."""
+    """Return how many slots of small touches share an entry in a tier with `slots` slots."""
     return min(_PACKED, slots)
 
 
 class LRU(Policy):
-    """Least recently used, exactly; among the slots that a large batch touched chance decides.
+    """Exact least recently used; ties among the slots of a large batch are broken at random.
 
-    A log holds, oldest first, the slots that batches touched, in entries of one large touch or of
-    many small ones. A slot's newest batch counts (its stamp says which); what an entry says of
-    older ones is stale, and skipped when it comes to the front, where the victims are. What is
-    appended is popped once, so the cost is that of the batches: victims for 32k misses take 0.6 to
-    0.8 ms at 1 M and at 16 M slots alike (benchmarks/bench_bookkeeping.py). A log that exceeds its
-    budget is compacted.
+    A log contains the slots that batches touched, oldest first, in entries of one large touch or of
+    many small ones. Only a slot's newest batch, given by its stamp, counts. Older log entries of
+    the slot are stale, and are skipped when they reach the front, where victims are taken. Every
+    slot is appended and popped once, so the cost is proportional to the batches: victims for 32k
+    misses take 0.6 to 0.8 ms with 1 M as well as 16 M slots (benchmarks/bench_bookkeeping.py). A
+    log that exceeds its budget is compacted.
     """
 
     def __init__(self, slots: int) -> None:
@@ -56,12 +56,12 @@ class LRU(Policy):
 
     @staticmethod
     def _log_bytes_for(slots: int) -> int:
-        """Bytes that the log may take: an entry for every slot takes at most 10 a slot."""
+        """Memory limit of the log: entries for every slot take at most 10 bytes per slot."""
         return 12 * slots + min(4096, 512 + 16 * slots)
 
     @classmethod
     def bytes_for(cls, slots: int) -> int:
-        """Most bytes for a number of slots: stamps, the log, and the entry that is being filled."""
+        """Maximum bytes for a number of slots: stamps, the log, and the entry being filled."""
         return 4 * slots + cls._log_bytes_for(slots) + 8 * _packed(slots)
 
     @property
@@ -69,7 +69,7 @@ class LRU(Policy):
         return int(self._stamp.nbytes + self._log_bytes + 8 * self._packed)
 
     def use(self, rows: Rows) -> None:
-        pass  # a row is as recent as its slot, which `touch` names
+        pass  # a row is as recent as its slot, which `touch` reports
 
     def touch(self, slots: Slots, *, done: bool = False) -> None:
         if not slots.size:
@@ -116,7 +116,7 @@ class LRU(Policy):
     # -- the log
 
     def _append(self, slots: Slots, batches: _Batches) -> None:
-        """Append to the log, to the entry that is being filled if these are few slots."""
+        """Append to the log; a few slots go to the entry that is being filled."""
         if slots.size >= self._packed:
             self._close()
             self._push(slots.astype(np.int32), batches)
@@ -129,7 +129,7 @@ class LRU(Policy):
         self._filled = place.stop
 
     def _close(self) -> None:
-        """Append what has been filled as an entry of its own."""
+        """Append the filled slots as an entry."""
         if self._filled:
             filled, self._filled = self._filled, 0
             self._push(self._open_slots[:filled].copy(), self._open_batches[:filled].copy())
@@ -144,7 +144,7 @@ class LRU(Policy):
         self._log_bytes += _bytes_of(slots, batches)
 
     def _pop(self) -> tuple[Slots, _Batches]:
-        """Take the oldest entry out of the log, without what is stale."""
+        """Remove the oldest entry from the log; return it without stale slots."""
         slots, batches = self._log.popleft()
         self._log_bytes -= _bytes_of(slots, batches)
         # `compress` takes a third of the time of indexing with a mask.
@@ -152,9 +152,9 @@ class LRU(Policy):
         return slots.compress(live), batches if isinstance(batches, int) else batches.compress(live)
 
     def _oldest(self) -> tuple[Slots, _Batches] | None:
-        """Take what is oldest out of the log: all of a large batch, or an entry of small ones.
+        """Remove the oldest slots from the log: a large batch, or an entry of small ones.
 
-        Returns None where the current batch touched all that is left.
+        Returns None if the current batch touched all remaining slots.
         """
         while self._log or self._filled:
             if not self._log:
@@ -180,10 +180,10 @@ class LRU(Policy):
         return None
 
     def _once(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Tell where each of `slots` is for one time; their stamps are to be set again.
+        """Return the position of one occurrence of each of `slots`; stamps must be set again.
 
-        The stamps serve as scratch: each entry writes its own number, and the one that is read back
-        is the one that stands for the slot. No sort is needed.
+        The stamps serve as scratch space: each position writes its number, and the number that is
+        read back represents the slot. This needs no sort.
         """
         at = slots.astype(np.intp)
         number = np.arange(at.size, dtype=np.uint32)
@@ -194,13 +194,13 @@ class LRU(Policy):
         self._stamp[slots] = 0
 
     def _compact(self) -> None:
-        """Keep each slot once, in the batch that touched it last."""
+        """Keep each slot once, in the last batch that touched it."""
         self._close()
         kept: list[tuple[Slots, _Batches]] = []
         while self._log:
             slots, batches = self._pop()
             once = self._once(slots)
-            self._stamp[slots] = 0  # so that what repeats them is stale
+            self._stamp[slots] = 0  # so that repetitions are stale
             kept.append((slots.compress(once), _of(batches, once)))
         for slots, batches in kept:
             self._stamp[slots] = batches
@@ -208,7 +208,7 @@ class LRU(Policy):
         self._close()
 
     def _renumber(self) -> None:
-        """Start counting batches anew, in the same order, before the stamps run out."""
+        """Renumber the batches in the same order, before the stamps overflow."""
         self._compact()
         entries, self._log, self._log_bytes = self._log, deque(), 0
         last = new = 0
@@ -233,16 +233,16 @@ def _bytes_of(slots: Slots, batches: _Batches) -> int:
 
 
 class Recency(Ranking):
-    """The ranking of rows by the batch that used them last, for policies built on a ranking."""
+    """Ranks rows by the last batch that used them, for policies based on a ranking."""
 
     def __init__(self, rows: int) -> None:
-        """Start with no row used."""
+        """Start without used rows."""
         self._used = np.zeros(rows, np.uint32)
         self._now = 0
 
     @staticmethod
     def bytes_for(rows: int) -> int:
-        """Bytes of a batch number a row."""
+        """Bytes of one batch number per row."""
         return 4 * rows
 
     @property
@@ -284,5 +284,5 @@ class LRUSpec(RankedSpec):
 
 
 def lru() -> LRUSpec:
-    """Evict the least recently used row: the default, and right where use is local in time."""
+    """Evict the least recently used row: the default, suited to temporal locality."""
     return LRUSpec()

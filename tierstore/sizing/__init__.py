@@ -1,10 +1,11 @@
-"""How much memory to give: replays a stream of row ids through tiers of any size.
+"""Capacity planning: replays a stream of row ids through tiers of any size.
 
 `load_stream` reads recorded traces and files of ids, `simulate` replays them through policies and
-sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times.
+sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rates and step times,
+and `plan_tables` says how many tables would divide it.
 """
 
-from tierstore.sizing.planning import Plan, TierPlan, plan
+from tierstore.sizing.planning import Plan, SpacePlan, TierPlan, plan, plan_tables
 from tierstore.sizing.simulation import POLICIES, SIZES, Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
@@ -14,10 +15,12 @@ __all__ = [
     "Plan",
     "Point",
     "Simulation",
+    "SpacePlan",
     "Stream",
     "TierPlan",
     "load_stream",
     "plan",
+    "plan_tables",
     "simulate",
     "stream_of",
 ]

@@ -1,34 +1,37 @@
-"""From rows, memory and speeds to budgets, hit rates and step times."""
+"""Derives budgets, hit rates and step times from rows, memory and speeds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
+from tierstore._tiers.placement import Placement, check_names
 from tierstore._tiers.slots import bytes_for, slots_for
+from tierstore.budget import Budget, Size
 from tierstore.errors import InvalidInputError
 from tierstore.machine.speeds import ROW_BYTES, Speeds
-from tierstore.policy import PolicySpec, lru
+from tierstore.policy import Policies, PolicySpec, lru
 from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
+from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "TierPlan", "plan"]
+__all__ = ["Plan", "SpacePlan", "TierPlan", "plan", "plan_tables"]
 
 
 @dataclass(frozen=True)
 class TierPlan:
-    """What one tier gets and does.
+    """The size and the expected load of one tier.
 
     Attributes:
         tier: "gpu" or "host".
-        nbytes: memory it takes, maps included.
-        slots, share: records it holds, and as a part of the rows.
-        hit_rate, unique_hit_rate: of the requests it gets, over ids and over distinct rows; None
-            without a stream.
-        misses_per_batch: distinct rows a batch that the tier below has to give.
-        write_backs_per_batch: rows a batch that go to the tier below, if all have changed.
+        nbytes: its memory, including maps.
+        slots, share: its capacity in records, and as a fraction of the rows.
+        hit_rate, unique_hit_rate: over requested ids and over distinct rows; None without a stream.
+        misses_per_batch: distinct rows per batch that are read from the tier below.
+        write_backs_per_batch: rows per batch that are written to the tier below if all change.
     """
 
     tier: str
@@ -43,16 +46,16 @@ class TierPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a table needs, and what a step with it costs.
+    """The memory for a table, and the cost of a step.
 
     Attributes:
         rows, record_bytes, disk_bytes: the table.
-        policy: of the host tier.
-        tiers: nearest first.
-        seconds: what a step spends where: `disk_reads`, `disk_writes`, `host_gather`, `link`; empty
-            without a stream and speeds. Reads and writes overlap with computing where batches are
+        policy: the policy of the host tier.
+        tiers: the tiers, nearest first.
+        seconds: time per step for `disk_reads`, `disk_writes`, `host_gather` and `link`; empty
+            without a stream and speeds. Reads and writes overlap with computation if batches are
             prefetched.
-        notes: what to know.
+        notes: remarks for the user.
     """
 
     rows: int
@@ -65,7 +68,7 @@ class Plan:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds a step for moving rows, one thing after another."""
+        """Seconds per step for moving rows, without overlap."""
         return sum(self.seconds.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +76,65 @@ class Plan:
         data = asdict(self)
         data["tiers"], data["notes"] = list(data["tiers"]), list(data["notes"])
         return data | {"step_seconds": self.step_seconds}
+
+
+@dataclass(frozen=True)
+class SpacePlan:
+    """What tables that share tiers get of a budget.
+
+    Attributes:
+        tables: their names.
+        rows, record_bytes, disk_bytes: of all of them together.
+        policy: of the host tier.
+        tiers: nearest first.
+    """
+
+    tables: tuple[str, ...]
+    rows: int
+    record_bytes: int
+    disk_bytes: int
+    policy: str
+    tiers: tuple[TierPlan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its part of what `tierstore plan --store --json` prints."""
+        data = asdict(self)
+        return data | {"tables": list(data["tables"]), "tiers": list(data["tiers"])}
+
+
+def plan_tables(
+    specs: Mapping[str, TableSpec],
+    budget: Budget | Size | None = None,
+    *,
+    policy: Policies | None = None,
+) -> list[SpacePlan]:
+    """Return which tables of these specs share tiers, and what memory `open` would give those.
+
+    Without bytes for a GPU there is no GPU tier; the GPU need not be here. Raises CapacityError,
+    which names the tables that get too little, and UnknownNameError for a budget or a policy of
+    another table.
+    """
+    given = Budget.of(budget)
+    check_names(specs, given, policy)
+    on_gpu = given.gpu not in (None, 0) or given.gpu_rows is not None
+    found = []
+    for part in Placement(given, policy, None).plan(specs, any_gpu=on_gpu):
+        sizes = {
+            "gpu": (part.gpu_bytes, part.gpu_slots),
+            "host": (part.host_bytes, part.host_slots),
+        }
+        tiers = tuple(
+            TierPlan(tier, nbytes, slots, slots / part.rows)
+            for tier, (nbytes, slots) in sizes.items()
+            if slots
+        )
+        disk_bytes = part.rows * (part.record_bytes + 4)
+        found.append(
+            SpacePlan(
+                part.tables, part.rows, part.record_bytes, disk_bytes, part.policy.name, tiers
+            )
+        )
+    return found
 
 
 def plan(
@@ -88,30 +150,31 @@ def plan(
     depth: int = 4,
     measured: float = 0.5,
 ) -> Plan:
-    """Work out what memory gives.
+    """Plan the tiers of a table for a given amount of memory.
 
     Args:
-        rows: of the table.
-        record_bytes: of the table; see `TableSpec.layout.record_bytes`.
-        host: bytes for the host tier; 0 leaves it out, None gives it a quarter of the available
-            memory of this machine.
-        gpu: bytes for the GPU tier; 0 leaves it out.
-        policy: of the host tier; least recently used if None. The GPU tier is least recently used.
-        stream: the row ids requested of the table; without it there are no rates.
-        speeds: of this machine; without them there are no times.
-        training: every row of a batch is changed, and leased rather than read.
-        depth: batches announced ahead, for policies that look ahead.
-        measured: the last part of the batches that counts; the rest fills the tiers.
+        rows: number of rows of the table.
+        record_bytes: record size of the table; see `TableSpec.layout.record_bytes`.
+        host: bytes for the host tier; 0 omits it, None uses a quarter of the available memory of
+            this machine.
+        gpu: bytes for the GPU tier; 0 omits it.
+        policy: policy of the host tier; LRU if None. The GPU tier uses LRU.
+        stream: the requested row ids; without it there are no rates.
+        speeds: speeds of this machine; without them there are no times.
+        training: whether every row of a batch changes, and is leased rather than read.
+        depth: number of batches announced ahead, for policies that look ahead.
+        measured: the fraction of batches, at the end, that is counted; earlier batches warm up the
+            tiers.
 
-    Raises CapacityError if a budget does not hold the maps, InvalidInputError for a stream of more
-    rows than the table has.
+    Raises CapacityError if a budget is too small for the maps, InvalidInputError for a stream with
+    more rows than the table.
     """
     policy = policy or lru()
     host = available_bytes() // 4 if host is None else host
     if rows < 1 or record_bytes < 1:
-        raise InvalidInputError(f"a table has rows and bytes, not {rows} and {record_bytes}")
+        raise InvalidInputError(f"rows and record_bytes must be at least 1: {rows}, {record_bytes}")
     if stream is not None and stream.rows > rows:
-        raise InvalidInputError(f"the stream names row {stream.rows - 1} of a table of {rows} rows")
+        raise InvalidInputError(f"the stream has row {stream.rows - 1}, the table {rows} rows")
     host_slots = slots_for(rows, record_bytes, host, policy)
     gpu_slots = GpuMemory.slots_for(rows, record_bytes, gpu)
     notes = _notes(rows, host_slots, gpu_slots)
@@ -137,7 +200,7 @@ def plan(
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
     notes = []
     if host >= rows:
-        notes.append("the host tier holds every row: nothing is read from the disk after the first")
+        notes.append("the host tier holds every row: each row is read from the disk only once")
     if gpu >= rows:
         notes.append("the GPU tier holds every row")
     return tuple(notes)
@@ -167,7 +230,7 @@ def _replayed(
     depth: int,
     measured: float,
 ) -> dict[str, Rates]:
-    """Replay a stream through the tiers: each gets the misses of the one above."""
+    """Replay a stream through the tiers; each tier gets the misses of the one above."""
     policies = {"gpu": lru(), "host": policy}
     tiers = {
         name: Replay(rows, slots, policies[name], leases=training)
@@ -192,7 +255,7 @@ def _replayed(
 def _seconds(
     stream: Stream, record_bytes: int, rates: dict[str, Rates], speeds: Speeds, training: bool
 ) -> dict[str, float]:
-    """Return the seconds a step spends on each way of moving rows."""
+    """Return the seconds per step for each kind of data movement."""
     ids = stream.ids / len(stream.batches)
     lowest = rates.get("host") or rates.get("gpu")
     misses = stream.unique if lowest is None else lowest.misses_per_batch

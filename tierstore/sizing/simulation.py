@@ -1,4 +1,4 @@
-"""Replay the row ids of a stream through tiers of any size, and compare with the optimum."""
+"""Replays the row ids of a stream through tiers of any size, and compares with the optimum."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEVER = np.iinfo(np.int32).max
 
 
 def next_uses(stream: Stream) -> list[npt.NDArray[np.int32]]:
-    """Return for each row of each batch the number of the batch that uses it next, or NEVER."""
+    """Return, for each row of each batch, the number of the next batch that uses it, or NEVER."""
     due = np.full(stream.rows, NEVER, np.int32)
     found: list[npt.NDArray[np.int32]] = []
     for number in range(len(stream.batches) - 1, -1, -1):
@@ -51,7 +51,7 @@ def optimum(
     *,
     measured: float = 0.5,
 ) -> Rates:
-    """Replay a stream through a tier that knows the future; `uses` may be given for many sizes."""
+    """Replay a stream with the optimal policy; pass `uses` to reuse it for many sizes."""
     uses = next_uses(stream) if uses is None else uses
     due = np.full(stream.rows, NEVER, np.int32)
     kept = np.zeros(stream.rows, np.bool_)
@@ -75,11 +75,11 @@ def optimum(
 
 @dataclass
 class Rates(Hits):
-    """What was counted over the batches that are measured, beside `Hits`.
+    """Counters of the measured batches, in addition to `Hits`.
 
     Attributes:
-        batches: how many.
-        evictions: rows that made room for others.
+        batches: number of measured batches.
+        evictions: rows evicted to make room for others.
     """
 
     batches: int = 0
@@ -87,12 +87,12 @@ class Rates(Hits):
 
     @property
     def misses_per_batch(self) -> float:
-        """Distinct rows a batch that come from the tier below."""
+        """Distinct rows per batch that are loaded from the tier below."""
         return (self.unique - self.unique_hits) / self.batches if self.batches else 0.0
 
     @property
     def evictions_per_batch(self) -> float:
-        """Rows a batch that make room; those that changed go to the tier below."""
+        """Rows evicted per batch; changed ones are written to the tier below."""
         return self.evictions / self.batches if self.batches else 0.0
 
     def count(self, batch: Batch, hit: npt.NDArray[np.bool_], evictions: int) -> None:
@@ -111,9 +111,9 @@ class Rates(Hits):
 class Replay:
     """A tier without records.
 
-    `leases`: batches are leased, as in training, so that every row of a batch is admitted.
-    `chance`: where a policy values all rows of a batch alike, chance decides which rows stay of a
-    batch that exceeds the tier; the tier itself prefers hits, and rows that repeat.
+    `leases`: batches are leased, as in training, so every row of a batch is admitted. `chance`: if
+    a policy ranks all rows of a batch equally and the batch exceeds the tier, the rows that stay
+    are chosen at random; a real tier prefers hits and repeated rows.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Replay:
     ) -> None:
         """Start empty."""
         if slots < 1:
-            raise InvalidInputError(f"a tier has at least one slot, not {slots}")
+            raise InvalidInputError(f"a tier needs at least one slot, not {slots}")
         self._slots = CachedSlots(rows, min(slots, rows), policy, _take)
         self._leases = leases
         alike = self._slots.order(np.arange(1)) is None
         self._chance = np.random.default_rng(0) if chance and alike else None
 
     def announce(self, batch: Batch) -> None:
-        """Say that `batch` comes after those announced before."""
+        """Announce `batch` as the next one after those already announced."""
         self._slots.announce(batch.rows)
 
     def use(self, batch: Batch) -> tuple[npt.NDArray[np.bool_], int]:
@@ -179,9 +179,10 @@ def replay(
     depth: int = 4,
     measured: float = 0.5,
 ) -> Rates:
-    """Replay a stream through a tier; count over the last part `measured` (0..1) of its batches.
+    """Replay a stream through a tier; count the last fraction `measured` (0..1) of its batches.
 
-    `depth` batches are announced ahead where the policy looks ahead; see Replay for the rest.
+    `depth` batches are announced ahead if the policy looks ahead; see Replay for the other
+    arguments.
     """
     tier = Replay(stream.rows, slots, policy, leases=leases, chance=chance)
     rates, announced = Rates(), 0
@@ -198,9 +199,9 @@ def replay(
 
 
 def first_measured(stream: Stream, measured: float) -> int:
-    """Return the first batch that counts."""
+    """Return the number of the first counted batch."""
     if not 0 < measured <= 1:
-        raise InvalidInputError(f"the measured part is above 0 and at most 1, not {measured}")
+        raise InvalidInputError(f"measured must be above 0 and at most 1, not {measured}")
     return min(int(len(stream.batches) * (1 - measured)), len(stream.batches) - 1)
 
 
@@ -213,12 +214,12 @@ POLICIES = ("lru", "lfu")
 """Policies to compare by default."""
 
 SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Parts of the table's rows that are tried where no sizes are given."""
+"""Default sizes, as fractions of the table's rows."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One policy at one size; rates are 0..1, the others rows a batch."""
+    """One policy at one size; rates are 0..1, other values are rows per batch."""
 
     policy: str
     slots: int
@@ -234,10 +235,10 @@ class Simulation:
     """The curves of a stream.
 
     Attributes:
-        rows: of the table.
-        batches, measured_batches: how many were replayed, and counted.
-        ids_per_batch, unique_per_batch: mean ids of a batch, and distinct rows.
-        points: policy by policy, size by size.
+        rows: number of rows of the table.
+        batches, measured_batches: number of replayed and of counted batches.
+        ids_per_batch, unique_per_batch: mean number of ids and of distinct rows per batch.
+        points: results ordered by policy, then size.
     """
 
     rows: int
@@ -279,14 +280,15 @@ def simulate(
 
     Args:
         stream: from `load_stream` or `stream_of`.
-        policies: names or values, as for `tierstore.open`; or a dict from a name of your own.
-        sizes: slots (int), or parts of the rows (float in 0..1].
-        with_optimum: add what nothing can beat (Belady, with bypass).
-        leases: batches are leased, as in training, rather than read.
-        chance: which rows of a batch stay that alone exceeds the tier is left to chance.
-        depth: batches announced ahead, for policies that look ahead.
-        measured: the last part of the batches that counts; the rest fills the tier.
-        progress: called with replays done and in all.
+        policies: names or values, as for `tierstore.open`, or a dict from custom names to these.
+        sizes: slots (int), or fractions of the rows (float in 0..1].
+        with_optimum: add the optimal policy (Belady, with bypass).
+        leases: lease batches, as in training, rather than read them.
+        chance: choose at random which rows stay of a batch that exceeds the tier.
+        depth: number of batches announced ahead, for policies that look ahead.
+        measured: the fraction of batches, at the end, that is counted; earlier batches warm up the
+            tier.
+        progress: called with the number of replays done and the total.
     """
     named = policies if isinstance(policies, Mapping) else {choose(p).name: p for p in policies}
     counts = {_slots(size, stream.rows): None for size in sizes}
@@ -325,10 +327,10 @@ def simulate(
 def _slots(size: float | int, rows: int) -> int:
     if isinstance(size, float):
         if not 0 < size <= 1:
-            raise InvalidInputError(f"a part of the rows is above 0 and at most 1, not {size}")
+            raise InvalidInputError(f"a fraction of rows must be above 0 and at most 1, not {size}")
         return max(1, int(rows * size))
     if size < 1:
-        raise InvalidInputError(f"a tier has at least one slot, not {size}")
+        raise InvalidInputError(f"a tier needs at least one slot, not {size}")
     return min(size, rows)
 
 

@@ -1,4 +1,4 @@
-"""Streams of row ids from files: what a simulation replays."""
+"""Streams of row ids, loaded from files, for simulations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Batch:
-    """The distinct rows of a batch, in random order, and how many of its ids name each."""
+    """The distinct rows of a batch, in random order, and the number of ids for each."""
 
     rows: Ids
     counts: npt.NDArray[np.int64]
@@ -38,12 +38,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches of row ids of a table of `rows`.
+    """Batches of row ids of a table.
 
     Attributes:
-        rows: rows of the table.
-        batches: in the order of use.
-        ids: ids in all batches, repeats included.
+        rows: number of rows of the table.
+        batches: the batches in order of use.
+        ids: number of ids in all batches, including repeats.
     """
 
     rows: int
@@ -57,10 +57,10 @@ class Stream:
 
 
 def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) -> Stream:
-    """Make a stream from the ids of each batch; `rows` defaults to one more than the greatest id.
+    """Make a stream from the ids of each batch; `rows` defaults to one more than the largest id.
 
-    Empty batches are left out. Raises InvalidInputError if nothing is left, or an id is outside the
-    table, and InvalidTypeError for ids that are not whole numbers.
+    Empty batches are skipped. Raises InvalidInputError if no batch remains or an id is outside the
+    table, and InvalidTypeError for ids that are not integers.
     """
     rng = np.random.default_rng(seed)
     made, ids, least, greatest = [], 0, 0, -1
@@ -69,7 +69,7 @@ def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) ->
         if array.size == 0:
             continue
         if array.dtype.kind not in "iu":
-            raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}")
+            raise InvalidTypeError(f"row ids must be integers, not {array.dtype}")
         distinct, counts = np.unique(array.ravel(), return_counts=True)
         least, greatest = min(least, int(distinct[0])), max(greatest, int(distinct[-1]))
         order = rng.permutation(distinct.size)
@@ -98,16 +98,19 @@ def load_stream(
     """Read a stream from a file.
 
     Args:
-        path: a trace that `Table.record` wrote, whose batches are replayed as they were; or ids in
+        path: a trace written by `Table.record`, whose batches are replayed unchanged, or ids in
             `.npy`, `.npz` or `.parquet`.
-        batch_size: ids a batch; 4,096 if None, or in a two-dimensional array a row a batch.
-        column: the array of an .npz or the column of a parquet file; may be left out if only one
-            holds whole numbers.
-        rows: rows of the table; by default the trace's, or one more than the greatest id.
-        epochs: how often to go through the ids.
-        shuffle: draw a new order for each epoch, as a loader of shuffled examples does.
-        seed: of these orders.
-        memory: bytes that the ids of an .npz or .parquet may take, which are unpacked as a whole.
+        batch_size: ids per batch. None means 4,096, or one row of a two-dimensional array per
+            batch.
+        column: the array of an .npz or the column of a parquet file; optional if only one contains
+            integers.
+        rows: number of rows of the table; by default that of the trace, or one more than the
+            largest id.
+        epochs: number of passes over the ids.
+        shuffle: draw a new order for each epoch, like a loader of shuffled examples.
+        seed: the seed of these orders.
+        memory: limit in bytes for the ids of an .npz or .parquet file, which are decompressed as a
+            whole.
 
     Raises FormatError, InvalidInputError, and MissingExtraError for parquet without pyarrow.
     """
@@ -115,7 +118,7 @@ def load_stream(
     if not path.is_file():
         raise FormatError(f"{path} is not a file; give a trace, or ids in .npy, .npz or .parquet")
     if epochs < 1 or (batch_size is not None and batch_size < 1):
-        raise InvalidInputError("epochs and the batch size are at least 1")
+        raise InvalidInputError("epochs and batch size must be at least 1")
     recorded = is_trace(path)
     if recorded and batch_size is None and not shuffle:
         batches = (ids for _ in range(epochs) for ids in read_trace(path))
@@ -128,7 +131,7 @@ def load_stream(
     if ids.ndim == 2 and batch_size is None:
         batch_size = ids.shape[1]
     elif ids.ndim > 2:
-        raise InvalidInputError(f"{path} holds an array of {ids.ndim} dimensions; ids have 1 or 2")
+        raise InvalidInputError(f"{path}: ids must have 1 or 2 dimensions, not {ids.ndim}")
     if rows is None and ids.size and ids.dtype.kind in "iu":
         rows = max(int(ids.max()) + 1, 1)
     return stream_of(_cut(ids.ravel(), batch_size, epochs, shuffle, seed), rows, seed)
@@ -137,7 +140,7 @@ def load_stream(
 def _cut(
     ids: npt.NDArray[Any], size: int | None, epochs: int, shuffle: bool, seed: int
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield whole batches of the epochs laid end to end, and the rest, if that is all there is."""
+    """Yield full batches of the concatenated epochs; a partial one only if it is the only one."""
     rng, size = np.random.default_rng(seed), size or DEFAULT_BATCH
     rest = ids[:0]
     for _ in range(epochs):
@@ -164,24 +167,24 @@ def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
         with contextlib.closing(Columns(open_input(path, memory))) as columns:
             able = [name for name, kind in columns.kinds.items() if kind.get("key") == "integer"]
             return columns.integers(_chosen(path, column, list(columns.kinds), able))
-    raise FormatError(f"{path} is no recorded trace, and not .npy, .npz or .parquet")
+    raise FormatError(f"{path} is neither a recorded trace nor .npy, .npz or .parquet")
 
 
 def _chosen(path: Path, name: str | None, names: list[str], able: list[str]) -> str:
-    """Return the name of the array that is meant: the one given, or the only one of integers."""
+    """Return the name of the array to use: the given one, or the only one with integers."""
     listed = ", ".join(names) or "nothing"
     if name is None and len(able) != 1:
-        raise InvalidInputError(f"{path} holds {listed}: which has the ids?")
+        raise InvalidInputError(f"{path} contains {listed}: name the one with the ids")
     name = able[0] if name is None else name
     if name not in names:
         raise InvalidInputError(f"{path} has no {name!r}; it has {listed}")
     if name not in able:
-        raise InvalidTypeError(f"row ids are whole numbers; {name!r} in {path} holds none")
+        raise InvalidTypeError(f"row ids must be integers; {name!r} in {path} has none")
     return name
 
 
 def _read_npz(arrays: Arrays, column: str | None, allowance: Allowance) -> npt.NDArray[Any]:
-    """Unpack one array, in blocks."""
+    """Decompress one array in blocks."""
     able = [n for n, header in arrays.headers.items() if header.dtype.kind in "iu" and header.shape]
     name = _chosen(arrays.path, column, list(arrays.described), able)
     header = arrays.headers[name]

@@ -9,8 +9,8 @@
         ...                          # forward, backward, optimizer.step()
         rows.afterOptimizerStep(ids)
 
-Every class has a `table`, which is one of the library's own. What differs from SpeedTorch, and what
-to write in new code, is in docs/from-speedtorch.md.
+Every class has a `table`, a normal table of this library. docs/from-speedtorch.md describes the
+differences from SpeedTorch, and the equivalents for new code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 
 
 class _Common(Held):
-    """What the classes of this family share: `CPUPinn=True` is host memory, False the GPU."""
+    """Base of the classes of this family: `CPUPinn=True` is host memory, False the GPU."""
 
     CPUPinn: bool
 
@@ -74,11 +74,11 @@ class ModelFactory(_Common, ModelRows):
         model_variable: the module, such as a `torch.nn.Embedding`.
         total_classes: rows in all.
         embed_dimension: elements of a row.
-        datatype: element type, as a name or a type of NumPy, CuPy or torch.
-        CPUPinn: keep the rows in host memory, with a cache on the GPU; else on the GPU.
-        duplicates: how rows that occur more than once in a batch are trained: "sum" gives each copy
-            the sum of their gradients, "mean" the mean; "last" lets each take its own step and
-            keeps the last, as SpeedTorch did.
+        datatype: element type, as a name or a NumPy, CuPy or torch type.
+        CPUPinn: keep the rows in host memory with a cache on the GPU, instead of on the GPU.
+        duplicates: how rows that occur more than once in a batch are trained: "sum" applies the sum
+            of the gradients to each copy, "mean" their mean; "last" trains each copy separately and
+            keeps the last one, like SpeedTorch.
         budget: memory for the tiers; by default the GPU cache has 256 MiB of rows.
         device: the GPU; by default that of the module, or torch's current one.
     """
@@ -108,12 +108,12 @@ class OptimizerFactory(_Common, OptimizerRows):
     """The state of all rows in memory, that of a batch in an optimizer; see `OptimizerRows`.
 
     Args:
-        given_optimizer: an optimizer that trains the variable, perhaps among others.
+        given_optimizer: an optimizer that trains the variable, and possibly others.
         total_classes: rows in all.
         embed_dimension: elements of a row.
         model: the module that has the variable.
-        variable_name: its name in there, such as "u_embeddings".
-        dtype: element type that the state is kept in.
+        variable_name: its name in the module, such as "u_embeddings".
+        dtype: element type of the stored state.
         CPUPinn, budget, device: as for `ModelFactory`.
     """
 
@@ -140,7 +140,7 @@ class OptimizerFactory(_Common, OptimizerRows):
 
 
 class DataGadget(_Common, ArrayRows):
-    """An array that hands parts of itself to the GPU and takes them back; see `ArrayRows`.
+    """An array whose parts are copied to the GPU and back; see `ArrayRows`.
 
     Args:
         fileName: a `.npy` file, or an array: NumPy, CuPy, torch, a memory map, zarr.
@@ -192,7 +192,7 @@ class COM(_Common, CountRows):
 
 
 class _CommonMM(Held):
-    """What the classes of this family share: the store, and what to do with it."""
+    """Base of the classes of this family: the store, and what to do with it."""
 
     CPUPinn: bool
     CUPYmemmap: Any = legacy("getCupyVar", "table.write")
@@ -204,14 +204,14 @@ class _CommonMM(Held):
 
     @property
     def store(self) -> Store:
-        """The store, for `save`, `verify`, `info` and everything else that one can do."""
+        """The store, for `save`, `verify`, `info` and all other operations."""
         self.table  # raises if there is none yet  # noqa: B018
         return self._owner  # type: ignore[return-value]
 
     def reopen(self) -> None:
-        """Open the store that is at `diskname`, as its last commit left it.
+        """Open the store at `diskname` in the state of its last commit.
 
-        Raises NotAStoreError, and InvalidInputError if its rows are not those of this object.
+        Raises NotAStoreError, and InvalidInputError if its rows do not match this object.
         """
         self.close()
         store = self._where.open()
@@ -239,8 +239,8 @@ class ModelFactoryMM(_CommonMM, ModelRows):
 
     Args:
         model_variable, total_classes, embed_dimension, datatype: as for `ModelFactory`.
-        diskname: the store to be.
-        CPUPinn: ignored: what is in memory, and where, `budget` says either way.
+        diskname: path of the new store.
+        CPUPinn: ignored; `budget` determines what is in which memory.
         duplicates, device: as for `ModelFactory`.
         budget: memory for the tiers; by default 512 MiB of rows on the host and 256 MiB on the GPU.
     """
@@ -272,8 +272,8 @@ class OptimizerFactoryMM(_CommonMM, OptimizerRows):
         given_optimizer, total_classes, embed_dimension, model, variable_name, dtype: as for
             `OptimizerFactory`.
         CPUPinn, budget, device: as for `ModelFactoryMM`.
-        diskname: the store to be; by default the variable's name and the optimizer's, such as
-            "u_embeddingsAdagrad".
+        diskname: path of the new store; by default the names of the variable and the optimizer,
+            such as "u_embeddingsAdagrad".
     """
 
     def __init__(
@@ -298,20 +298,20 @@ class OptimizerFactoryMM(_CommonMM, OptimizerRows):
         self.CPUPinn = CPUPinn
 
     def reopen(self) -> None:
-        """Open the store that is at `diskname`; an optimizer without state has none."""
+        """Open the store at `diskname`; an optimizer without state has none."""
         if self.optVarList:
             super().reopen()
 
 
 class DataGadgetMM(_CommonMM, ArrayRows):
-    """An array on disk that hands parts of itself to the GPU and takes them back; see `ArrayRows`.
+    """An array on disk whose parts are copied to the GPU and back; see `ArrayRows`.
 
-    The file or array that it starts from is copied, and left as it is.
+    The original file or array is copied and does not change.
 
     Args:
         fileName: a `.npy` file, or an array: NumPy, CuPy, torch, a memory map, zarr.
         CPUPinn, budget, device: as for `ModelFactoryMM`.
-        diskname: the store to be; by default the file's name with `.tier` behind it.
+        diskname: path of the new store; by default the file name with `.tier` appended.
     """
 
     _first_calls = "gadgetInit(), or reopen()"
@@ -338,18 +338,18 @@ class DataGadgetMM(_CommonMM, ArrayRows):
         self._hold_source(self.fileName)
 
     def getData(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> torch.Tensor:
-        """Return `array[indexes]`, as `DataGadget` does; two arrays of ids are taken as one."""
+        """Return `array[indexes]` like `DataGadget`; two arrays of ids are concatenated."""
         if retrievedNegIndexes is not None:
             retrievedPosIndexes = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
         return super().getData(retrievedPosIndexes)
 
 
 class COMMM(_CommonMM, CountRows):
-    """Counts of pairs of classes on disk, where only rows that were counted in take space.
+    """Counts of pairs of classes on disk, where only rows with counts take space.
 
     Args:
         total_classes, datatype: as for `COM`.
-        diskname: the store to be.
+        diskname: path of the new store.
         CPUPinn, budget, device: as for `ModelFactoryMM`.
     """
 
@@ -368,13 +368,13 @@ class COMMM(_CommonMM, CountRows):
 
 
 class _Kind(Held):
-    """A family: its tables are in host memory, or on the GPU."""
+    """A family of classes, with tables in host memory or on the GPU."""
 
     _pinned: bool
 
 
 class TorchModel(_Kind, ModelRows):
-    """A model factory whose family says where its rows are."""
+    """A model factory whose family determines the location of its rows."""
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ class TorchModel(_Kind, ModelRows):
 
 
 class TorchOptimizer(_Kind, OptimizerRows):
-    """An optimizer factory whose family says where its rows are."""
+    """An optimizer factory whose family determines the location of its rows."""
 
     def __init__(
         self,
@@ -415,7 +415,7 @@ class TorchOptimizer(_Kind, OptimizerRows):
 
 
 class TorchCounts(_Kind, CountRows):
-    """Counts whose family says where they are."""
+    """Counts whose family determines their location."""
 
     def __init__(
         self,
@@ -430,10 +430,10 @@ class TorchCounts(_Kind, CountRows):
 
 
 class _PytorchCommon(Held):
-    """What the classes of this family share.
+    """Base of the classes of this family.
 
-    `deviceType="cuda"` is a table on the GPU, "cpu" one in host memory; with `pinType=True` the GPU
-    reads that, and keeps a cache of it.
+    `deviceType="cuda"` means a table on the GPU, "cpu" one in host memory. With `pinType=True` the
+    GPU reads the host memory through a cache.
     """
 
     pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
@@ -516,7 +516,7 @@ class PytorchCOM(_PytorchCommon, CountRows):
 
 
 class _CPUPytorchCommon(Held):
-    """What the classes of this family share: tables in host memory, with a cache on the GPU."""
+    """Base of the classes of this family: tables in host memory, with a cache on the GPU."""
 
     _pinned = True
     pytorchCPUVar: Any = legacy("getTorchVar", "table.write")
@@ -535,7 +535,7 @@ class CPUPytorchCOM(_CPUPytorchCommon, TorchCounts):
 
 
 class _GPUPytorchCommon(Held):
-    """What the classes of this family share: the whole table is on the GPU."""
+    """Base of the classes of this family: the whole table is on the GPU."""
 
     _pinned = False
     pytorchGPUVar: Any = legacy("getTorchVar", "table.write")
@@ -554,35 +554,35 @@ class GPUPytorchCOM(_GPUPytorchCommon, TorchCounts):
 
 
 class ReplacedError(TierStoreError, NotImplementedError):
-    """A name of SpeedTorch's that says what has replaced it."""
+    """A name of SpeedTorch that was replaced; the message names the replacement."""
 
 
 def _replaced(name: str) -> NoReturn:
     raise ReplacedError(
-        f"{name} replaced CuPy's allocator for the whole process, which nothing here does: give "
+        f"{name} replaced CuPy's allocator for the whole process; tierstore does not: pass "
         "CPUPinn=True for a table in pinned memory, and use cupyx.empty_pinned for other arrays"
     )
 
 
 class PMemory:
-    """Was pinned memory that CuPy took for its own; raises ReplacedError."""
+    """In SpeedTorch, pinned memory for CuPy; raises ReplacedError."""
 
     def __init__(self, size: int) -> None:
         _replaced("PMemory")
 
 
 class PMemoryMM:
-    """Was PMemory once more; raises ReplacedError."""
+    """In SpeedTorch, a copy of PMemory; raises ReplacedError."""
 
     def __init__(self, size: int) -> None:
         _replaced("PMemoryMM")
 
 
 def my_pinned_allocator(bsize: int) -> Any:
-    """Raise ReplacedError; it was an allocator for CuPy."""
+    """Raise ReplacedError; in SpeedTorch, an allocator for CuPy."""
     _replaced("my_pinned_allocator")
 
 
 def my_pinned_allocatorMM(bsize: int) -> Any:
-    """Raise ReplacedError; it was `my_pinned_allocator` once more."""
+    """Raise ReplacedError; in SpeedTorch, a copy of `my_pinned_allocator`."""
     _replaced("my_pinned_allocatorMM")

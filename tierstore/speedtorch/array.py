@@ -1,4 +1,4 @@
-"""An array whose rows are in the tiers: what data gadgets and COM classes are."""
+"""Arrays with rows in the tiers, the base of data gadgets and COM classes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["ArrayLayout", "ArrayRows", "Arrival", "CountRows", "FirstRows", "Sel
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """An array's shape and type, and how a table stores its rows.
+    """The shape and type of an array, and how a table stores its rows.
 
-    Floats lie there as they are. Other types lie as float16 of the same bits, which tiers move and
-    never look at, padded to whole elements.
+    Floats are stored unchanged. Other types are stored as float16 with the same bits, padded to
+    whole elements; tiers move these without interpreting them.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        """Refuse what has no rows, or no type of torch."""
+        """Reject arrays without rows, and types that torch lacks."""
         if not self.shape or not all(self.shape):
             raise InvalidInputError(f"an array of shape {self.shape} has no rows to hold")
         try:
@@ -105,7 +105,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True, eq=False)
 class FirstRows(Initializer):
-    """An initializer: rows of anything that is sliced like an array, read while a table is made."""
+    """An initializer: rows of any array-like object, read while the table is created."""
 
     source: Any
     layout: ArrayLayout
@@ -123,7 +123,7 @@ class FirstRows(Initializer):
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of an array that an index means.
+    """The part of an array that an index selects.
 
     Attributes:
         ids: the rows it takes, flat int64, distinct where `rest` is not None.
@@ -136,13 +136,13 @@ class Selection:
     rest: tuple[Any, ...] | None = None
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return what is meant of the rows of `ids`, `(len(ids), …)`."""
+        """Return the selected part of the rows of `ids`, `(len(ids), …)`."""
         if self.rest is None:
             return rows.reshape(*self.shape, *rows.shape[1:])
         return rows[self._beside(rows)]
 
     def put(self, values: Tensor, rows: Tensor) -> None:
-        """Write values over what is meant of the rows of `ids`."""
+        """Write values to the selected part of the rows of `ids`."""
         rows[self._beside(rows)] = values.to(rows.device)
 
     def _beside(self, rows: Tensor) -> tuple[Any, ...]:
@@ -152,14 +152,14 @@ class Selection:
 
 
 def select(index: Any, shape: tuple[int, ...]) -> Selection:
-    """Return what `array[index]` means for an array of this shape.
+    """Return what `array[index]` selects in an array of this shape.
 
-    Ids may count from the end. Raises RowIndexError for those outside the first axis; what indexes
-    other axes is torch's to check.
+    Negative ids count from the end. Raises RowIndexError for ids outside the first axis; torch
+    checks the indexes of other axes.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is None for part in parts):
-        raise InvalidInputError("new axes are for the array that comes back: rows[:, None]")
+        raise InvalidInputError("new axes are not supported; add them to the result: rows[:, None]")
     first, *others = [_as_index(part) for part in _spread(parts, len(shape))] or [slice(None)]
     whole = all(isinstance(part, slice) and part == slice(None) for part in others)
     if isinstance(first, slice):
@@ -179,9 +179,9 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
 
 
 def _masked(mask: Tensor, shape: tuple[int, ...], others: list[Any], *, whole: bool) -> Selection:
-    """Return what a mask over the first axes means."""
+    """Return what a mask over the first axes selects."""
     if tuple(mask.shape) != shape[: mask.ndim]:
-        raise InvalidInputError(f"a mask of {tuple(mask.shape)} is not for an array of {shape}")
+        raise InvalidInputError(f"a mask of {tuple(mask.shape)} does not match an array of {shape}")
     ids = mask.reshape(len(mask), -1).any(1).nonzero()[:, 0]
     if mask.ndim > 1:
         return Selection(ids, (), (mask[ids], *others))
@@ -190,7 +190,7 @@ def _masked(mask: Tensor, shape: tuple[int, ...], others: list[Any], *, whole: b
 
 
 def _spread(parts: list[Any], axes: int) -> list[Any]:
-    """Write an ellipsis out as slices."""
+    """Expand an ellipsis to slices."""
     for at, part in enumerate(parts):
         if part is Ellipsis:
             taken = sum(_axes_of(each) for each in parts if each is not Ellipsis)
@@ -218,20 +218,20 @@ def _from_end(ids: Tensor, rows: int) -> Tensor:
         return ids
     if not ids.is_cuda and not -rows <= int(ids.min()) <= int(ids.max()) < rows:
         raise RowIndexError(
-            f"ids {int(ids.min())} to {int(ids.max())} are not all within the array's {rows} rows"
+            f"ids {int(ids.min())} to {int(ids.max())} exceed the array's {rows} rows"
         )
     return torch.where(ids < 0, ids + rows, ids)
 
 
 class Arrival:
-    """A copy of a tensor to host memory, begun and not waited for.
+    """An asynchronous copy of a tensor to host memory.
 
-    The copy goes behind the work in the current stream, into pinned memory that torch keeps for the
-    next one; the program continues meanwhile.
+    The copy is queued in the current stream, into pinned memory that torch reuses; the program
+    continues meanwhile.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        """Begin to copy; a tensor in host memory has arrived."""
+        """Start the copy; a tensor in host memory is already complete."""
         tensor = tensor.detach()
         self._event: torch.cuda.Event | None = None
         if not tensor.is_cuda:
@@ -243,11 +243,11 @@ class Arrival:
         self._event.record()
 
     def done(self) -> bool:
-        """Tell, without waiting, whether it is there."""
+        """Return, without waiting, whether the copy is complete."""
         return self._event is None or bool(self._event.query())
 
     def result(self) -> npt.NDArray[Any]:
-        """Wait until it is there, and return it as a NumPy array."""
+        """Wait for the copy, and return it as a NumPy array."""
         if self._event is not None:
             self._event.synchronize()
         array: npt.NDArray[Any] = self._copy.numpy()
@@ -283,7 +283,7 @@ class ArrayRows(Held):
         return self._layout.dtype
 
     def _hold(self, layout: ArrayLayout, initializer: Initializer | None) -> None:
-        """Make the table of an array, by an initializer for its rows as floats."""
+        """Create the table of an array, with an initializer for its rows as floats."""
         self._known = layout
         self.total_classes: int = layout.shape[0]
         item = layout.field
@@ -291,7 +291,7 @@ class ArrayRows(Held):
         self.table.scalars[_SHAPE] = [*layout.shape]
         self.table.scalars[_DTYPE] = layout.dtype.str
         if isinstance(self._owner, Store):
-            self._owner.commit()  # so that reopen() finds shape and type, whatever happens
+            self._owner.commit()  # so that reopen() always finds shape and type
 
     def _accept(self, table: Table) -> None:
         if not {_SHAPE, _DTYPE} <= set(table.scalars):
@@ -301,9 +301,9 @@ class ArrayRows(Held):
         self.total_classes = int(shape[0])
 
     def getData(self, indexes: Any) -> Tensor:
-        """Return `array[indexes]`, a fresh tensor on the GPU, or where there is none on the CPU.
+        """Return `array[indexes]` as a new tensor, on the GPU if there is one.
 
-        Indexes are whatever NumPy takes: ids, slices, masks, and tuples of them.
+        Indexes are those of NumPy: ids, slices, masks, and tuples of them.
         """
         chosen = select(indexes, self.shape)
         return chosen.of(self._rows(chosen))
@@ -312,10 +312,10 @@ class ArrayRows(Held):
         return self._layout.from_float_tensor(self.table.read(chosen.ids))
 
     def insertData(self, dataObject: Any, indexes: Any) -> None:
-        """Do `array[indexes] = dataObject`, a tensor from anywhere, an array or a number.
+        """Assign `array[indexes] = dataObject`, a tensor on any device, an array or a number.
 
-        Where an id repeats, its last row stays. Raises InvalidInputError for values of a shape that
-        does not fit.
+        If an id repeats, its last row is stored. Raises InvalidInputError for values of the wrong
+        shape.
         """
         chosen = select(indexes, self.shape)
         values = torch.as_tensor(dataObject).detach().to(self._layout.torch_dtype)
@@ -367,7 +367,7 @@ class ArrayRows(Held):
         self._hold_source(torch.load(loadFileName, map_location="cpu", weights_only=True))
 
     def _hold_source(self, source: Any) -> None:
-        """Make the table of a `.npy` file's array, mapped, or of anything sliced like an array."""
+        """Create the table from a mapped `.npy` file, or from any array-like object."""
         if isinstance(source, str | Path):
             try:
                 source = np.load(source, mmap_mode="r", allow_pickle=False)
@@ -393,7 +393,7 @@ def _expanded(values: Tensor, shape: tuple[int, ...]) -> Tensor:
     sizes = zip(reversed(values.shape), reversed(shape), strict=False)
     if values.ndim > len(shape) or any(each not in (1, size) for each, size in sizes):
         raise InvalidInputError(
-            f"values of shape {tuple(values.shape)} do not fit an index that means {shape}"
+            f"values of shape {tuple(values.shape)} do not match an index that selects {shape}"
         )
     return values.expand(shape)
 
@@ -404,7 +404,7 @@ _BLOCK_BYTES = 64 << 20
 class CountRows(ArrayRows):
     """Counts of pairs, `(total_classes, total_classes)`, all zero at first.
 
-    On disk and in ordinary memory only rows that were counted in take space.
+    On disk and in ordinary memory, only rows with counts take space.
     """
 
     _first_calls = "comInit()"
@@ -425,11 +425,11 @@ class CountRows(ArrayRows):
             raise InvalidInputError(f"{table} does not hold counts {own.shape} of {own.dtype}")
 
     def comInit(self, CPUPinn: bool = False) -> None:
-        """Make all counts zero. `CPUPinn` is ignored, as it was: the class was given it."""
+        """Set all counts to zero. `CPUPinn` is ignored, as in SpeedTorch."""
         self._hold(self._layout, None)
 
     def addCounts(self, rows: Any, columns: Any, counts: Any = 1) -> None:
-        """Add to the counts of pairs; a pair that comes several times counts each time.
+        """Add to the counts of pairs; repeated pairs count repeatedly.
 
         Args:
             rows: one class of each pair.
@@ -439,10 +439,10 @@ class CountRows(ArrayRows):
         rows, columns = np.ravel(rows), np.ravel(columns)
         counts = np.broadcast_to(np.ravel(np.asarray(counts, self.dtype)), rows.shape)
         if rows.shape != columns.shape:
-            raise InvalidInputError(f"{rows.size} rows are counted with {columns.size} columns")
+            raise InvalidInputError(f"{rows.size} rows do not match {columns.size} columns")
         for classes in (rows, columns):
             if classes.size and not 0 <= classes.min() <= classes.max() < self.total_classes:
-                raise RowIndexError(f"classes are not all within 0..{self.total_classes - 1}")
+                raise RowIndexError(f"classes must be within 0..{self.total_classes - 1}")
         ids, places = np.unique(rows, return_inverse=True)
         step = max(1, _BLOCK_BYTES // (self.total_classes * self.dtype.itemsize))
         for start in range(0, ids.size, step):

@@ -1,4 +1,4 @@
-"""What every class of SpeedTorch is here: a table in a place, made, saved and loaded by calls."""
+"""Base of all SpeedTorch classes: a table that is created, saved and loaded by method calls."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ _STAGING = 64 << 20
 
 @dataclass(frozen=True)
 class Where:
-    """Where a table is to be.
+    """The location of a table.
 
     Attributes:
         device: "cpu", "cuda", "cuda:1", a device, or None for the GPU if there is one.
-        pinned: in host memory, with a cache of rows on the GPU; else on the GPU as a whole.
-        path: of a store on disk; None for memory alone.
+        pinned: whether it is in host memory with a cache on the GPU, instead of entirely on the
+            GPU.
+        path: the path of a store on disk; None for memory only.
         budget: memory for the tiers; None for the defaults below.
     """
 
@@ -72,9 +73,9 @@ class Where:
     budget: Budget | None = None
 
     def near(self, parameter: Tensor | None) -> Where:
-        """Return this place with its device decided: the parameter's GPU, or torch's current one.
+        """Return this location with its device: the parameter's GPU, or torch's current one.
 
-        Without CuPy, or a torch that finds a GPU, it is the CPU.
+        Without CuPy or a GPU that torch can use, the device is the CPU.
         """
         device = self.device
         if device is None or device == "cuda":
@@ -88,7 +89,7 @@ class Where:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device that rows come to, once it is decided."""
+        """The device of returned rows, once it is determined."""
         name = self.device if isinstance(self.device, str) else self._given.torch_name
         return torch.device(name)
 
@@ -98,14 +99,14 @@ class Where:
 
     @property
     def resident(self) -> bool:
-        """Whether the table is on the GPU as a whole."""
+        """Whether the table is entirely on the GPU."""
         return self.device != "cpu" and not self.pinned and self.path is None
 
     def budget_for(self, spec: TableSpec) -> Budget:
-        """Return the memory that tiers get: what was given, or the defaults.
+        """Return the given or default memory of the tiers.
 
-        A cache on the GPU has 256 MiB of rows, a store on disk 512 MiB in host memory before it. A
-        table in memory has all its rows on the host, or all on the GPU.
+        By default, a cache on the GPU has 256 MiB of rows, and a store on disk 512 MiB in host
+        memory. A table in memory has all its rows either on the host or on the GPU.
         """
         rows, width = spec.rows, spec.layout.record_bytes
 
@@ -124,7 +125,7 @@ class Where:
         return self.budget
 
     def make(self, spec: TableSpec) -> MemoryTable | Store:
-        """Make a table by its fields' initializers; raises ExistsError where a store is there."""
+        """Create a table with its fields' initializers; raises ExistsError if the store exists."""
         try:
             if self.path is None:
                 return MemoryTable(spec, budget=self.budget_for(spec), device=self._given)
@@ -141,7 +142,7 @@ class Where:
             raise
 
     def open(self) -> Store:
-        """Open the store that an earlier run has left."""
+        """Open the store of an earlier run."""
         if self.path is None:
             raise RuntimeError("a table in memory cannot be opened")
         with open_store(self.path, budget=Budget(host=0)) as store:
@@ -156,7 +157,7 @@ def table_of(owner: MemoryTable | Store) -> Table:
 
 @dataclass(frozen=True)
 class Streamed:
-    """An array that comes in blocks of its first axis, C-ordered."""
+    """A C-ordered array, given in blocks of its first axis."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -175,13 +176,13 @@ class Streamed:
 
 
 def save_npy(path: str | Path, array: Streamed) -> None:
-    """Write a `.npy` file; the suffix is added where it is missing, as `numpy.save` does."""
+    """Write a `.npy` file; add a missing suffix, like `numpy.save`."""
     with publish(_with_suffix(path, ".npy"), force=True) as partial, partial.open("xb") as file:
         array.write(file)
 
 
 def save_npz(path: str | Path, arrays: Mapping[str, Streamed], numbers: Mapping[str, Any]) -> None:
-    """Write a `.npz` file of arrays and numbers, as `numpy.savez` does."""
+    """Write a `.npz` file of arrays and numbers, like `numpy.savez`."""
     with (
         publish(_with_suffix(path, ".npz"), force=True) as partial,
         zipfile.ZipFile(partial, "x") as archive,
@@ -195,7 +196,7 @@ def save_npz(path: str | Path, arrays: Mapping[str, Streamed], numbers: Mapping[
 
 
 def load_npz(path: str | Path) -> dict[str, npt.NDArray[Any]]:
-    """Read all arrays of a `.npz` file, whose suffix may be left out."""
+    """Read all arrays of a `.npz` file, whose suffix may be omitted."""
     path = Path(path)
     with np.load(path if path.exists() else _with_suffix(path, ".npz")) as archive:
         return dict(archive)
@@ -207,11 +208,11 @@ def _with_suffix(path: str | Path, suffix: str) -> Path:
 
 
 def flat_ids(*parts: Any) -> Tensor | npt.NDArray[np.int64]:
-    """Return ids as one flat tensor, part after part; a part that is None is left out.
+    """Concatenate ids into one flat tensor; parts that are None are skipped.
 
-    NumPy and CuPy arrays, tensors and lists are taken. If any part is on a GPU, all go there. A
-    flat array of int64 alone comes back as it is, as most are: every microsecond counts before a
-    batch is on its way. What is no row id is left for the table to refuse.
+    NumPy and CuPy arrays, tensors and lists are accepted. If any part is on a GPU, all are moved
+    there. The common case, a single flat int64 array, is returned unchanged for speed. The table
+    rejects invalid row ids.
     """
     given = [part for part in parts if part is not None]
     if len(given) == 1 and _is_plain(given[0]) and given[0].ndim == 1:
@@ -225,7 +226,7 @@ def flat_ids(*parts: Any) -> Tensor | npt.NDArray[np.int64]:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """Return values as a tensor, without a copy where that can be; whole numbers as int64."""
+    """Return values as a tensor, without a copy if possible; integers become int64."""
     if _is_plain(values):
         return torch.from_numpy(values)
     if not isinstance(values, Tensor):
@@ -243,7 +244,7 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def _is_plain(values: Any) -> bool:
-    """Tell whether values are an array that torch takes as it is, of int64."""
+    """Return whether values are an int64 array that torch accepts unchanged."""
     return type(values) is np.ndarray and values.dtype == np.int64 and values.flags.carray
 
 
@@ -257,10 +258,10 @@ _open: weakref.WeakSet[Held] = weakref.WeakSet()
 
 
 class Held(ABC):
-    """Rows in a table of the library, wherever its tiers keep them.
+    """Rows in a table of this library.
 
-    A context manager; `close` gives the memory back, as dropping the object or the end of the
-    process do. What is on disk is committed then, and stays.
+    A context manager: `close` frees the memory, as do garbage collection and process exit. A store
+    on disk is committed then, and remains.
     """
 
     total_classes: int
@@ -272,7 +273,7 @@ class Held(ABC):
 
     @property
     def table(self) -> Table:
-        """The table, for everything that the rest of the library can do with one."""
+        """The table, for use with the rest of the library."""
         if self._owner is None:
             raise self._not_yet()
         return table_of(self._owner)
@@ -285,12 +286,12 @@ class Held(ABC):
     _first_calls = "zerosInit(), another of its init methods, or loadCupy(file)"
 
     def _make(self, fields: Mapping[str, Field]) -> None:
-        """Make the table, in place of one that there may be."""
+        """Create the table, replacing an existing one."""
         for item in fields.values():
             if item.init is not None:
                 item.init.seeded().block(
                     0, 0, (self.total_classes, item.dim), 0
-                )  # raises if it cannot fit
+                )  # raises if it does not fit
         zero = all(item.init is None or item.init.is_zero for item in fields.values())
         spec = TableSpec(self.total_classes, fields=fields, sparse=zero)
         if isinstance(self._owner, Store):
@@ -308,14 +309,14 @@ class Held(ABC):
 
     @abstractmethod
     def _accept(self, table: Table) -> None:
-        """Take up a table that was opened; raise InvalidInputError if it is not one of these."""
+        """Use an opened table; raise InvalidInputError if it does not match."""
 
     def _before_commit(self) -> Callable[[], None] | None:
-        """Return what is to be done before a commit; it must not refer to this object."""
+        """Return a function to call before a commit, which must not refer to this object."""
         return None
 
     def close(self) -> None:
-        """Give the memory back; what is on disk is committed before. Harmless when repeated."""
+        """Commit a store on disk and free the memory; may be called again."""
         if self._end is not None:
             self._end()
         self._owner = self._end = None
@@ -336,7 +337,7 @@ class Held(ABC):
     # -- the rows as arrays
 
     def _blocks(self, field: str) -> Iterator[npt.NDArray[Any]]:
-        """Yield all rows of a field in order, leaving the caches as they are."""
+        """Yield all rows of a field in order, without changing the caches."""
         table = self.table
         step = max(1, _BLOCK_BYTES // table.fields[field].nbytes)
         for start in range(0, table.rows, step):
@@ -348,7 +349,7 @@ class Held(ABC):
         return Streamed((self.table.rows, item.dim), item.element.numpy, self._blocks(field))
 
     def _array(self, streamed: Streamed) -> npt.NDArray[Any]:
-        """Return an array of all blocks, read-only: writing to it would change nothing else."""
+        """Return a read-only array of all blocks, which is a copy of the rows."""
         out = np.empty(streamed.shape, streamed.dtype)
         start = 0
         for block in streamed.blocks:
@@ -362,7 +363,7 @@ class Held(ABC):
         """Return a copy of all rows in NumPy, read-only."""
 
     def getCupyVar(self) -> Any:
-        """Return a copy of all rows in CuPy, on the GPU; in NumPy where there is no CuPy."""
+        """Return a copy of all rows in CuPy, on the GPU; in NumPy without CuPy."""
         return each(self.getNumpyVersion(), _to_cupy)
 
     def getTorchVar(self) -> Any:
@@ -381,13 +382,13 @@ def _finish(owner: MemoryTable | Store, before_commit: Callable[[], None] | None
 
 @atexit.register
 def _close_all() -> None:
-    """Commit and close what is open; stores that are still open later drop what is new."""
+    """Commit and close all open objects; stores closed later would drop uncommitted rows."""
     for held in list(_open):
         held.close()
 
 
 def check_table(table: Table, rows: int, fields: Mapping[str, Field]) -> None:
-    """Raise InvalidInputError unless a table has so many rows, of these fields."""
+    """Raise InvalidInputError unless a table has this number of rows and these fields."""
     if table.rows != rows or table.fields != dict(fields):
         wanted = ", ".join(f"{name} {item.dim} {item.dtype}" for name, item in fields.items())
         raise InvalidInputError(f"{table} was made by other code: expected {rows} rows, {wanted}")
@@ -399,7 +400,7 @@ def each(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def legacy(method: str, name: str) -> Any:
-    """Return a property for an attribute that held the rows themselves in SpeedTorch."""
+    """Return a property for an attribute that contained the rows in SpeedTorch."""
 
     def read(held: Held) -> Any:
         return getattr(held, method)()
@@ -408,7 +409,7 @@ def legacy(method: str, name: str) -> Any:
 
 
 def as_numpy(values: Any) -> npt.NDArray[Any]:
-    """Return a NumPy or CuPy array, or a tensor from anywhere, as a NumPy array of plain floats."""
+    """Return a NumPy or CuPy array, or a tensor on any device, as a NumPy array of plain floats."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()

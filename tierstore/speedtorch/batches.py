@@ -1,4 +1,4 @@
-"""Rows of a batch in and out of a module's weight, and its state in and out of an optimizer."""
+"""Moves the rows of a batch to and from a module's weight, and their state to an optimizer."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ POLICIES: tuple[Duplicates, ...] = get_args(Duplicates)
 def check_policy(duplicates: Duplicates) -> Duplicates:
     """Return one of the policies, or raise InvalidInputError."""
     if duplicates not in POLICIES:
-        raise InvalidInputError(f"duplicates is 'sum', 'mean' or 'last', not {duplicates!r}")
+        raise InvalidInputError(f"duplicates must be 'sum', 'mean' or 'last', not {duplicates!r}")
     return duplicates
 
 
 class Copies:
-    """A hook on the parameter of a batch, which gives every copy of a row the row's gradient."""
+    """A hook on the parameter of a batch that gives every copy of a row the same gradient."""
 
     def __init__(self, table: Table, ids: Tensor, policy: Duplicates) -> None:
-        """Remember whose rows they are; `policy` is "sum" or "mean"."""
+        """Store the ids of the batch; `policy` is "sum" or "mean"."""
         self._table = table
-        # The caller may reuse its ids for the next batch. Torch would wake all its threads to copy.
+        # The caller may reuse its ids for the next batch. Torch would use all its threads to copy.
         self._ids = ids.clone() if ids.is_cuda else torch.from_numpy(ids.numpy().copy())
         self._mean = policy == "mean"
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Return the gradient with that of each row summed, or averaged, over its copies."""
+        """Return the gradient, summed or averaged over the copies of each row."""
         with self._table.lease(self._ids) as lease:
             bound = lease.bound
             owners = torch.as_tensor(lease.positions).to(gradient.device, torch.int64)
@@ -91,16 +91,16 @@ class Copies:
 
 
 def warn_of_copies(ids: Tensor, policy: Duplicates) -> None:
-    """Say how many rows of a batch are copies, and what becomes of their updates."""
+    """Warn about the copies in a batch, and explain how their updates are handled."""
     share = 1 - torch.unique(ids).numel() / max(1, ids.numel())
     if not share:
         return
     if policy == "last":
-        message = "the update of the last copy stays and those of the others are lost"
+        message = "the update of the last copy is kept and the others are lost"
         advice = "duplicates='sum' keeps them all"
     else:
-        message = f"every copy takes the step of the row's {policy} of gradients"
-        advice = "SpeedTorch kept the last copy's update alone, as duplicates='last' does"
+        message = f"every copy is updated with the {policy} of the row's gradients"
+        advice = "SpeedTorch kept only the update of the last copy, like duplicates='last'"
     warnings.warn(
         f"{share:.1%} of the {ids.numel()} rows of this batch are copies of others: "
         f"{message}; {advice}",
@@ -115,9 +115,9 @@ WEIGHT = "weight"
 class ModelRows(Held):
     """All rows of an embedding; a module's `weight` holds those of a batch.
 
-    `beforeForwardPass(ids)` puts row k of the batch into row k of the weight, which takes as many
-    rows as there are ids; the model is fed the numbers 0, 1, 2, … of `variableTransformer`.
-    `afterOptimizerStep(ids)` takes the rows back.
+    `beforeForwardPass(ids)` copies row k of the batch to row k of the weight, which gets as many
+    rows as there are ids; the inputs of the model are the numbers 0, 1, 2, … of
+    `variableTransformer`. `afterOptimizerStep(ids)` copies the rows back.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ModelRows(Held):
         check_table(table, self.total_classes, {WEIGHT: self._field})
 
     def zerosInit(self) -> None:
-        """Make all rows zero."""
+        """Set all rows to zero."""
         self._fill(initializers.zeros())
 
     def uniformDistributionInit(self, low: float, high: float) -> None:
@@ -175,10 +175,10 @@ class ModelRows(Held):
     def variableTransformer(
         self, batchSize: int, posPerBatch: int, negPerBatch: int | None = None
     ) -> npt.NDArray[np.int64] | tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return what to feed the model: the numbers of the batch's rows, as int64 arrays.
+        """Return the inputs of the model: the numbers of the batch's rows, as int64 arrays.
 
-        `(batchSize, posPerBatch)`, and with `negPerBatch` a second array `(batchSize, negPerBatch)`
-        that counts on.
+        The shape is `(batchSize, posPerBatch)`; with `negPerBatch`, a second array `(batchSize,
+        negPerBatch)` continues the numbers.
         """
         positives = batchSize * posPerBatch
         dummies = np.arange(positives).reshape(batchSize, posPerBatch)
@@ -188,7 +188,7 @@ class ModelRows(Held):
         return dummies, np.arange(positives, stop).reshape(batchSize, negPerBatch)
 
     def beforeForwardPass(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
-        """Put the rows of a batch, positive samples then negative ones, into the module's weight.
+        """Copy the rows of a batch, positive then negative samples, to the module's weight.
 
         Ids are arrays, tensors or lists of any shape. Raises RowIndexError, InvalidTypeError.
         """
@@ -202,7 +202,7 @@ class ModelRows(Held):
             self._hook = parameter.register_hook(copies)
 
     def afterOptimizerStep(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
-        """Take the rows of a batch back from the module's weight; the ids are those it got."""
+        """Copy the rows of a batch back from the module's weight; pass the same ids."""
         ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
         if not self._told:
             self._told = True
@@ -216,7 +216,7 @@ class ModelRows(Held):
         self._hook = None
 
     def close(self) -> None:
-        """Give the memory back; the module keeps the rows of its last batch."""
+        """Free the memory; the module keeps the rows of its last batch."""
         self._release()
         super().close()
 
@@ -231,7 +231,7 @@ class ModelRows(Held):
         save_npy(saveFileName, self._streamed(WEIGHT))
 
     def loadCupy(self, loadFileName: str) -> None:
-        """Make all rows those of a `.npy` file `(total_classes, embed_dimension)`."""
+        """Load all rows from a `.npy` file `(total_classes, embed_dimension)`."""
         self._fill(initializers.from_file(loadFileName))
 
     def saveTorch(self, saveFileName: str) -> None:
@@ -239,23 +239,23 @@ class ModelRows(Held):
         torch.save(torch.tensor(self.getNumpyVersion()), saveFileName)
 
     def loadTorch(self, loadFileName: str) -> None:
-        """Make all rows those of a tensor that `saveTorch` or torch.save wrote."""
+        """Load all rows from a tensor written by `saveTorch` or torch.save."""
         tensor = torch.load(loadFileName, map_location="cpu", weights_only=True)
         self._fill(initializers.from_array(as_numpy(tensor)))
 
 
 def home_of(parameter: Tensor, where: Where) -> torch.device:
-    """Return where a parameter belongs: where it is, or to the GPU of its table."""
+    """Return the device for a parameter: its current one, or the GPU of its table."""
     device: torch.device = parameter.device
     return where.torch_device if device.type == "cpu" else device
 
 
 def _put(parameter: torch.nn.Parameter, rows: Tensor) -> None:
-    """Give a parameter other values.
+    """Replace the values of a parameter.
 
-    Where the shape changes, an old loss may still hold what collects the parameter's gradient, in
-    the old shape. So the parameter stays the same object, in its module and its optimizer, and gets
-    another tensor inside, to which its hooks must be tied again.
+    If the shape changes, an old loss may still refer to the gradient accumulator with the old
+    shape. The parameter therefore remains the same object, in its module and its optimizer, but
+    gets a new tensor inside, on which its hooks must be registered again.
     """
     same = parameter.shape == rows.shape and parameter.dtype == rows.dtype
     if same and parameter.device == rows.device:
@@ -272,15 +272,15 @@ def _seed() -> int:
 
 
 class OptimizerRows(Held):
-    """The state that an optimizer keeps of each row of an embedding, for all rows.
+    """The optimizer state of all rows of an embedding.
 
-    The optimizer holds that of a batch: `beforeForwardPass(ids)` puts it in, and
-    `afterOptimizerStep(ids)` takes it back. What all rows share, such as the number of steps, stays
-    with the optimizer. Any optimizer that treats each row by itself will do; one that keeps no
-    state, such as SGD without momentum, makes these methods do nothing.
+    The optimizer holds the state of one batch: `beforeForwardPass(ids)` copies it in, and
+    `afterOptimizerStep(ids)` copies it back. State common to all rows, such as the number of steps,
+    stays in the optimizer. Any optimizer that treats rows independently is supported; without
+    state, as in SGD without momentum, these methods do nothing.
 
     Attributes:
-        optVarList: what is kept of each row, as the optimizer names it: ["exp_avg", "exp_avg_sq"].
+        optVarList: the optimizer's names of the state per row: ["exp_avg", "exp_avg_sq"].
     """
 
     _first_calls = "optInit(), or loadCupy(file)"
@@ -309,7 +309,7 @@ class OptimizerRows(Held):
         self.optVarList: list[str] = list(self._plan.rows)
 
     def _probed(self) -> StatePlan:
-        """Return what the optimizer keeps, found by running one of its kind on a few rows."""
+        """Return the optimizer's state names, found by running an instance on a few rows."""
         optimizer = self.given_optimizer
         options = _options_for(optimizer, self._parameter, self.variable_name)
         return probe(
@@ -321,7 +321,7 @@ class OptimizerRows(Held):
         )
 
     def optInit(self) -> None:
-        """Initialize the state of all rows to what the optimizer starts from."""
+        """Initialize the state of all rows to the optimizer's initial state."""
         self._fill(
             {key: initializers.constant(kept.initial) for key, kept in self._plan.rows.items()}
         )
@@ -339,7 +339,7 @@ class OptimizerRows(Held):
 
     @property
     def _state(self) -> dict[str, Any]:
-        """The optimizer's state for the parameter, with what all rows share."""
+        """The optimizer's state for the parameter, including the common state."""
         state: dict[str, Any] = self.given_optimizer.state[self._parameter]
         for key, value in self._plan.shared.items():
             if key not in state:
@@ -347,9 +347,9 @@ class OptimizerRows(Held):
         return state
 
     def beforeForwardPass(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
-        """Put the state of the rows of a batch into the optimizer; ids as for the model factory."""
+        """Copy the state of a batch to the optimizer; ids as in the model factory."""
         found = {}
-        if self.optVarList:  # on their way while the rest is done
+        if self.optVarList:  # copied while the rest is done
             ids = flat_ids(retrievedPosIndexes, retrievedNegIndexes)
             found = self.table.read(ids, self.optVarList, as_tensor=True)
         state = self._state
@@ -361,11 +361,11 @@ class OptimizerRows(Held):
             if begun or not kept.late:
                 rows = found[key].to(home, kept.dtype)
                 state[key] = rows.reshape(len(rows), *kept.shape)
-            else:  # the optimizer makes it of the first gradient
+            else:  # the optimizer creates it from the first gradient
                 state.pop(key, None)
 
     def afterOptimizerStep(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
-        """Take the state of the rows of a batch back from the optimizer."""
+        """Copy the state of a batch back from the optimizer."""
         state = self._state
         keys = [key for key in self.optVarList if key in state]
         if not keys:
@@ -383,12 +383,12 @@ class OptimizerRows(Held):
         return [self._array(self._streamed(key)) for key in self.optVarList]
 
     def saveCupy(self, saveFileName: str) -> None:
-        """Write all state to a `.npz` file: an array a state, and what the rows share."""
+        """Write all state to a `.npz` file: one array per state, and the common state."""
         arrays = {key: self._streamed(key) for key in self.optVarList}
         save_npz(saveFileName, arrays, self._numbers())
 
     def loadCupy(self, loadFileName: str) -> None:
-        """Take all state from a `.npz` file that `saveCupy` wrote."""
+        """Load all state from a `.npz` file written by `saveCupy`."""
         self._load(load_npz(loadFileName), loadFileName)
 
     def saveTorch(self, saveFileName: str) -> None:
@@ -398,7 +398,7 @@ class OptimizerRows(Held):
         torch.save({**tensors, **self._numbers()}, saveFileName)
 
     def loadTorch(self, loadFileName: str) -> None:
-        """Take all state from a file that `saveTorch` wrote."""
+        """Load all state from a file written by `saveTorch`."""
         found = torch.load(loadFileName, map_location="cpu", weights_only=True)
         self._load({key: as_numpy(value) for key, value in found.items()}, loadFileName)
 
@@ -438,7 +438,7 @@ _SHARED = "shared"
 
 
 def _numbers_of(state: Mapping[str, Any], plan: StatePlan) -> dict[str, Any]:
-    """Return what all rows share as plain numbers."""
+    """Return the common state as plain numbers."""
     values = {key: state.get(key) for key in plan.shared}
     return {
         key: value.item() if isinstance(value, Tensor) else value
@@ -450,12 +450,12 @@ def _numbers_of(state: Mapping[str, Any], plan: StatePlan) -> dict[str, Any]:
 def _note_numbers(
     table: Table, optimizer: torch.optim.Optimizer, parameter: Tensor, plan: StatePlan
 ) -> None:
-    """Put what all rows share among what is committed with them."""
+    """Add the common state to the values that are committed with the rows."""
     table.scalars[_SHARED] = _numbers_of(optimizer.state[parameter], plan)
 
 
 def _find_parameter(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
-    """Return the parameter of a module's name, such as "u_embeddings", or of its own."""
+    """Return the parameter of a submodule's name, such as "u_embeddings", or with its own name."""
     found: dict[str, torch.nn.Parameter] = dict(model.named_parameters(remove_duplicate=False))
     for candidate in (f"{name}.weight", name):
         if candidate in found:
@@ -464,7 +464,7 @@ def _find_parameter(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
 
 
 def _options_for(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str) -> dict[str, Any]:
-    """Return the options that an optimizer has for a parameter, as its class takes them."""
+    """Return an optimizer's options for a parameter, as arguments of its class."""
     accepted = inspect.signature(type(optimizer)).parameters
     for group in optimizer.param_groups:
         if any(each is parameter for each in group["params"]):

@@ -1,4 +1,4 @@
-"""Measure this machine, and tierstore on it."""
+"""Measure the speed of this machine, and of tierstore on it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tierstore_cli.speeds import speed_lines
     help="Time for each figure.",
 )
 def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
-    """Measure memory, the disk under PATH and the link to a GPU, and tierstore beside them.
+    """Measure memory, the disk under PATH and the link to a GPU, and compare tierstore with them.
 
-    Takes about ten seconds and, meanwhile, twice SIZE of disk space. Other work on the machine
-    distorts the figures. Keeps them for `tierstore plan` and `tierstore doctor`.
+    Takes about ten seconds and temporarily twice SIZE of disk space. Other work on the machine
+    distorts the figures. They are saved for `tierstore plan` and `tierstore doctor`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Check this machine and what is installed."""
+"""Check this machine and the installed packages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tierstore_cli.speeds import speed_lines
 def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 
-    Shows the speeds that `tierstore bench` has measured, and lists the partial files that killed
-    commands left beside PATH and in it. Changes nothing, sends nothing, uses no GPU. Exits with 1
-    if there is a problem, and prints the command that fixes it.
+    Shows the speeds measured by `tierstore bench`, and lists partial files of killed commands
+    beside and in PATH. Changes nothing, sends nothing, uses no GPU. If there is a problem, prints
+    the command that fixes it and exits with 1.
 
     \b
     Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -26,17 +27,19 @@ from tierstore_cli.params import (
     full_name,
 )
 from tierstore_cli.progress import Progress
+from tierstore_cli.streams import FORMAT, STREAM, into_stream
 from tierstore_cli.text import some_rows
 
 
 @click.command(cls=Command)
 @READ_STORE
 @click.argument("target", metavar="OUT", type=PlaceType())
+@FORMAT
 @TABLE
 @FIELD
-@click.option("--rows", type=RowRange(), help="Only rows A to B-1.")
+@click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
 @VERSION
-@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: as stored.")
+@click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
 @MEMORY
 @click.option("--skip-damaged", is_flag=True, help="Write damaged rows as NaN.")
@@ -45,6 +48,7 @@ def export(
     out: Output,
     store: Place,
     target: Place,
+    suffix: str | None,
     table: str | None,
     field: str | None,
     rows: Rows | None,
@@ -55,11 +59,12 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr or .tsv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
 
-    Rows are streamed: memory does not grow with the table. The table's keys are written where the
-    format holds keys; .vec, .txt, .bin and .tsv number the rows of a table without keys. One
-    version is exported, and STORE may be written meanwhile. A .zarr may be a URL that fsspec knows.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
+    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
+    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
+    fsspec; - is standard output and needs --format.
 
     \b
     Examples:
@@ -69,14 +74,24 @@ def export(
       tierstore export emb.tier words.vec --table word --rows 0:10000
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
+      tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier s3://bucket/items.zarr --table item
     """
-    with open_store(store, version=version) as opened, Progress("exporting") as progress:
+    streamed = str(target) == STREAM
+    if streamed and out.as_json:
+        raise click.UsageError("rows and --json would both go to standard output")
+    if suffix is not None and not streamed:
+        raise click.UsageError(f"--format is that of {STREAM}; the suffix of OUT names its format")
+    with (
+        into_stream(suffix) if streamed else nullcontext(target) as place,
+        open_store(store, version=version) as opened,
+        Progress("exporting") as progress,
+    ):
         version, chosen = opened.version, choose_table(opened, table)
         field = choose_field(chosen, field)
         done = export_table(
             chosen,
-            target,
+            place,
             field=field,
             rows=choose_rows(chosen, rows),
             dtype=dtype,
@@ -97,10 +112,15 @@ def export(
         "dtype": done.dtype,
         "bytes": done.bytes,
         "overflowed": done.overflowed,
+        "notes": list(done.notes),
     }
     if skip_damaged:
         data["skipped"] = done.skipped
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
+    for note in done.notes:
+        out.note(f"Note: {note}")
+    if streamed:
+        return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")

@@ -19,8 +19,8 @@ from tierstore_cli.params import STORE, UNTESTED
 def fold(out: Output, store: Path, allow_untested: bool) -> None:
     """Fold the commits of STORE into its base files, and drop older versions.
 
-    Afterwards the base file alone is the table: NumPy or zarr opens it without tierstore, with the
-    line that `tierstore inspect` prints. No other process may have STORE open for writing.
+    Afterwards the base file alone contains the table: NumPy or zarr opens it without tierstore,
+    with the line that `tierstore inspect` prints. No other process may have STORE open for writing.
 
     \b
     Examples:

@@ -1,8 +1,11 @@
-"""Make a store, or add a table to one."""
+"""Create a store, or add a table to one."""
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +24,7 @@ from tierstore_cli.params import (
     DTYPE,
     STORE,
     UNTESTED,
+    Count,
     InitializerType,
     SeededInitializer,
     State,
@@ -28,7 +32,7 @@ from tierstore_cli.params import (
 )
 from tierstore_cli.progress import Progress
 
-COUNT = click.IntRange(min=1)
+COUNT = Count()
 SEED = click.IntRange(0, 2**64 - 1)
 CHECKSUM_BYTES = 4
 
@@ -36,7 +40,7 @@ CHECKSUM_BYTES = 4
 @click.command(cls=Command)
 @STORE
 @click.option("--rows", type=COUNT, required=True, metavar="N", help="Number of rows.")
-@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements of a row.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements per row.")
 @click.option(
     "--table", default="embeddings", show_default=True, metavar="NAME", help="Name of the table."
 )
@@ -51,18 +55,29 @@ CHECKSUM_BYTES = 4
     help="First values.",
 )
 @click.option(
-    "--seed", type=SEED, default=0, show_default=True, metavar="S", help="Seed of random values."
+    "--seed",
+    type=SEED,
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Seed of the random initial values.",
 )
 @click.option(
-    "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
+    "--state",
+    type=State(),
+    multiple=True,
+    metavar=State.name,
+    help="Optimizer state stored with each row, see above; repeatable.",
 )
 @click.option(
     "--backend", type=click.Choice(BACKENDS), default="memmap", show_default=True, help="Base file."
 )
 @click.option(
-    "--sparse", is_flag=True, help="Allocate disk space when rows are written; they start as zeros."
+    "--sparse",
+    is_flag=True,
+    help="Allocate disk space only when rows are written; rows start as zeros.",
 )
-@click.option("--dry-run", is_flag=True, help="Only print the size.")
+@click.option("--dry-run", is_flag=True, help="Only print the size; create nothing.")
 @UNTESTED
 def init(
     out: Output,
@@ -79,15 +94,15 @@ def init(
     dry_run: bool,
     allow_untested: bool,
 ) -> None:
-    """Make a store at STORE, or add a table to the store that is there.
+    """Create a store at STORE, or add a table to an existing store.
 
     Reserves disk space for every row, so that a full disk is an error here and not during training.
-    Replaces nothing that exists.
+    Never replaces existing data; an empty directory becomes the store.
 
     \b
     Examples:
       tierstore init emb.tier --rows 1000000 --dim 128
-      tierstore init emb.tier --rows 10000000 --dim 64 --init "normal(0,0.01)" --seed 7
+      tierstore init emb.tier --rows 10M --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
@@ -100,10 +115,11 @@ def init(
       rmsprop                              square_avg
       adadelta                             square_avg acc_delta
       sgd-momentum                         momentum_buffer
-      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's
+      NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
+                                           field:NAME where NAME is like one of the above
     """
     spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
-    exists = os.path.lexists(store)
+    exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
     with Progress("writing") as progress:
@@ -130,11 +146,11 @@ def init(
         "free_bytes": free_bytes,
     }
     verb = "would make" if dry_run else "made"
-    size = f"{spec.layout.record_bytes} B a row, {format_bytes(disk_bytes)}"
+    size = f"{spec.layout.record_bytes} B per row, {format_bytes(disk_bytes)}"
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
     out.show(data, f"{verb} {store}: table {table}, {rows:,} rows of {fields}, {size}")
     if dry_run and disk_bytes > free_bytes and not sparse:
-        raise StoreFullError(f"only {format_bytes(free_bytes)} are free: it would not fit")
+        raise StoreFullError(f"only {format_bytes(free_bytes)} are free: the table would not fit")
 
 
 def _spec(
@@ -145,7 +161,7 @@ def _spec(
     sparse: bool,
     table: str,
 ) -> TableSpec:
-    """Return the table's spec; options that conflict are a usage error."""
+    """Return the table's spec; conflicting options are a usage error."""
     try:
         check_name(table)
         fields = {"weight": Field(*weight)}
@@ -168,18 +184,39 @@ def _make(
     dry_run: bool,
     allow_untested: bool,
 ) -> int | None:
-    """Make the store or the table, and return its first version, None for a dry run."""
+    """Create the store or the table; return its first version, or None for a dry run."""
     if exists:
         mode: Literal["r", "r+"] = "r" if dry_run else "r+"
         with open_store(store, mode, allow_untested=allow_untested) as opened:
             if table in opened:
-                raise ExistsError(f"{store} has a table {table!r}; choose another name (--table)")
+                raise ExistsError(f"{store} already has a table {table!r}; choose another --table")
             if not dry_run:
                 opened.create_table(table, spec, progress=progress)
             return None if dry_run else opened.version
     if dry_run:
         return None
-    with tierstore.create(
-        store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
-    ) as made:
+    with (
+        _making_way(store),
+        tierstore.create(
+            store, {table: spec}, progress=progress, budget=NO_CACHE, allow_untested=allow_untested
+        ) as made,
+    ):
         return made.version
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and next(path.iterdir(), None) is None
+
+
+@contextmanager
+def _making_way(path: Path) -> Iterator[None]:
+    """Remove an empty directory, in whose place a store is made with the same mode."""
+    mode = path.stat().st_mode if path.exists() else None
+    if mode is not None:
+        path.rmdir()
+    try:
+        yield
+    finally:
+        if mode is not None:
+            path.mkdir(exist_ok=True)
+            path.chmod(stat.S_IMODE(mode))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -10,6 +12,7 @@ import click
 from tierstore import Table
 from tierstore.budget import format_bytes
 from tierstore.spec import BACKENDS
+from tierstore.stats import LISTED, SpaceInformation, label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Grid, Output
@@ -18,15 +21,18 @@ from tierstore_cli.progress import Progress
 from tierstore_cli.rows import rows_data, rows_grid
 from tierstore_cli.rowstats import row_stats
 
+_WIDTH = 80
+_MANY = "the tables of a line share tiers; --json lists all tables"
+
 
 @click.command(cls=Command)
 @READ_STORE
 @TABLE
 @FIELD
-@click.option("--stats", is_flag=True, help="Norms, and counts of zero, NaN and infinite rows.")
-@click.option("--full", is_flag=True, help="With --stats: all rows, not a sample of 100,000.")
+@click.option("--stats", is_flag=True, help="Show norms and counts of zero, NaN and infinite rows.")
+@click.option("--full", is_flag=True, help="With --stats: read all rows, not a sample of 100,000.")
 @click.option("--rows", "span", type=RowRange(), help="Show rows A to B-1.")
-@click.option("--versions", is_flag=True, help="List the versions that are kept.")
+@click.option("--versions", is_flag=True, help="List the kept versions.")
 def inspect(
     out: Output,
     store: Place,
@@ -40,8 +46,10 @@ def inspect(
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
 
     STATE lists the fields beside the first. DELTA counts the rows that are committed and not yet
-    folded into the base file. STORE may be written meanwhile. Damaged tables are left out, named
-    under "damaged" in --json, and the exit code is 4.
+    folded into the base file. Tables whose records are equally long share tiers, unless a budget or
+    a policy sets one apart; of more than 20 tables, those that share have one line together, and
+    --json lists all. STORE may be written meanwhile. Damaged tables are left out, named under
+    "damaged" in --json, and the exit code is 4.
 
     \b
     Examples:
@@ -51,6 +59,10 @@ def inspect(
       tierstore inspect emb.tier --versions
       tierstore inspect emb.tier --json | jq .version
     """
+    if full and not stats:
+        raise click.UsageError("--full says which rows --stats reads; give both")
+    if field is not None and not stats and span is None:
+        raise click.UsageError("--field says what --stats and --rows show; give one of them")
     with open_store(store) as opened:
         info = opened.info()
         data = info.to_dict()
@@ -59,11 +71,19 @@ def inspect(
         damaged = dict(opened.damaged) if table is None else {}
         intact = [name for name in opened if name not in opened.damaged]
         tables = [opened[name] for name in (intact if table is None else [table])]
-        names = [each.name for each in tables]
+        names = {each.name for each in tables}
         data["tables"] = [entry for entry in data["tables"] if entry["name"] in names]
+        data["spaces"] = [each for each in data["spaces"] if names & set(each["tables"])]
+        spaces = [each for each in info.spaces if names & set(each.tables)]
         bases = {each.name: each.base for each in info.tables}
-        lines = [_opening_line(each, bases[each.name]) for each in tables]
-        parts += [_tables(data["tables"]), _how_to_open(store, info.folded, lines)]
+        if len(tables) <= LISTED:
+            lines = [_opening_line(each, bases[each.name]) for each in tables]
+            parts += [_tables(data["tables"]), *_sharing(spaces)]
+        else:
+            lines = [_opening_line(each, bases[each.name]) for each in tables[:1]]
+            lines.append(f"# and {len(tables) - 1:,} more; each is shown by --table NAME")
+            parts += [_spaces(spaces), _MANY]
+        parts.append(_how_to_open(store, info.folded, lines))
 
         if damaged:
             data["damaged"] = {name: str(error) for name, error in damaged.items()}
@@ -114,6 +134,30 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
         for each in tables
     ]
     return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+
+
+def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
+    """Yield lines that say which of a few tables share tiers."""
+    for each in spaces:
+        if len(each.tables) > 1:
+            text = f"tiers are shared by {', '.join(each.tables)}"
+            yield textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+
+
+def _spaces(spaces: list[SpaceInformation]) -> Grid:
+    headers = ("TABLES", "COUNT", "ROWS", "ROW", "DISK", "DELTA")
+    rows = [
+        (
+            label(each.tables),
+            f"{len(each.tables):,}",
+            f"{each.rows:,}",
+            f"{each.record_bytes} B",
+            format_bytes(each.disk_bytes),
+            f"{each.delta_rows:,}" if each.delta_rows else "–",
+        )
+        for each in spaces
+    ]
+    return Grid(headers, rows, right=frozenset(range(1, len(headers))))
 
 
 def _how_to_open(store: Place, folded: bool, lines: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Keep a version of a store by a name."""
+"""Keep a version of a store under a name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tierstore_cli.params import STORE, UNTESTED, VERSION
 def keep(
     out: Output, store: Path, name: str, version: int | str | None, allow_untested: bool
 ) -> None:
-    """Keep a version of STORE as NAME, however many come after it.
+    """Keep a version of STORE as NAME, regardless of later versions.
 
-    Another version of that name loses it. What was committed since the oldest version that is kept
-    cannot be folded, so STORE takes more of the disk until `tierstore release`. No other process
-    may have STORE open for writing.
+    If another version has this name, it loses it. Commits since the oldest kept version cannot be
+    folded, so STORE needs more disk space until `tierstore release`. No other process may have
+    STORE open for writing.
 
     \b
     Examples:

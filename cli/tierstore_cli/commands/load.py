@@ -3,41 +3,74 @@
 from __future__ import annotations
 
 import os
+from math import isfinite
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
-from tierstore.importing import import_table
+from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
-from tierstore_cli.output import Output
-from tierstore_cli.params import FIELD, KEYS, MEMORY, STORE, TABLE, UNTESTED
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import (
+    DTYPE,
+    FIELD,
+    KEYS,
+    MEMORY,
+    STORE,
+    TABLE,
+    UNTESTED,
+    text_options,
+)
 from tierstore_cli.progress import Progress
+from tierstore_cli.streams import FORMAT, as_file
 
 
 @click.command(cls=Command)
 @STORE
 @click.argument("source", metavar="SRC")
+@FORMAT
 @TABLE
 @FIELD
 @KEYS
+@click.option("--dtype", type=DTYPE, help="Element type of a new table; default: of the file.")
+@text_options
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "first", "last"]),
+    default="error",
+    show_default=True,
+    help="Which row stays of those with equal keys.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be read, and the first rows.")
 @MEMORY
 @UNTESTED
 def load(
     out: Output,
     store: Path,
     source: str,
+    suffix: str | None,
     table: str | None,
     field: str | None,
     keys: str | None,
+    dtype: str | None,
     memory: int,
     allow_untested: bool,
+    duplicates: Literal["error", "first", "last"],
+    dry_run: bool,
+    **text: Any,
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
-    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv or .tsv file; FILE:NAME
-    picks one of several arrays in it, and a .zarr may be a URL that fsspec knows. A missing store
-    or table is made, with the shape and element type of the file. Other fields of the table stay
-    as they are.
+    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv .tsv .jsonl .fvecs or
+    .fbin file, or the .json index of a model in several .safetensors files. FILE:NAME selects one
+    of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a pipe
+    needs --format. A missing store or table is created with the shape and element type of the
+    file. Other fields of the table do not change.
+
+    Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
+    decimal mark are found by the types of their cells; what was found is said on stderr. What can
+    be read in two ways is refused, with the options that decide it.
 
     \b
     Examples:
@@ -46,18 +79,28 @@ def load(
       tierstore load emb.tier glove.txt --table word
       tierstore load emb.tier moments.npy --table item --field exp_avg
       tierstore load emb.tier rows.npy --table item --keys keys.txt
+      curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
+      tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
     """
-    with Progress("loading") as progress:
-        done = import_table(
-            store,
-            source,
-            table=table,
-            field=field,
-            keys=keys,
-            memory=memory,
-            allow_untested=allow_untested,
-            progress=progress,
-        )
+    with as_file(source, suffix) as file:
+        if dry_run:
+            _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
+            return
+        with Progress("loading") as progress:
+            done = import_table(
+                store,
+                file,
+                table=table,
+                field=field,
+                keys=keys,
+                dtype=dtype,
+                duplicates=duplicates,
+                memory=memory,
+                allow_untested=allow_untested,
+                progress=progress,
+                **text,
+            )
+    say_reading(out, done)
     data = {
         "store": os.path.abspath(store),
         "source": source,
@@ -70,9 +113,53 @@ def load(
         "keys": done.keys,
         "overflowed": done.overflowed,
         "version": done.version,
+        "read_as": done.read_as,
+        "notes": list(done.notes),
     }
     verb = "made" if done.created else "loaded"
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}{', with keys' if done.keys else ''}"
     out.show(
-        data, f"{verb} {done.table} {done.field}: {shape}; {store} is at version {done.version}"
+        data, f"{verb} {done.table} {done.field}: {shape}; {store} is now at version {done.version}"
+    )
+
+
+SHOWN = 6
+"""Elements of a row that a dry run shows."""
+
+
+def say_reading(out: Output, done: ImportResult | Preview) -> None:
+    """Say on stderr how a text was read, and what was left out, kept or narrowed."""
+    if done.read_as is not None:
+        out.note(f"read as: {done.read_as}")
+    for note in done.notes:
+        out.note(f"Note: {note}")
+
+
+def _show_first(out: Output, source: str, **options: Any) -> None:
+    """Show what a load would read."""
+    found = preview(source, **options)
+    say_reading(out, found)
+    data = {
+        "source": source,
+        "rows": found.rows,
+        "dim": found.dim,
+        "dtype": found.dtype,
+        "read_as": found.read_as,
+        "notes": list(found.notes),
+        "keys": found.keys,
+        "first": [
+            [value if isfinite(value) else str(value) for value in row]
+            for row in found.first.tolist()
+        ],
+    }
+    keys = found.keys or range(len(found.first))
+    more = ["…"] if found.dim > SHOWN else []
+    rows = [
+        [key, *(f"{value:.9g}" for value in row[:SHOWN]), *more]
+        for key, row in zip(keys, found.first.tolist(), strict=True)
+    ]
+    out.show(
+        data,
+        f"{found.rows:,} rows of {found.dim} {found.dtype}; nothing was loaded",
+        Grid((), rows),
     )

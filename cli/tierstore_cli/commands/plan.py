@@ -1,4 +1,4 @@
-"""Predict what a memory budget brings."""
+"""Predict hit rates and step times for a memory budget."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import click
 
 from tierstore import plot
 from tierstore import policy as policies
-from tierstore.budget import format_bytes
+from tierstore.budget import Budget, format_bytes
 from tierstore.machine import speeds
-from tierstore.sizing import Plan, load_stream
+from tierstore.sizing import Plan, SpacePlan, load_stream, plan_tables
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
+from tierstore.stats import label
 from tierstore_cli.command import Command
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, Place, PlaceType, State, StateField
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
 
 COUNT = click.IntRange(min=1)
 WAYS = {
-    "disk_reads": "reading the disk",
+    "disk_reads": "reading from disk",
     "disk_writes": "writing back",
     "host_gather": "gathering in memory",
     "link": "the link to the GPU",
@@ -30,17 +32,27 @@ WAYS = {
 
 
 @click.command(cls=Command)
-@click.option("--rows", type=COUNT, required=True, metavar="N", help="Rows of the table.")
-@click.option("--dim", type=COUNT, required=True, metavar="D", help="Elements of a row.")
+@click.option("--rows", type=COUNT, metavar="N", help="Rows of the table.")
+@click.option("--dim", type=COUNT, metavar="D", help="Elements of a row.")
+@click.option(
+    "--store",
+    type=PlaceType(),
+    metavar="STORE",
+    help="Divide the memory among all tables of this store, in place of --rows and --dim.",
+)
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Element type.")
 @click.option(
-    "--state", type=State(), multiple=True, metavar=State.name, help="State of a row; repeatable."
+    "--state",
+    type=State(),
+    multiple=True,
+    metavar=State.name,
+    help="Optimizer state stored with each row, as in `tierstore init`; repeatable.",
 )
 @click.option(
     "--host",
     type=Bytes(),
     metavar=Bytes.name,
-    help="Memory for the host tier; default: a quarter of what is free.",
+    help="Memory for the host tier; default: a quarter of the free memory.",
 )
 @click.option(
     "--gpu",
@@ -56,9 +68,9 @@ WAYS = {
     show_default=True,
     help="The policy of the host tier.",
 )
-@click.option("--trace", type=TRACE, metavar="FILE", help="The ids the table is asked for.")
+@click.option("--trace", type=TRACE, metavar="FILE", help="The row ids that are requested.")
 @stream_options
-@click.option("--reading", is_flag=True, help="Rows are only read, not trained.")
+@click.option("--reading", is_flag=True, help="Assume that rows are only read, not trained.")
 @DEPTH
 @MEASURED
 @click.option(
@@ -67,13 +79,14 @@ WAYS = {
     type=click.Path(path_type=Path),
     default=Path(),
     metavar="PATH",
-    help="The directory of the store; its disk's speed counts.",
+    help="The directory of the store, for the speed of its disk.",
 )
 @PLOT
 def plan(
     out: Output,
-    rows: int,
-    dim: int,
+    rows: int | None,
+    dim: int | None,
+    store: Place | None,
     dtype: str,
     state: tuple[list[StateField], ...],
     host: int | None,
@@ -93,6 +106,8 @@ def plan(
 ) -> None:
     """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
+    With --store: which tables share tiers, and the rows of them that fit.
+
     Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
     .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
 
@@ -100,7 +115,19 @@ def plan(
     Examples:
       tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
       tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
+      tierstore plan --store emb.tier --host 8GiB
     """
+    if store is not None:
+        if (rows, dim, trace) != (None, None, None):
+            raise click.UsageError("--store gives the tables: leave out --rows, --dim and --trace")
+        with open_store(store) as opened:
+            specs = {name: table.spec for name, table in opened.items()}
+        spaces = plan_tables(specs, Budget(host=host, gpu=gpu), policy=policy)
+        data = {"store": str(store), "spaces": [each.to_dict() for each in spaces]}
+        out.show(data, _divided(spaces))
+        return
+    if rows is None or dim is None:
+        raise click.UsageError("give --rows and --dim of a table, or --store")
     weight = Field(dim, dtype)
     fields = {"weight": weight}
     fields |= {each.name: each.beside(weight) for group in state for each in group}
@@ -136,8 +163,27 @@ def plan(
     out.show(data, *_lines(found, trace is not None, found_speeds is not None))
 
 
+def _divided(spaces: list[SpacePlan]) -> Grid:
+    headers = ("TABLES", "COUNT", "ROWS", "ROW", "TIER", "MEMORY", "SLOTS", "PART")
+    rows = []
+    for space in spaces:
+        who = (
+            label(space.tables),
+            f"{len(space.tables):,}",
+            f"{space.rows:,}",
+            f"{space.record_bytes} B",
+        )
+        tiers = [
+            (tier.tier, format_bytes(tier.nbytes), f"{tier.slots:,}", percent(tier.share))
+            for tier in space.tiers
+        ]
+        tiers = tiers or [("disk", format_bytes(space.disk_bytes), f"{space.rows:,}", "–")]
+        rows += [(*(who if number == 0 else [""] * 4), *tier) for number, tier in enumerate(tiers)]
+    return Grid(headers, rows, frozenset({1, 2, 3, 5, 6, 7}))
+
+
 def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
-    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES A BATCH")
+    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES/BATCH")
     rows: list[tuple[str, ...]] = [
         (
             tier.tier,
@@ -152,18 +198,18 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
     ]
     rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 4))
     lines: list[str | Grid] = [
-        f"{found.rows:,} rows of {found.record_bytes} B; host tier keeps by {found.policy}",
+        f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
         Grid(headers, rows, frozenset(range(1, len(headers)))),
     ]
     if found.seconds:
-        lines += ["", f"a step moves rows for {1000 * found.step_seconds:,.1f} ms:"]
+        lines += ["", f"moving rows takes {1000 * found.step_seconds:,.1f} ms per step:"]
         times = [
             (WAYS[name], f"{1000 * seconds:,.1f} ms") for name, seconds in found.seconds.items()
         ]
         lines.append(Grid((), times, frozenset({1})))
     lines += found.notes
     if not traced:
-        lines.append("for hit rates add --trace; `table.record(path)` records one")
+        lines.append("for hit rates add --trace; record one with `table.record(path)`")
     elif not timed:
-        lines.append("for times measure this machine: tierstore bench")
+        lines.append("for times, measure this machine: tierstore bench")
     return lines

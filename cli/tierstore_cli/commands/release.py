@@ -1,4 +1,4 @@
-"""Release a version that is kept by a name."""
+"""Remove the name of a kept version."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tierstore_cli.params import STORE, UNTESTED
 @click.argument("name")
 @UNTESTED
 def release(out: Output, store: Path, name: str, allow_untested: bool) -> None:
-    """Take NAME from the version of STORE that is kept by it.
+    """Remove NAME from the version of STORE that is kept under it.
 
-    The version goes unless it is one of the newest, or has another name. No other process may have
-    STORE open for writing.
+    The version is dropped unless it is one of the newest, or has another name. No other process may
+    have STORE open for writing.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ from tierstore_cli.progress import Progress
     "fills",
     type=FillType(),
     multiple=True,
-    help="How to fill damaged rows; repeatable, tried in turn. Default: version, then zeros.",
+    help="How to fill damaged rows; repeatable, tried in order. Default: version, then zeros.",
 )
 @click.option(
     "--seed",
@@ -38,7 +38,7 @@ from tierstore_cli.progress import Progress
     "listed",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The list of rows; default: DEST.rows.csv.",
+    help="Path of the list of rows; default: DEST.rows.csv.",
 )
 def repair(
     out: Output,
@@ -51,10 +51,10 @@ def repair(
 ) -> None:
     """Copy every intact row of STORE to a new store DEST, and list the others.
 
-    Only reads STORE, which need not open: its newest manifest, STORE.json, tables and deltas may be
-    damaged or missing. A row is intact if its checksum matches. --fill names what replaces a
-    damaged row: "version" (its newest intact older value), "zeros", "nan", or an initializer of
-    the first field, such as "normal(0,0.01)".
+    Only reads STORE, which need not be openable: its newest manifest, STORE.json, tables and deltas
+    may be damaged or missing. A row is intact if its checksum matches. --fill names what replaces a
+    damaged row: "version" (its newest intact older value), "zeros", "nan", or an initializer of the
+    first field, such as "normal(0,0.01)".
 
     The list is CSV: runs of rows that are older, with their version, or filled. "unknown" counts
     rows that may be older because a delta is missing or its ids are damaged. Intact keys and
@@ -97,7 +97,7 @@ def repair(
         Grid(headers, rows, right=frozenset({1, 2, 3, 4})),
     )
     for each in report.left_out:
-        out.note(f"Warning: left out: {each}")
+        out.note(f"Warning: omitted: {each}")
     if not report.complete:
         out.note(f"Warning: some rows are older or filled; {report.listed} lists the rows")
     if not (fills or report.complete):

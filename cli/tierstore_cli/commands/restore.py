@@ -1,4 +1,4 @@
-"""Bring a store back to a version that is kept."""
+"""Restore a store to a kept version."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tierstore_cli.params import STORE, UNTESTED, VERSION
 @click.command(cls=Command)
 @STORE
 @VERSION
-@click.option("--name", metavar="NAME", help="The name that the version is kept by.")
+@click.option("--name", metavar="NAME", help="The name of the kept version.")
 @UNTESTED
 def restore(
     out: Output, store: Path, version: int | str | None, name: str | None, allow_untested: bool
 ) -> None:
-    """Make STORE what it was at a version that is kept, as a new version.
+    """Restore STORE to a kept version, as a new version.
 
-    Rows, optimizer state, keys, step and payload are those of that version. Nothing is copied, and
-    the versions that came after it stay as long as others do. `tierstore inspect --versions` lists
-    what is kept. No other process may have STORE open for writing.
+    Rows, optimizer state, keys, step and payload are restored. Nothing is copied, and later
+    versions are kept like any others. `tierstore inspect --versions` lists the kept versions. No
+    other process may have STORE open for writing.
 
     \b
     Examples:
@@ -38,4 +38,4 @@ def restore(
     with open_store(store, "r+", allow_untested=allow_untested) as opened:
         number = opened.restore(wanted)
     data = {"store": os.path.abspath(store), "restored": wanted, "version": number}
-    out.show(data, f"{store} is at version {number}, which restores {wanted}")
+    out.show(data, f"{store} is now at version {number}, which restores {wanted}")

@@ -1,4 +1,4 @@
-"""Copy a whole store, also while it is being trained."""
+"""Copy a whole store, even while it is being trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tierstore_cli.text import some_rows
 @click.option(
     "--skip-damaged",
     is_flag=True,
-    help="Write damaged rows as zeros, leave out damaged tables, keys and payload.",
+    help="Write damaged rows as zeros; omit damaged tables, keys and payload.",
 )
 def save(
     out: Output, store: Place, dest: Place, version: int | str | None, skip_damaged: bool
@@ -30,7 +30,7 @@ def save(
     """Copy one version of STORE to DEST, which must not exist.
 
     DEST appears complete and durable, or not at all. STORE may be written meanwhile. DEST may be a
-    URL that fsspec knows: inspect, export, verify, save and tierstore.open read stores there.
+    URL for fsspec: inspect, export, verify, save and tierstore.open read stores there.
 
     Damage is never copied: it ends the copy, or with --skip-damaged is listed on stderr and as
     "skipped" in --json. `tierstore repair` recovers more of a damaged store.
@@ -52,5 +52,5 @@ def save(
         out.note(f"Warning: {some_rows(name, rows)} and zeros in the copy")
     for kind in ("tables", "keys", "payload"):
         for name in getattr(skipped, kind):
-            out.note(f"Warning: {kind} damaged and left out: {name}")
+            out.note(f"Warning: {kind} damaged and omitted: {name}")
     out.show(data, f"saved version {version} of {store} to {dest}")

@@ -23,7 +23,7 @@ from tierstore_cli.text import percent, sparkline
     "--rows",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Rows of the table; default: those of the trace.",
+    help="Number of rows of the table; default: that of the trace.",
 )
 @click.option(
     "--policy",
@@ -43,7 +43,7 @@ from tierstore_cli.text import percent, sparkline
 @click.option(
     "--training", is_flag=True, help="Lease the batches, as training does, instead of reading them."
 )
-@click.option("--no-optimum", is_flag=True, help="Leave out the optimal policy.")
+@click.option("--no-optimum", is_flag=True, help="Omit the optimal policy.")
 @DEPTH
 @MEASURED
 @PLOT
@@ -66,9 +66,9 @@ def simulate(
 ) -> None:
     """Replay the ids of TRACE through policies and sizes, and print their hit rates.
 
-    TRACE was recorded by `table.record(path)`, or holds ids in .npy, .npz or .parquet. Rates count
-    the distinct rows of each batch, which decide how many bytes move. `optimum` keeps the rows that
-    are used soonest, the best a policy can do.
+    TRACE is a recording by `table.record(path)`, or ids in .npy, .npz or .parquet. Rates are over
+    the distinct rows of each batch, which determine how many bytes move. `optimum` keeps the rows
+    that are used soonest, which no policy can beat.
 
     \b
     Examples:

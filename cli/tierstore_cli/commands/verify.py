@@ -20,7 +20,10 @@ DAMAGE = 4
 @READ_STORE
 @VERSION
 @click.option(
-    "--sample", type=click.IntRange(min=1), metavar="N", help="Check N random rows of each table."
+    "--sample",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Check only N random rows of each table.",
 )
 def verify(out: Output, store: Place, version: int | str | None, sample: int | None) -> None:
     """Check the rows and files of STORE against their checksums.
@@ -30,7 +33,8 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     version and the files that only older versions use, or with --version that version alone. STORE
     may be written meanwhile; verify runs at low priority.
 
-    To mend damaged rows, write and commit them again, or copy the intact ones: `tierstore repair`.
+    To repair damaged rows, write and commit them again, or copy the intact rows: `tierstore
+    repair`.
 
     \b
     Examples:

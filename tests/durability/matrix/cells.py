@@ -197,7 +197,7 @@ def folds_behind(trial: Trial) -> Iterator[Outcome]:
 
 
 def readers(trial: Trial) -> Iterator[Outcome]:
-    """Readers that stay, follow and come anew beside commits and folds."""
+    """Readers that stay, follow, and are opened again during commits and folds."""
     path = trial.disk.store
 
     def look(say: Say) -> None:

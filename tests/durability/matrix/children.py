@@ -74,7 +74,7 @@ class Child:
         self._alive = os.WIFSTOPPED(os.waitpid(self._pid, os.WUNTRACED)[1])
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         if self._alive:
             os.kill(self._pid, signal.SIGCONT)
 

@@ -35,7 +35,7 @@ _LOG_FLUSHED = 1
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system and how it is made; `image` is the kind that lies on the loop device."""
+    """A file system and how it is created; `image` is the kind on the loop device."""
 
     name: str
     image: str = ""
@@ -115,7 +115,7 @@ def run(*command: str | Path) -> str:
 
 
 def unmount(place: Path) -> None:
-    """Unmount a place, if need be when the last process lets go of it."""
+    """Unmount a place, if necessary when the last process releases it."""
     for _ in range(50):
         if subprocess.run(["umount", place], capture_output=True).returncode == 0:
             return
@@ -146,7 +146,7 @@ class Disk:
 
     @property
     def store(self) -> Path:
-        """Where the store lies."""
+        """The path of the store."""
         return self.place / "s"
 
     def __enter__(self) -> Disk:
@@ -173,7 +173,7 @@ class Disk:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def renew(self) -> None:
-        """Make the file system and the store anew."""
+        """Create the file system and the store."""
         self.unmount()
         if self.system.make:
             self._image.unlink(missing_ok=True)
@@ -303,7 +303,7 @@ class Disk:
             self.thicken()
 
     def thicken(self) -> None:
-        """Give what lies below all its space back, and start the machine again."""
+        """Restore the full space of the device, and restart the machine."""
         self.unmount()
         run("mount", "-o", f"remount,size={_BACKING_BYTES}", self._backing)
         self.mount()
@@ -315,7 +315,7 @@ class Disk:
         run("mount", "-o", f"remount,bind,{mode}", self._mounted[-1])
 
     def fail(self) -> bool:
-        """Let the file system meet an error that makes it read-only; whether it can be done."""
+        """Cause an error that makes the file system read-only; return whether that is possible."""
         if self.system.image.startswith("ext"):
             run("mount", "-o", "remount,abort", self._under)
             return True

@@ -115,7 +115,7 @@ def _busy_behind() -> Iterator[None]:
     """Have folds go on behind most of the time, and as many rows wait as there are slots."""
     with (
         mock.patch.object(compaction, "_MOST_DELTAS", 3),
-        mock.patch.object(write_queue, "_WORTH_A_THREAD", 1),
+        mock.patch.object(write_queue, "_MIN_QUEUED_BYTES", 1),
         mock.patch.object(slots, "_QUEUE_SHARE", 1),
     ):
         yield

@@ -1,6 +1,6 @@
-"""Backends: the layouts of a base's records in files. One backend is one module here.
+"""Backends: file layouts for the records of a base. Each backend is one module in this package.
 
-A backend's files are opened by other programs too, so each says with which line of Python.
+Other programs can open the files too; each backend gives the line of Python for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Backend", "PlainFiles", "Records"]
 
 
 class Records(Protocol):
-    """An open base, or the checksums of one: whole records by row, and nothing else."""
+    """An open base, or its checksums: access to whole records by row."""
 
     rows: int
     record_bytes: int
@@ -31,22 +31,22 @@ class Records(Protocol):
         """Copy records `rows` `(n,)` into `out` `(n, record_bytes)`."""
 
     def places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
-        """Return where `rows` are mapped, for their pages to be announced before they are read."""
+        """Return the mapped memory of `rows`, so that their pages can be prefetched."""
 
     def write(self, rows: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
-        """Write over `rows`, ascending and distinct."""
+        """Overwrite the records of `rows`, which are ascending and distinct."""
 
     def sync(self) -> None:
         """Make every write durable."""
 
     def reread(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-        """Copy records `rows`, ascending, into `out` as the disk has them, past every cache."""
+        """Copy the records of ascending `rows` from the disk into `out`, bypassing every cache."""
 
     def damaged_files(self) -> list[str]:
-        """Return names of files whose bytes outside any row are not as they must be."""
+        """Return the names of files whose bytes outside the rows are damaged."""
 
     def forget(self) -> None:
-        """Drop what is kept in memory of files that another process may have replaced."""
+        """Drop cached contents of files that another process may have replaced."""
 
     def close(self) -> None:
         """Close the files."""
@@ -54,14 +54,14 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class PlainFiles:
-    """Files in which records follow one another as they are.
+    """Files that store uncompressed records one after another.
 
     Attributes:
-        name: returns the name of a file by its number.
-        count: the number of files.
-        rows: rows of a file; the last may be padded.
-        offset: the bytes before the first record of each.
-        directory: the directory within the generation that they are in, or None.
+        name: returns the name of a file, given its number.
+        count: number of files.
+        rows: rows per file; the last file may be padded.
+        offset: bytes before the first record of each file.
+        directory: their directory within the generation, or None.
     """
 
     name: Callable[[int], str]
@@ -72,17 +72,16 @@ class PlainFiles:
 
 
 class Backend(ABC):
-    """A kind of base file, found by its name.
+    """A file layout for bases, registered under a name.
 
     Attributes:
         name: the name in specs and manifests.
-        summary: what it is, in a few words for users.
-        entry: the file or directory that it makes in the directory of a generation.
-        inner: the names of the files within `entry`, where that is a directory.
-        partial: those that a fold which was cut short may have left there.
-        compressions: the compressions it offers.
-        on_objects: the backend that copies in object stores have: one whose files can be sent as
-            objects, each as a whole.
+        summary: a short description for users.
+        entry: the file or directory that it creates in the directory of a generation.
+        inner: pattern of the file names within `entry`, if that is a directory.
+        partial: pattern of the files that an interrupted fold may leave there.
+        compressions: the supported compressions.
+        on_objects: the backend for copies in object stores, whose files can be uploaded whole.
     """
 
     name: ClassVar[str]
@@ -98,14 +97,14 @@ class Backend(ABC):
         BACKENDS.add(cls.name, cls())
 
     def check(self, spec: TableSpec) -> None:
-        """Raise InvalidInputError if a spec asks for what the backend cannot do.
+        """Raise InvalidInputError if the backend does not support a spec.
 
-        The compression is one of the backend's, and the numbers are within their limits.
+        The caller has checked the compression and the ranges of the numbers.
         """
         del spec
 
     def completed(self, spec: TableSpec) -> TableSpec:
-        """Return the spec of a table to be made, with what it left open decided.
+        """Return the spec for a new table, with all open choices made.
 
         Raises InvalidInputError.
         """
@@ -113,39 +112,39 @@ class Backend(ABC):
 
     @abstractmethod
     def create(self, directory: _io.Directory, spec: TableSpec) -> Records:
-        """Create the files, with space for every row unless sparse or compressed; open them."""
+        """Create and open the files; allocate space for all rows unless sparse or compressed."""
 
     @abstractmethod
     def open(self, directory: _io.Holder, spec: TableSpec) -> Records:
-        """Open the files, whose headers must be what the spec gives; they are never evaluated.
+        """Open the files and check that their headers match the spec; they are never evaluated.
 
-        What is written later is opened then, through `directory`, which must stay open or held.
+        Later writes open their files through `directory`, which must stay open or held.
 
         Raises CorruptStoreError, FileNotFoundError.
         """
 
     def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
-        """Check what `open` does and map nothing; return the number of the file's inode.
+        """Perform the checks of `open` without mapping; return the file's inode number.
 
-        None: that is not possible, and the files are to be opened. Raises CorruptStoreError,
-        FileNotFoundError.
+        Returns None if the layout does not support this and must be opened. Raises
+        CorruptStoreError, FileNotFoundError.
         """
         del directory, spec
         return None
 
     @abstractmethod
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
-        """Return the places of records in files, for repairs; None if they are packed."""
+        """Return where records are in the files, for repairs; None if they are compressed."""
 
     def open_unchecked(self, directory: _io.Holder, spec: TableSpec) -> Records:
-        """Open packed records for repairs, whatever the header says; raises as `open`."""
+        """Open compressed records for repairs, ignoring the header; raises the errors of `open`."""
         return self.open(directory, spec)
 
     def disk_bytes(self, directory: _io.Holder, spec: TableSpec) -> int:
-        """Return the bytes of the records in files; they may be holes."""
+        """Return the total size of the record files, including holes."""
         del directory
         return spec.nbytes
 
     @abstractmethod
     def opening_line(self, layout: RecordLayout, path: str) -> str:
-        """Return a line of Python that opens the first field from `path` without tierstore."""
+        """Return a line of Python that opens the first field without tierstore."""

@@ -35,7 +35,7 @@ def header(layout: RecordLayout, rows: int) -> bytes:
 
 
 class Memmap(Backend):
-    """One .npy file, of which `np.load` maps the rows."""
+    """One .npy file, whose rows `np.load` can map."""
 
     name = "memmap"
     summary = "a plain .npy file"
@@ -49,14 +49,14 @@ class Memmap(Backend):
         return _records(files, spec, created)
 
     def open(self, directory: _io.Holder, spec: TableSpec) -> Records:
-        """Open the file, whose header must be that of the spec byte for byte."""
+        """Open the file and check that its header matches the spec byte for byte."""
         files = _files(directory, spec)
         with files.open(0) as file:
             _check_header(file, spec)
         return _records(files, spec)
 
     def examine(self, directory: _io.Directory, spec: TableSpec) -> int | None:
-        """Check size and header of a file that can be told from one that takes its place."""
+        """Check size and header; return the inode number, which identifies the file."""
         if not directory.removable or directory.filesystem not in _io.LASTING_INODES:
             return None
         with _files(directory, spec).open(0) as file:
@@ -64,11 +64,11 @@ class Memmap(Backend):
             return file.inode
 
     def plain_files(self, spec: TableSpec) -> PlainFiles:
-        """Return the one file."""
+        """Return the single file."""
         return PlainFiles(_file_name, 1, spec.rows, DATA_OFFSET)
 
     def opening_line(self, layout: RecordLayout, path: str) -> str:
-        """Load the file, and of records with several fields take one."""
+        """Load the file, and select a field if the records have several."""
         line = f"np.load({path!r}, mmap_mode='r')"
         return line + f"[{layout.fields[0][0]!r}]" if layout.dtype.names else line
 
@@ -76,7 +76,7 @@ class Memmap(Backend):
 def _check_header(file: _io.File, spec: TableSpec) -> None:
     if file.read(DATA_OFFSET) != header(spec.layout, spec.rows):
         raise CorruptStoreError(
-            f"{file.path}: the header is not that of a table of {spec.rows} rows; "
+            f"{file.path}: the header does not match a table of {spec.rows} rows; "
             "restore the file from a copy"
         )
 

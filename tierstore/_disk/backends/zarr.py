@@ -1,7 +1,7 @@
-"""The zarr base: one zarr v3 array of records in whole-row chunks, opened by any zarr reader.
+"""The zarr base: one zarr v3 array of records in whole-row chunks, for any zarr reader.
 
-Raw chunks (codec `bytes` alone) are files of records, so they are mapped and read like a memmap
-base; nothing here imports zarr. Format: Zarr core specification v3.0.
+Uncompressed chunks (only the codec `bytes`) are plain files of records, mapped and read like a
+memmap base; zarr itself is not imported. Format: Zarr core specification v3.0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_CHUNKS = 2**20
 MAX_DECODED_CHUNK_BYTES = 2**28
 
 _MAPPING_UNIT = 1 << 16
-"""Raw chunk files are laid end to end in memory: whole pages, on every page size in use."""
+"""Uncompressed chunks are mapped end to end, so they fill whole pages of any common size."""
 _RAW_CHUNK_BYTES = (16 << 20, 256 << 20)
 _COMPRESSED_CHUNK_BYTES = 256 << 10
 _CODECS: dict[str | None, list[dict[str, Any]]] = {
@@ -50,7 +50,7 @@ _CODECS: dict[str | None, list[dict[str, Any]]] = {
 
 
 def metadata(spec: TableSpec) -> bytes:
-    """Return the array's zarr.json, byte for byte the same for the same spec."""
+    """Return the array's zarr.json; equal specs give equal bytes."""
     layout = spec.layout
     element = layout.element
     columns = {
@@ -91,7 +91,7 @@ def chunk_name(number: int) -> str:
 
 
 class Zarr(Backend):
-    """One array in chunks of whole rows, which any zarr reader opens."""
+    """One array in chunks of whole rows, readable by any zarr reader."""
 
     name = "zarr"
     summary = "one zarr v3 array"
@@ -102,24 +102,24 @@ class Zarr(Backend):
     on_objects = "zarr"
 
     def check(self, spec: TableSpec) -> None:
-        """Bound what a chunk takes: memory where it is decoded, a file and a mapping where not."""
+        """Limit the memory of compressed chunks, and the number of uncompressed chunk files."""
         if spec.chunk_rows is None:
             return
         nbytes = spec.chunk_rows * spec.layout.record_bytes
         count = -(-spec.rows // spec.chunk_rows)
         if spec.compression is not None and nbytes > MAX_DECODED_CHUNK_BYTES:
             raise InvalidInputError(
-                f"a compressed chunk of {spec.chunk_rows} rows would take {nbytes} bytes, at most "
+                f"a compressed chunk of {spec.chunk_rows} rows would take {nbytes} bytes; at most "
                 f"{MAX_DECODED_CHUNK_BYTES} are decoded at a time; choose fewer chunk_rows"
             )
         if spec.compression is None and count > MAX_CHUNKS:
             raise InvalidInputError(
-                f"{spec.rows} rows in chunks of {spec.chunk_rows} would make {count} files, at "
+                f"{spec.rows} rows in chunks of {spec.chunk_rows} would make {count} files; at "
                 f"most {MAX_CHUNKS} are opened; choose more chunk_rows"
             )
 
     def completed(self, spec: TableSpec) -> TableSpec:
-        """Decide the rows of a chunk; raises InvalidInputError for what raw chunks cannot have."""
+        """Choose the rows per chunk; raise InvalidInputError if they do not fill whole pages."""
         width = spec.layout.record_bytes
         if spec.compression is not None:
             rows = spec.chunk_rows or max(1, _COMPRESSED_CHUNK_BYTES // width)
@@ -151,12 +151,12 @@ class Zarr(Backend):
         return _records(files, spec, created)
 
     def open(self, directory: _io.Holder, spec: TableSpec) -> Records:
-        """Open the array, whose metadata must be that of the spec byte for byte."""
+        """Open the array and check that its metadata matches the spec byte for byte."""
         with directory.use() as place, place.directory(ARRAY) as array:
             found = array.read_file(METADATA, 1 << 20)
             if found != metadata(spec):
                 raise CorruptStoreError(
-                    f"{array.join(METADATA)} is not that of a table of {spec.rows} rows; "
+                    f"{array.join(METADATA)} does not match a table of {spec.rows} rows; "
                     "restore the file from a copy"
                 )
             if spec.compression is not None:
@@ -164,7 +164,7 @@ class Zarr(Backend):
         return _records(_files(directory, spec), spec)
 
     def plain_files(self, spec: TableSpec) -> PlainFiles | None:
-        """Return the files of raw chunks."""
+        """Return the files of uncompressed chunks."""
         if spec.compression is not None:
             return None
         rows = spec.chunk_rows or spec.rows
@@ -176,14 +176,14 @@ class Zarr(Backend):
             return CompressedRecords(_io.hold_directory(place.directory(ARRAY)), spec)
 
     def disk_bytes(self, directory: _io.Holder, spec: TableSpec) -> int:
-        """Return the bytes of all chunks; compressed ones and the metadata are asked for."""
+        """Return the size of all chunks; the sizes of compressed chunks are queried."""
         if spec.compression is None:
             return spec.nbytes
         with directory.use() as place, place.directory(ARRAY) as array:
             return sum(map(array.size, array.names()))
 
     def opening_line(self, layout: RecordLayout, path: str) -> str:
-        """Open the array and take the columns of the field."""
+        """Open the array and select the columns of the field."""
         name, field = layout.fields[0]
         lo, hi = (edge // layout.element.itemsize for edge in layout.span(name))
         line = f"zarr.open({path!r}, mode='r')[:, {lo}:{hi}]"

@@ -143,7 +143,7 @@ TIER = _source(
 )
 """The tier's own kernels, which take a `TierArgument` and a `BatchArgument`."""
 
-RECORDS = _source("prelude.cuh", "rows.cuh")
+RECORDS = _source("prelude.cuh", "rows.cuh", "elements.cuh")
 """What precedes kernels on the records of a lease, which take a `RowsArgument` and another."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,24 @@ from tierstore.errors import CapacityError, RowIndexError
 from tierstore.policy.base import DeviceScores
 from tierstore.stats import TierStats, tally
 
-__all__ = ["Counts", "GpuMemory", "Scores", "Workspace"]
+__all__ = [
+    "MOST_FEATURES",
+    "Counts",
+    "GpuMemory",
+    "Scores",
+    "Workspace",
+]
 
 
 _FOREIGN = -(1 << 62)
 """FOREIGN of tier.cuh."""
+_BAD_ID = -(0x2D9A << 48)
+"""From here down: ids that are bad for a feature, with its number, as joint.cu codes them."""
+_ID_BITS = 44
+MOST_FEATURES = 1 << 14
+"""Features that bad ids can be told by."""
+
+
 _TOTALS = (
     "missed_ids",
     "missed_rows",
@@ -93,10 +106,16 @@ class Counts:
         stats.hits += stats.requested
         return stats
 
-    def check(self, stream: int, tables: Sequence[tuple[str, range]]) -> None:
+    def check(
+        self,
+        stream: int,
+        tables: Sequence[tuple[str, range]],
+        features: Iterable[tuple[str, str, int]] = (),
+    ) -> None:
         """Wait; raise RowIndexError if any id since the last `forgive` was outside its table.
 
-        `tables` are those of the space, by name, and their rows in it.
+        `tables` are those of the space, by name, and their rows in it; `features` each with its
+        table and the number of its rows, by its number.
         """
         if self._bad is None:
             counts = self._memory.counters(stream)
@@ -105,6 +124,15 @@ class Counts:
                 self._bad = found[0], found[1], found[2]
         if self._bad is not None:
             start, row, position = self._bad
+            known, (number, code) = list(features), divmod(_BAD_ID - row, 1 << _ID_BITS)
+            if 0 <= number < len(known):
+                feature, table, count = known[number]
+                raise RowIndexError(
+                    f"id {code - (1 << (_ID_BITS - 1))} of feature {feature!r}, at position "
+                    f"{position} of the ids of all features, is outside table {table!r}, which has "
+                    f"rows 0 to {count - 1}; it read NaN there and wrote nothing. Nothing can be "
+                    "committed until rollback()"
+                )
             if 0 <= _FOREIGN - row < int(self._memory.argument.rows):
                 row = _FOREIGN - row
             table, rows = next(each for each in tables if each[1].start == start)

@@ -91,6 +91,8 @@ class GpuTier:
         self._counts = Counts(self.memory)
         self.tables: Sequence[tuple[str, range]] = (("", range(self.rows)),)
         """The tables of the space and their rows in it, for messages."""
+        self.features: dict[tuple[str, str, int], int] = {}
+        """The number of each feature whose bad ids may come; see `Counts.check`."""
         self.changes: int = 0
         """How often records were written, for leases that keep copies."""
         host.before_change = self.await_fetches
@@ -414,7 +416,7 @@ class GpuTier:
 
     def check(self) -> None:
         """Wait; raise RowIndexError if any id since the last `discard` was outside the table."""
-        self._counts.check(self.launcher.enter(None), self.tables)
+        self._counts.check(self.launcher.enter(None), self.tables, self.features)
 
     @property
     def stats(self) -> TierStats:

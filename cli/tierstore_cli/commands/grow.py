@@ -1,0 +1,85 @@
+"""Add rows to a table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tierstore.importing import read_keys
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import (
+    STORE,
+    TABLE,
+    UNTESTED,
+    Count,
+    InitializerType,
+    SeededInitializer,
+)
+from tierstore_cli.progress import Progress
+
+
+@click.command(cls=Command)
+@STORE
+@TABLE
+@click.option("--rows", type=Count(), required=True, metavar="N", help="Rows it is to have.")
+@click.option(
+    "--init",
+    "initializer",
+    type=InitializerType(),
+    metavar=InitializerType.name,
+    help="First values of new rows; default: as the table was made.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="S", help="Seed of --init.")
+@click.option("--keys", metavar="FILE", help="Keys of the new rows, where the others have keys.")
+@UNTESTED
+def grow(
+    out: Output,
+    store: Path,
+    table: str | None,
+    rows: int,
+    initializer: SeededInitializer | None,
+    seed: int | None,
+    keys: str | None,
+    allow_untested: bool,
+) -> None:
+    """Add rows to a table of STORE until it has N, in a commit of its own.
+
+    The table is written again beside the old one, so that the disk needs room for both. No other
+    process may have STORE open for writing.
+
+    \b
+    Examples:
+      tierstore grow emb.tier --rows 2M
+      tierstore grow emb.tier --table item --rows 5500000 --init "normal(0,0.01)" --seed 8
+      tierstore grow emb.tier --table user --rows 2100 --keys new_users.txt
+    """
+    if seed is not None and initializer is None:
+        raise click.UsageError("--seed is that of --init; give both")
+    new_keys: Any = None if keys is None else read_keys(keys)
+    with (
+        open_store(store, "r+", allow_untested=allow_untested) as opened,
+        Progress("writing") as progress,
+    ):
+        chosen = choose_table(opened, table)
+        name, before = chosen.name, chosen.rows
+        opened.grow(
+            name,
+            rows,
+            init=None if initializer is None else initializer(seed or 0),
+            keys=new_keys,
+            progress=progress,
+        )
+        version = opened.version
+    data = {
+        "store": os.path.abspath(store),
+        "table": name,
+        "rows": rows,
+        "added": rows - before,
+        "version": version,
+    }
+    out.show(data, f"added {rows - before:,} rows to {name}: {rows:,}, at version {version}")

@@ -1,0 +1,66 @@
+"""tierstore get: rows by id and key."""
+
+import numpy as np
+import pytest
+
+import tierstore
+
+
+def rows_of(path, name, ids, field="weight"):
+    with tierstore.open(path) as store:
+        return store[name].read(np.array(ids), field=field)
+
+
+def test_rows_by_id_with_every_digit(run, pair):
+    ids = [3, 299, 3, 0]
+    lines = run("get", pair, *ids, "--table", "item").stdout.splitlines()
+    cells = [line.split("\t") for line in lines]
+    assert [int(each[0]) for each in cells] == ids
+    found = np.array([each[1:] for each in cells], np.float32)
+    assert found.tobytes() == rows_of(pair, "item", ids).tobytes()
+    moments = run("get", pair, 92, "--table", "item", "--field", "exp_avg").stdout
+    expected = rows_of(pair, "item", [92], "exp_avg")
+    assert np.array(moments.split("\t")[1:], np.float32).tobytes() == expected.tobytes()
+
+
+def test_rows_by_key(run, run_json, pair):
+    lines = run("get", pair, "--table", "user", "--key", "name_7", "--key", "name_2").stdout
+    assert [line.split("\t")[:2] for line in lines.splitlines()] == [
+        ["7", "name_7"],
+        ["2", "name_2"],
+    ]
+    data = run_json("get", pair, "--table", "user", "--key", "name_7")
+    assert [(row["id"], row["key"]) for row in data["rows"]] == [(7, "name_7")]
+    assert data["rows"][0]["values"] == rows_of(pair, "user", [7])[0].tolist()
+    run("get", pair, "--table", "user", "--key", "unknown", code=1)
+    run("get", pair, "--table", "item", "--key", "name_7", code=1)
+
+
+def test_keys_that_are_whole_numbers(run, single):
+    with tierstore.open(single, "r+") as store:
+        store.set_keys("embeddings", list(range(100, 150)))
+    assert run("get", single, "--key", 107).stdout.split("\t")[:2] == ["7", "107"]
+    assert "whole number" in run("get", single, "--key", "x", code=2).stderr
+
+
+def test_ids_in_a_file(run, pair, tmp_path):
+    ids = np.random.default_rng(3).integers(0, 300, 3000)
+    np.save(tmp_path / "ids.npy", ids)
+    lines = run("get", pair, "--table", "item", "--ids", tmp_path / "ids.npy").stdout.splitlines()
+    assert [int(line.split("\t")[0]) for line in lines] == ids.tolist()
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    run("get", pair, "--table", "item", "--ids", tmp_path / "words.txt", code=1)
+
+
+@pytest.mark.parametrize(("ids", "code"), [([300], 1), ([-1], 2), (["x"], 2), ([], 2)])
+def test_rows_that_are_not_there(run, pair, ids, code):
+    run("get", pair, *ids, "--table", "item", code=code)
+
+
+def test_control_characters_of_keys_do_not_reach_the_terminal(run, single):
+    keys = ["\x1b[31m", "tab\there", *map(str, range(48))]
+    with tierstore.open(single, "r+") as store:
+        store.set_keys("embeddings", keys)
+    first, second = run("get", single, 0, 1).stdout.splitlines()
+    assert first.split("\t")[1] == "\\x1b[31m"
+    assert second.split("\t")[1] == "tab\\there" and len(second.split("\t")) == 18

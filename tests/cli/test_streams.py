@@ -1,0 +1,69 @@
+"""Standard input and output, and pipes, in place of files."""
+
+import gzip
+import os
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.cli.conftest import COMMAND
+
+ROWS = np.random.default_rng(8).standard_normal((7, 3)).astype("f4")
+TEXT = "".join(f"w{n} {' '.join(map(repr, row))}\n" for n, row in enumerate(ROWS.tolist())).encode()
+
+
+def rows_of(path):
+    with tierstore.open(path) as store:
+        return store["embeddings"].read(np.arange(7))
+
+
+def piped(*args, data=b""):
+    return subprocess.run([*COMMAND, *map(str, args)], input=data, capture_output=True, timeout=600)
+
+
+@pytest.mark.parametrize(("suffix", "data"), [("vec", TEXT), (".vec.gz", gzip.compress(TEXT))])
+def test_load_from_standard_input(tmp_path, suffix, data):
+    done = piped("load", tmp_path / "s.tier", "-", "--format", suffix, data=data)
+    assert done.returncode == 0, done.stderr
+    assert rows_of(tmp_path / "s.tier").tobytes() == ROWS.tobytes()
+
+
+def test_load_from_a_pipe_and_from_a_file_of_another_suffix(run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(TEXT,))
+    writer.start()
+    run("load", tmp_path / "s.tier", tmp_path / "pipe", "--format", "vec")
+    writer.join()
+    assert rows_of(tmp_path / "s.tier").tobytes() == ROWS.tobytes()
+    (tmp_path / "words.data").write_bytes(TEXT)
+    run("load", tmp_path / "t.tier", tmp_path / "words.data", "--format", "txt")
+    assert rows_of(tmp_path / "t.tier").tobytes() == ROWS.tobytes()
+
+
+def test_export_to_standard_output(run, tmp_path, single):
+    done = piped("export", single, "-", "--format", "npy")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "f.npy").write_bytes(done.stdout)
+    run("export", single, tmp_path / "g.npy")
+    assert (tmp_path / "f.npy").read_bytes() == (tmp_path / "g.npy").read_bytes()
+    assert piped("export", single, "-", "--format", "vec").stdout.startswith(b"50 16\n0 ")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["load", "s.tier", "-"],
+        ["load", "s.tier", "-", "--format", "a/b"],
+        ["export", "single.tier", "-"],
+        ["export", "single.tier", "-", "--format", "npy", "--json"],
+        ["export", "single.tier", "f.npy", "--format", "npy"],
+        ["export", "single.tier", "-", "--format", "zarr"],
+    ],
+)
+def test_streams_that_cannot_be(run, tmp_path, single, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    run(*args, code=2)
+    assert list(tmp_path.iterdir()) == [single]

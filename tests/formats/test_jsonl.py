@@ -1,0 +1,84 @@
+""".jsonl: objects with a list of numbers."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from tests.formats.matrices import random_matrix, read_file, read_keys_of
+from tierstore._formats import TextOptions, open_source
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+
+MATRIX = random_matrix(9, 4)
+
+
+def write(path, matrix=MATRIX, **columns):
+    rows = [
+        {**{name: values[n] for name, values in columns.items()}, "embedding": row}
+        for n, row in enumerate(matrix.tolist())
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("keys", [[f"w{n}" for n in range(9)], list(range(40, 49)), None])
+def test_vectors_and_keys(tmp_path, keys):
+    write(tmp_path / "f.jsonl", **({"id": keys} if keys else {}))
+    assert read_file(tmp_path / "f.jsonl", block_rows=4).tobytes() == MATRIX.tobytes()
+    found = read_keys_of(tmp_path / "f.jsonl")
+    assert (None if found is None else list(found)) == keys
+    (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress((tmp_path / "f.jsonl").read_bytes()))
+    assert read_file(tmp_path / "f.jsonl.gz").tobytes() == MATRIX.tobytes()
+
+
+def test_several_keys_and_vectors(tmp_path):
+    path = tmp_path / "f.jsonl"
+    words = [f"w{n}" for n in range(9)]
+    write(path, id=list(range(9)), text=words, other=(MATRIX + 1).tolist())
+    chosen = f"{path}:embedding"
+    with pytest.raises(AmbiguousFileError, match="id, text"):
+        open_source(chosen)
+    with pytest.raises(FormatError, match="contains 2 matrices"):
+        open_source(path, text=TextOptions(key_column="text"))
+    with open_source(chosen, text=TextOptions(key_column="text")) as source:
+        assert source.keys == words
+        assert source.read_as == 'keys from "text", 4 numbers from "embedding"'
+    with pytest.raises(InvalidInputError, match="nope"):
+        open_source(chosen, text=TextOptions(key_column="nope"))
+    with pytest.raises(InvalidInputError, match="JSON"):
+        open_source(chosen, text=TextOptions(header=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[1]", "line 2 is no object"),
+        ("{", "line 2 is no JSON"),
+        ("[" * 100_000, "line 2 is no JSON"),
+        ('{"id": "b"}', "line 2, 'v' is missing"),
+        ('{"id": "b", "v": [1]}', "line 2, 'v' is a list of 1; need 2"),
+        ('{"id": "b", "v": [1, true]}', "line 2, 'v' is a list of 2"),
+        ('{"id": "b", "v": [1, null]}', "line 2, 'v'"),
+        ('{"id": "b", "v": [1, 1%s]}' % ("0" * 400), "line 2, 'v' has a whole number"),
+        ('{"id": 3, "v": [1, 2]}', "line 2, 'id'"),
+        ('{"v": [1, 2]}', "line 2, 'id' is missing"),
+    ],
+)  # fmt: skip
+def test_damage_names_line_and_field(tmp_path, line, why):
+    (tmp_path / "f.jsonl").write_text('{"id": "a", "v": [0.5, 2]}\n' + line)
+    with pytest.raises(FormatError, match=why):
+        read_file(tmp_path / "f.jsonl")
+        read_keys_of(tmp_path / "f.jsonl")
+
+
+def test_lines_are_held_against_the_memory(tmp_path):
+    write(tmp_path / "f.jsonl", random_matrix(2, 3000))
+    with pytest.raises(FormatError, match=r"line 1 .*--memory"):
+        open_source(tmp_path / "f.jsonl", memory="64KiB")
+
+
+def test_large_values_are_counted(tmp_path):
+    write(tmp_path / "f.jsonl", np.array([[1.0, 1e300]]))
+    with open_source(tmp_path / "f.jsonl") as source:
+        assert np.isinf(next(iter(source.blocks()))[0, 1])
+        assert source.overflowed == 1

@@ -1,0 +1,314 @@
+"""The reader of text: what it decides, from what other tools write, and what it refuses."""
+
+import bz2
+import csv
+import gzip
+import io
+import re
+
+import numpy as np
+import pytest
+
+from tests.formats.matrices import random_matrix, random_words, read_file
+from tierstore._formats import TextOptions, open_source
+from tierstore._formats import _arrow as arrow
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+
+MATRIX = np.random.default_rng(5).standard_normal((7, 4)).astype("f4")
+ROWS = MATRIX.tolist()
+
+
+def table(rows, *, header=None, index=None, sep=",", decimal=".", end="\n", quoting=0) -> str:
+    """Lines as csv writes them, from a header, an index of keys and rows of floats."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=sep, lineterminator=end, quoting=quoting)
+    if header is not None:
+        writer.writerow(header)
+    for number, row in enumerate(rows):
+        cells = [repr(value).replace(".", decimal) for value in row]
+        writer.writerow(cells if index is None else [index[number], *cells])
+    return text.getvalue()
+
+
+def plain(rows, *, index=None, sep=" ", header=None) -> str:
+    lines = [sep.join(map(repr, row)) for row in rows]
+    if index is not None:
+        lines = [f"{key}{sep}{line}" for key, line in zip(index, lines, strict=True)]
+    return "\n".join([header, *lines] if header else lines) + "\n"
+
+
+def saved(form: str) -> str:
+    """What numpy.savetxt writes."""
+    text = io.StringIO()
+    np.savetxt(text, MATRIX, fmt=form)
+    return text.getvalue()
+
+
+LINES = plain(ROWS).splitlines(keepends=True)
+WORDS = [f"w{n}" for n in range(7)]
+TENS = list(range(10, 17))
+NAMES = ["a", "b", "c", "d"]
+DIGITS = ["0", "1", "2", "3"]
+
+# What tools write by default: file, text, keys, and what is said about it.
+READ = {
+    "pandas": ("f.csv", table(ROWS, header=["", *DIGITS], index=range(7)), None, 'keys from ""'),
+    "pandas, named": ("f.csv", table(ROWS, header=["item", *NAMES], index=TENS), TENS, '"item"'),
+    "pandas, no index": ("f.csv", table(ROWS, header=DIGITS), None, "header yes, no keys, 4"),
+    "pandas, no header": ("f.csv", table(ROWS, index=TENS), TENS, "header no, keys from column 1"),
+    "pandas, saved twice": (
+        "f.csv", table(ROWS, header=["Unnamed: 0", *NAMES], index=TENS), TENS, '"Unnamed: 0"'
+    ),
+    "pandas, quoted": (
+        "f.csv", table(ROWS, header=["", *NAMES], index=WORDS, quoting=csv.QUOTE_ALL), WORDS, "yes"
+    ),
+    "pandas, quoted tsv": (
+        "f.tsv", table(ROWS, header=["w", *NAMES], index=WORDS, sep="\t", quoting=1), WORDS, "yes"
+    ),
+    "polars, row index": ("f.csv", table(ROWS, header=["index", *DIGITS], index=TENS), TENS, "yes"),
+    "savetxt": ("f.txt", saved("%.18e"), None, "header no, no keys"),
+    "savetxt, aligned": ("f.txt", saved("%26.18e"), None, "header no, no keys"),
+    "savetxt in csv": ("f.csv", plain(ROWS), None, "no keys, 4 numbers, separator blanks"),
+    "R": (
+        "f.txt", plain(ROWS, index=[f'"{w}"' for w in WORDS], header='"V1" "V2" "V3" "V4"'),
+        WORDS, "yes",
+    ),
+    "R, tsv": (
+        "f.tsv", "V1\tV2\tV3\tV4\n" + table(ROWS, index=[f"{n}" for n in range(1, 8)], sep="\t"),
+        list(range(1, 8)), "yes",
+    ),
+    "Excel, German": (
+        "f.csv", table(ROWS, header=["id", *NAMES], index=WORDS, sep=";", decimal=",", end="\r\n"),
+        WORDS, 'separator ";", decimal ","',
+    ),
+    "Excel, German, numbers": ("f.csv", table(ROWS, sep=";", decimal=","), None, 'decimal ","'),
+    "old Mac": ("f.csv", table(ROWS, header=["id", *NAMES], index=WORDS, end="\r"), WORDS, "yes"),
+    "GloVe": ("f.txt", plain(ROWS, index=WORDS), WORDS, "header no, keys from column 1, 4"),
+    "word2vec": ("f.vec", plain(ROWS, index=WORDS, header="7 4"), WORDS, "header counts"),
+    "StarSpace": (
+        "f.txt", "".join(f"{w}\t{line}" for w, line in zip(WORDS, LINES, strict=True)), WORDS, "4"
+    ),
+    "ids last": (
+        "f.csv",
+        table([[*row, n] for n, row in zip(TENS, ROWS, strict=True)], header=[*NAMES, "user"]),
+        TENS, 'keys from "user"',
+    ),
+    "words last": (
+        "f.csv",
+        "".join(f"{','.join(line.split())},{w}\n" for w, line in zip(WORDS, LINES, strict=True)),
+        WORDS, "keys from column 5",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", READ)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_tools_write(tmp_path, tool, encoding):
+    name, text, keys, said = READ[tool]
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    assert read_file(tmp_path / name).tobytes() == MATRIX.tobytes()
+    with open_source(tmp_path / name) as source:
+        assert (None if source.keys is None else list(source.keys)) == keys
+        assert said in source.read_as
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)]
+)
+def test_packed_text(tmp_path, suffix, pack):
+    if pack is None:
+        pack = pytest.importorskip("pyarrow").Codec("zstd").compress
+    path = tmp_path / f"f.vec{suffix}"
+    packed = bytes(pack(plain(ROWS, index=WORDS, header="7 4").encode()))
+    path.write_bytes(packed)
+    assert read_file(path).tobytes() == MATRIX.tobytes()
+    path.write_bytes(packed[:-9])
+    with pytest.raises(FormatError):
+        read_file(path)
+    path.write_bytes(b"noise" * 9)
+    with pytest.raises(FormatError, match="packed"):
+        read_file(path)
+
+
+# What can be read in two ways: file, text, and what decides it.
+OPEN = {
+    "digits above two columns": ("f.csv", "0,1\n0.5,0.25\n", {"header": False}),
+    "whole numbers": ("f.txt", "5 7\n4 9\n3 8\n", {"key_column": False}),
+    "numbers above whole numbers": ("f.csv", "0,1,2\n5,5,5\n5,5,5\n", {"header": True}),
+    "two columns of texts": ("f.csv", "i,t,a\nx,y,0.5\nz,w,0.25\n", {"key_column": "i"}),
+    "two ids": ("f.csv", "u,i,a\n1,7,0.5\n2,9,0.25\n", {"key_column": "u"}),
+    "thousands": ("f.csv", "a;b\n1,234;0\n2,345;1\n", {"decimal": ",", "key_column": False}),
+    "thousands as keys": ("f.csv", 'a,b\n"1,234",0.5\n"2,345",1.5\n', {"key_column": 1}),
+    "an id with a letter": ("f.csv", "1,0.5\n2,0.25\n3x,0.125\n", {"key_column": 1}),
+    "a line of whole numbers": ("f.csv", "4,5,7\n", {"header": False, "key_column": False}),
+    "a float in the header": ("f.csv", "a,0.5\n1,0.25\n2,0.75\n", {"header": True}),
+    "half a header": ("f.csv", "0.5,b,c\n1.5,2.5,0.1\n2.5,0.5,0.2\n", {"header": True}),
+}
+
+
+@pytest.mark.parametrize("case", OPEN)
+def test_what_can_be_read_in_two_ways_is_refused(tmp_path, case):
+    name, text, decided = OPEN[case]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(AmbiguousFileError, match=r": say .* or .*"):
+        open_source(tmp_path / name)
+    with open_source(tmp_path / name, text=TextOptions(**decided)) as source:
+        assert sum(map(len, source.blocks())) == source.rows > 0
+
+
+def test_texts_beside_chosen_keys_are_left_out_with_a_note(tmp_path):
+    (tmp_path / "f.csv").write_text("i,t,a\nx,y,0.5\nz,w,0.25\n")
+    with open_source(tmp_path / "f.csv", text=TextOptions(key_column="t")) as source:
+        assert source.notes == ("columns not read, as they hold texts: i",)
+        assert (source.dim, source.keys) == (1, ["y", "w"])
+
+
+@pytest.mark.parametrize("where", [0, 3])
+def test_missing_numbers_are_errors_that_name_the_cell_unless_asked_for(tmp_path, where):
+    rows = [list(map(repr, row)) for row in ROWS]
+    for text in ("", "NA", "NULL"):
+        rows[where][1] = text
+        (tmp_path / "f.csv").write_text("\n".join(map(",".join, rows)))
+        with pytest.raises(FormatError, match=f"line {where + 1}, column 2: '{text}' is no number"):
+            read_file(tmp_path / "f.csv")
+        found = read_file(tmp_path / "f.csv", text=TextOptions(null=(text,)))
+        expected = MATRIX.copy()
+        expected[where, 1] = np.nan
+        assert np.array_equal(found, expected, equal_nan=True)
+
+
+def test_forms_of_nan_and_infinity(tmp_path):
+    (tmp_path / "f.csv").write_text("0.5,nan\n1,NaN\n2,-nan\n3,inf\n4,-Infinity\n5,+1.5\n")
+    column = read_file(tmp_path / "f.csv")[:, 1]
+    assert np.isnan(column[:3]).all() and column[3:].tolist() == [np.inf, -np.inf, 1.5]
+
+
+@pytest.mark.parametrize("large", ["1e300", "-1e39", "1e999"])
+def test_values_too_large_are_counted(tmp_path, large):
+    (tmp_path / "f.csv").write_text(f"0.5,inf\n1.5,{large}\n")
+    with open_source(tmp_path / "f.csv") as source:
+        for _ in range(2):
+            assert np.isinf(next(iter(source.blocks()))[1, 1])
+            assert source.overflowed == 1
+
+
+def test_digits_that_float32_does_not_keep_are_noted(tmp_path):
+    for values, noted in ((MATRIX.astype(float), False), (MATRIX / np.float64(3), True)):
+        (tmp_path / "f.csv").write_text(table(values.tolist()))
+        with open_source(tmp_path / "f.csv") as source:
+            assert any("--dtype float64" in note for note in source.notes) == noted
+        with open_source(tmp_path / "f.csv", text_dtype="float64") as source:
+            assert source.notes == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"header": 3}, {"key_column": True}, {"sep": ""}, {"sep": "ab"}, {"sep": "\n"},
+     {"decimal": ";"}, {"decimal": ",", "sep": ","}],
+)  # fmt: skip
+def test_options_that_say_nothing(wrong):
+    with pytest.raises(InvalidInputError):
+        TextOptions(**wrong)
+
+
+@pytest.mark.parametrize("key_column", ["nope", 6, 0])
+def test_a_column_that_is_not_there(tmp_path, key_column):
+    (tmp_path / "f.csv").write_text(table(ROWS, header=["id", *NAMES], index=WORDS))
+    with pytest.raises(InvalidInputError, match="no column"):
+        open_source(tmp_path / "f.csv", text=TextOptions(key_column=key_column))
+
+
+def test_options_for_text_are_refused_elsewhere(tmp_path):
+    np.save(tmp_path / "f.npy", MATRIX)
+    with pytest.raises(InvalidInputError, match="no text"):
+        open_source(tmp_path / "f.npy", text=TextOptions(header=True))
+
+
+def spoiled(text: str, rng: np.random.Generator) -> str:
+    """Put what one parser may take in another way at a random place."""
+    odd = [
+        "\r",
+        "\t",
+        " ",
+        "  ",
+        '"',
+        '""',
+        "_",
+        "nan",
+        "inf",
+        "1e999",
+        "+",
+        ",",
+        "\n\n",
+        "\0",
+        "٣",
+    ]
+    for _ in range(int(rng.integers(0, 3))):
+        at = int(rng.integers(len(text) // 2, len(text)))
+        text = text[:at] + str(rng.choice(odd)) + text[at:]
+    return text
+
+
+def outcome(path):
+    """What reading gives: bits, overflow and keys, or the error."""
+    try:
+        with open_source(path) as source:
+            blocks = [block.tobytes() for block in source.blocks()]
+            keys = source.keys
+            listed = None if keys is None else list(keys)
+            return b"".join(blocks), source.overflowed, listed, source.read_as
+    except FormatError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("cell", ["1e999", "-nan", "nan(1)", "inf", "-1e999", "1_0", "+1", ""])
+def test_what_pyarrow_may_take_in_another_way_is_read_by_the_plain_reader(
+    tmp_path, monkeypatch, cell
+):
+    pytest.importorskip("pyarrow")
+    text = table(ROWS, index=WORDS)
+    (tmp_path / "f.csv").write_text(text + f"last,1.5,2.5,3.5,{cell}\n")
+    outcomes = []
+    for least in (0, 1 << 60):
+        monkeypatch.setattr(arrow, "MIN_BYTES", least)
+        outcomes.append(outcome(tmp_path / "f.csv"))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.tsv", "f.vec", "f.txt"])
+def test_pyarrow_and_the_plain_reader_read_the_same(tmp_path, monkeypatch, name):
+    pytest.importorskip("pyarrow")
+    path, parsed = tmp_path / name, 0
+    for case in range(60):
+        rng = np.random.default_rng([case, len(name), ord(name[-1])])
+        rows, dim = int(rng.integers(3, 30)), int(rng.integers(2, 6))
+        matrix = random_matrix(rows, dim, seed=case)
+        if case % 2:
+            matrix[~np.isfinite(matrix)] = 0.5
+        sep = {"csv": ",", "tsv": "\t"}.get(name[2:], " ")
+        end = str(rng.choice(["\n", "\r\n", f"{sep}\n"[-2 if sep == " " else -1 :]]))
+        head = f"{rows} {dim}{end}" if name == "f.vec" else ""
+        unfit = "" if sep == " " else '[",]'
+        words = [re.sub(unfit, "", word) if unfit else word for word in random_words(rows)]
+        if sep == " " and case % 4 == 1:
+            words[rows // 2] = ". . ."
+        lines = zip(words, matrix.astype("f8").tolist(), strict=True)
+        text = head + "".join(f"{w}{sep}{sep.join(map(repr, row))}{end}" for w, row in lines)
+        path.write_text(spoiled(text, rng) if case % 3 else text, encoding="utf-8", newline="")
+
+        monkeypatch.setattr(arrow, "MIN_BYTES", 0)
+        calls = []
+        original = arrow.BlockParser.__call__
+
+        def counted(self, block, original=original, calls=calls):
+            found = original(self, block)
+            calls.append(found is not None)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(arrow.BlockParser, "__call__", counted)
+            fast = outcome(path)
+        monkeypatch.setattr(arrow, "MIN_BYTES", 1 << 60)
+        assert fast == outcome(path), (case, text[:200])
+        parsed += any(calls)
+    assert parsed > 5, "pyarrow was never used"

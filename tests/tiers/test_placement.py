@@ -1,0 +1,146 @@
+"""What tables get of a budget: enough for each, never more than all of it, or an error before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore import Budget, TableSpec
+from tierstore._tiers import placement
+from tierstore._tiers.placement import Part, Placement, divided
+from tierstore._tiers.slots import bytes_for
+from tierstore.errors import CapacityError
+from tierstore.policy import lru
+
+CRITEO = [
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+]
+"""Rows of the categorical features of Criteo's Kaggle data."""
+DIM = 6
+
+
+def parts_of(rng: np.random.Generator, count: int) -> list[Part]:
+    rows = (10 ** rng.uniform(0, 7, count)).astype(int).tolist()
+    widths = (16 * rng.integers(1, 64, count)).tolist()
+    return [Part((f"t{n}",), rows[n], width, lru()) for n, width in enumerate(widths)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_division_gives_no_more_than_there_is_and_each_what_it_needs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = parts_of(rng, int(rng.integers(1, 30)))
+    whole = {part: bytes_for(part.rows, part.record_bytes, part.rows) for part in parts}
+    least = {part: min(placement._host_bytes(part, 1), whole[part]) for part in parts}
+    for total in (sum(least.values()), int(sum(whole.values()) * rng.random()), 1 << 60):
+        shares = divided(total, parts, placement._ON_HOST)
+        assert shares.keys() == set(parts)
+        if total < sum(least.values()):
+            continue
+        assert sum(shares.values()) <= max(total, sum(whole.values()))
+        for part in parts:
+            assert shares[part] >= least[part]
+            if whole[part] <= (total - sum(least.values())) // len(parts):
+                assert shares[part] == whole[part]
+    assert sum(divided(12345, parts, placement._ON_HOST).values()) <= 12345
+
+
+def test_a_table_of_two_rows_takes_nothing_from_a_budget_that_others_share() -> None:
+    """In proportion to bytes it would get less than a record and its maps take."""
+    dims = [16, 16, 8, 16]
+    specs = {f"t{n}": TableSpec(rows, dims[n]) for n, rows in enumerate([1000, 20000, 2, 50])}
+    wide, narrow = Placement(Budget(host="512KiB"), None, None).plan(specs)
+    assert narrow.tables == ("t2",) and narrow.host_slots == 2
+    assert wide.host_bytes + narrow.host_bytes <= 512 << 10
+    assert wide.host_slots > 2500
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_budget_that_cannot_be_names_the_table_before_anything_exists(
+    tmp_path: Path, made: bool
+) -> None:
+    """Also where tables before it could be placed."""
+    path = tmp_path / "s"
+    specs = {f"t{n}": TableSpec(50, DIM) for n in range(20)} | {"wide": TableSpec(1000, 64)}
+    wrong = {
+        "'wide' cannot": Budget(host={"wide": 700}),
+        r"'t0', 't1' and 18 more, which share tiers, cannot": Budget(host="2KiB"),
+    }
+    if made:
+        tierstore.create(path, specs).close()
+    for message, budget in wrong.items():
+        with (
+            mock.patch.object(placement, "HostTier", side_effect=AssertionError("memory taken")),
+            pytest.raises(CapacityError, match=message),
+        ):
+            if made:
+                tierstore.open(path, budget=budget)
+            else:
+                tierstore.create(path, specs, budget=budget)
+        assert made or not list(tmp_path.iterdir())
+
+
+def scaled(rows: int) -> int:
+    return min(rows, 24 + rows // 1000)
+
+
+BUDGETS = {
+    "a slot a table": Budget(host_rows=1),
+    "a thousandth, table by table": Budget(
+        host_rows={f"c{n}": max(1, scaled(rows) // 1000) for n, rows in enumerate(CRITEO)}
+    ),
+    "maps and a thousandth": Budget(
+        host=bytes_for(sum(map(scaled, CRITEO)), 32, sum(map(scaled, CRITEO)) // 1000)
+    ),
+    "a tenth": Budget(host_rows=150),
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_little_host_tier_is_right_and_reads_no_more_than_none(budget: str) -> None:
+    """Batches of 26 tables, most of them larger than all the slots there are."""
+    rng = np.random.default_rng(7)
+    truth = {
+        f"c{n}": rng.standard_normal((scaled(rows), DIM)).astype(np.float32)
+        for n, rows in enumerate(CRITEO)
+    }
+    specs = {name: TableSpec(len(rows), DIM) for name, rows in truth.items()}
+    stores = {
+        name: tierstore.create(None, specs, budget=given)
+        for name, given in {"none": Budget(host=0), "little": BUDGETS[budget]}.items()
+    }
+    given = BUDGETS[budget].host
+    if given is not None:
+        tiers = {tier for table in stores["little"].info().tables for tier in table.tiers}
+        assert sum(tier.nbytes for tier in tiers) <= given
+    for store in stores.values():
+        for name, rows in truth.items():
+            store[name].write(np.arange(len(rows)), rows)
+        store.commit()
+    for step in range(6):
+        for name in truth:
+            ids = (len(truth[name]) * rng.power(0.3, 200)).astype(np.int64)
+            update = rng.standard_normal((200, DIM)).astype(np.float32)
+            before = truth[name][ids]
+            truth[name][ids] = update
+            for store in stores.values():
+                assert np.array_equal(store[name].read(ids), before)
+                with store[name].lease(ids) as lease:
+                    held = np.asarray(lease.rows)
+                    lease.write("weight", truth[name][held])
+        for store in stores.values():
+            if step % 2:
+                store.commit()
+    read = {
+        kind: sum(store[name].stats()["disk"].requested for name in truth)
+        for kind, store in stores.items()
+    }
+    assert read["little"] <= read["none"]
+    for store in stores.values():
+        for name, rows in truth.items():
+            assert np.array_equal(store[name].read(np.arange(len(rows)), cache=False), rows)
+        store.close()

@@ -1,0 +1,834 @@
+"""A collection equals one layer a table, to the bit, at the price of one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tierstore
+from tests.training.conftest import Place
+from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
+from tierstore.nn import TieredEmbedding, TieredEmbeddingCollection
+from tierstore.optim import RowWiseAdagrad, TieredOptimizer
+
+OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {"lr": 0.05}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.05, "amsgrad": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.05, "momentum": 0.5}),
+    "row-wise adagrad": (RowWiseAdagrad, {"lr": 0.1}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.05}),
+}
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+class Twins:
+    """The same tables twice, under a collection and under one layer each."""
+
+    def __init__(
+        self,
+        place: Place,
+        rows: list[int],
+        dims: list[int] | None = None,
+        dtype: str = "float32",
+        **budget: Any,
+    ) -> None:
+        self.place = place
+        self.rows = {f"t{number}": count for number, count in enumerate(rows)}
+        self.dims = dict(zip(self.rows, dims or [6] * len(rows), strict=True))
+        self.stores = [self._store(dtype, budget) for _ in range(2)]
+        self.collection = TieredEmbeddingCollection(self.stores[0], {n: n for n in self.rows})
+        self.layers = torch.nn.ModuleDict(
+            {name: TieredEmbedding(self.stores[1][name]) for name in self.rows}
+        )
+
+    def _store(self, dtype: str, budget: Mapping[str, Any]) -> tierstore.Store:
+        specs = {
+            name: tierstore.TableSpec(
+                count, self.dims[name], dtype, init=tierstore.normal(seed=number)
+            )
+            for number, (name, count) in enumerate(self.rows.items())
+        }
+        return self.place.store(specs, **budget)
+
+    def optimizers(self, kind: type, **options: Any) -> list[TieredOptimizer]:
+        return [
+            TieredOptimizer(kind, [layer], **options) for layer in (self.collection, self.layers)
+        ]
+
+    def ids(self, n: int = 9, leave_out: str = "") -> dict[str, Tensor]:
+        return {
+            name: self.place.ids(n, rows=count)
+            for name, count in self.rows.items()
+            if name != leave_out
+        }
+
+    def step(
+        self, optimizers: list[TieredOptimizer], ids: dict[str, Tensor], unused: str = ""
+    ) -> None:
+        """Train both with the same gradients, and compare what they looked up."""
+        one = self.collection(ids)
+        each = {name: self.layers[name](own) for name, own in ids.items()}
+        assert one.keys() == ids.keys()
+        for found in (one, each):
+            torch.stack(
+                [found[name].pow(3).sum() for name in ids if name != unused]
+            ).sum().backward()
+        for name in ids:
+            assert same(one[name].detach(), each[name].detach()), name
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def check(self) -> None:
+        """Compare every byte of every table, and what its rows share."""
+        for name in self.rows:
+            one, two = (store[name] for store in self.stores)
+            assert one.fields.keys() == two.fields.keys()
+            for field in one.fields:
+                exact = self.place.torch == "cpu"
+                pairs = zip(one.scan(field, raw=exact), two.scan(field, raw=exact), strict=True)
+                for found, expected in pairs:
+                    if exact:
+                        assert found.tobytes() == expected.tobytes(), (name, field)
+                    else:
+                        np.testing.assert_allclose(found, expected, **CLOSE)
+            assert one.scalars == two.scalars, name
+
+
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}
+
+
+def same(one: Tensor, two: Tensor) -> bool:
+    """Whether tensors are equal to the bit; on a real GPU, whether they are close.
+
+    There torch adds up the gradients of a row in parts that depend on where its ids are among all.
+    """
+    if one.is_cuda:
+        torch.testing.assert_close(one, two, **CLOSE)
+        return True
+    return one.dtype == two.dtype and bool(torch.equal(one, two))
+
+
+@pytest.mark.parametrize("variant", OPTIMIZERS)
+def test_training_equals_one_layer_a_table(place: Place, variant: str) -> None:
+    kind, options = OPTIMIZERS[variant]
+    twins = Twins(place, [3, 40, 1, 17, 60])
+    assert len(twins.collection.groups) == 1
+    optimizers = twins.optimizers(kind, **options)
+    with in_order():
+        for _ in range(4):
+            twins.step(optimizers, twins.ids())
+    for store in twins.stores:
+        store.commit()
+    twins.check()
+
+
+@pytest.mark.parametrize("tables", [1, 2, 26, 200])
+@pytest.mark.parametrize("budget", ["one slot", "some", "all"])
+def test_any_number_of_tables_and_any_budget(place: Place, tables: int, budget: str) -> None:
+    if tables == 200 and budget == "some":
+        pytest.skip("26 tables show it")
+    rows = [1 + (7 * number) % 23 for number in range(tables)]
+    slots = {"one slot": 1, "some": max(2, sum(rows) // 5), "all": sum(rows)}[budget]
+    sizes = {"host_rows": slots} | ({} if place.device == "cpu" else {"gpu_rows": slots})
+    twins = Twins(place, rows, **sizes)
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    with in_order():
+        for _ in range(3):
+            twins.step(optimizers, twins.ids(5))
+    twins.check()
+
+
+def test_tables_of_several_dims_make_several_groups(place: Place) -> None:
+    twins = Twins(place, [30, 20, 10, 40, 5], [4, 8, 4, 64, 8])
+    assert sorted(len(each.table.tables) for each in twins.collection.groups) == [1, 2, 2]
+    optimizers = twins.optimizers(torch.optim.Adagrad, lr=0.1)
+    with in_order():
+        for _ in range(3):
+            twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_tables_that_a_budget_keeps_apart_are_groups_too(place: Place) -> None:
+    if place.device != "cpu":
+        pytest.skip("the host's budget shows it")
+    specs = {name: tierstore.TableSpec(30, 4) for name in ("a", "b", "c")}
+    budget = tierstore.Budget(host_rows={"a": 5, "b": 6, "c": 7})
+    store = tierstore.create(place.folder / "apart", specs, budget=budget)
+    place.opened.append(store)
+    with pytest.warns(tierstore.errors.ZeroRowsWarning):
+        emb = TieredEmbeddingCollection(store, {name: name for name in specs})
+    assert len(emb.groups) == 3
+    found = emb({name: torch.arange(3) for name in specs})
+    assert all(rows.shape == (3, 4) for rows in found.values())
+
+
+def test_features_share_a_table(place: Place) -> None:
+    weights = torch.randn(40, 6)
+    table = place.table(weights)
+    twin = place.table(weights)
+    emb = TieredEmbeddingCollection(table.store, {"item": table, "bought": "item", "seen": "item"})
+    layer = TieredEmbedding(twin)
+    optimizers = [TieredOptimizer(torch.optim.Adam, [each], lr=0.1) for each in (emb, layer)]
+    with in_order():
+        for _ in range(3):
+            ids = {"item": place.ids(5), "bought": place.ids(4, 3), "seen": place.ids(0)}
+            rows = emb(ids)
+            assert rows["bought"].shape == (4, 3, 6) and rows["seen"].shape == (0, 6)
+            every = layer(torch.cat([own.reshape(-1) for own in ids.values()]))
+            assert same(torch.cat([own.reshape(-1, 6) for own in rows.values()]), every)
+            torch.cat([own.reshape(-1, 6) for own in rows.values()]).pow(3).sum().backward()
+            every.pow(3).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    found, expected = (each.read(torch.arange(40)) for each in (table, twin))
+    assert same(found, expected)
+    assert table.scalars == twin.scalars
+
+
+@pytest.mark.parametrize("variant", ["sgd momentum", "adam", "row-wise adagrad", "nadam"])
+def test_steps_are_counted_by_table(place: Place, variant: str) -> None:
+    """Tables without ids, or whose rows the loss does not use, take no part in a step."""
+    kind, options = OPTIMIZERS[variant]
+    twins = Twins(place, [30, 12, 25, 9])
+    optimizers = twins.optimizers(kind, **options)
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        twins.step(optimizers, twins.ids(leave_out="t1"))
+        twins.step(optimizers, twins.ids(), unused="t2")
+        twins.step(optimizers, {**twins.ids(), "t3": place.ids(0)})
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    assert [twins.stores[0][name].scalars["step"] for name in twins.rows] == [6, 5, 5, 5]
+    twins.check()
+
+
+@pytest.mark.parametrize("dims", [[6, 6, 6, 6], [6, 8, 6, 4]])
+def test_tables_have_options_of_their_own(place: Place, dims: list[int]) -> None:
+    twins = Twins(place, [30, 12, 25, 9], dims)
+    emb, layers = twins.collection, twins.layers
+    slow, fixed = {"lr": 0.001}, {"weight_decay": 0.3}
+    optimizers = [
+        TieredOptimizer(
+            torch.optim.Adam,
+            [
+                {"params": [of("t1"), of("t2")], **slow},
+                {"params": [rest]},
+                {"params": [of("t3")], **fixed},
+            ],
+            lr=0.1,
+        )
+        for of, rest in ((emb.rows_of, emb), (layers.__getitem__, layers["t0"]))
+    ]
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.5
+        twins.step(optimizers, twins.ids(leave_out="t3"))
+        twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_options_of_every_table_are_found_in_any_group(place: Place) -> None:
+    """Also where a table is looked up by itself, so that its part is the whole."""
+    twins = Twins(place, [30, 12], [6, 8])
+    emb, layers = twins.collection, twins.layers
+    optimizers = [
+        TieredOptimizer(
+            torch.optim.SGD, [{"params": [rest]}, {"params": [of("t1")], "lr": 0.5}], lr=0.1
+        )
+        for of, rest in ((emb.rows_of, emb), (layers.__getitem__, layers["t0"]))
+    ]
+    with in_order():
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_tables_that_no_group_names_are_not_trained(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    emb, layers = twins.collection, twins.layers
+    layers["t1"].requires_grad_(False)
+    optimizers = [
+        TieredOptimizer(torch.optim.SGD, [of("t0"), of("t2")], lr=0.1)
+        for of in (emb.rows_of, layers.__getitem__)
+    ]
+    with in_order():
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_options_may_not_ask_for_other_state(place: Place) -> None:
+    emb = Twins(place, [30, 12]).collection
+    groups = [{"params": [emb]}, {"params": [emb.rows_of("t1")], "momentum": 0.9}]
+    with pytest.raises(InvalidInputError, match="momentum_buffer"):
+        TieredOptimizer(torch.optim.SGD, groups, lr=0.1)
+
+
+def test_a_table_is_trained_once(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    layer = TieredEmbedding(twins.stores[0]["t1"])
+    with pytest.raises(InvalidInputError, match="'t1' is in two groups"):
+        TieredOptimizer(torch.optim.SGD, [twins.collection, layer], lr=0.1)
+    part = twins.collection.rows_of("t1")
+    groups = [{"params": [part]}, {"params": [part], "lr": 1.0}]
+    with pytest.raises(InvalidInputError, match="'t1' is in two groups"):
+        TieredOptimizer(torch.optim.SGD, groups, lr=0.1)
+
+
+def test_an_optimizer_gives_all_tables_their_state_in_one_commit(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25, 9], [6, 6, 8, 8])
+    before = twins.stores[0].version
+    TieredOptimizer(torch.optim.Adam, [twins.collection], lr=0.1)
+    assert twins.stores[0].version == before + 1
+    assert [len(each.table.tables) for each in twins.collection.groups] == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_types_of_tables(place: Place, dtype: str) -> None:
+    twins = Twins(place, [30, 12, 25], dtype=dtype)
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    with in_order():
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_rounding_at_random_draws_from_the_table_itself(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25], dtype="bfloat16")
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.001, stochastic_rounding=True)
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        twins.step(optimizers, twins.ids(leave_out="t1"))
+        twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_averages(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05, ema=0.9)
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        twins.step(optimizers, twins.ids(leave_out="t1"))
+        twins.step(optimizers, twins.ids(), unused="t2")
+    twins.check()
+    averaged, ids = twins.collection.averaged(), twins.ids()
+    found = averaged(ids)
+    for name, layer in twins.layers.items():
+        assert same(found[name], layer.averaged()(ids[name]))
+    assert not any(parameter.requires_grad for parameter in averaged.parameters())
+
+
+def test_projections(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = [
+        TieredOptimizer(torch.optim.SGD, [layer], lr=0.5, project={layer: clipped})
+        for layer in (twins.collection, twins.layers)
+    ]
+    with in_order():
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def clipped(rows: Tensor) -> Tensor:
+    return rows.clamp(-0.3, 0.3)
+
+
+def test_gradients_accumulate_and_are_clipped(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    with in_order():
+        for _ in range(2):
+            for ids in (twins.ids(), twins.ids(4, leave_out="t0")):
+                one = twins.collection(ids)
+                each = {name: twins.layers[name](own) for name, own in ids.items()}
+                for found in (one, each):
+                    sum(rows.pow(3).sum() for rows in found.values()).backward()
+            for optimizer in optimizers:
+                torch.nn.utils.clip_grad_value_(list(optimizer.parameters()), 0.05)
+                optimizer.step()
+                optimizer.zero_grad()
+    twins.check()
+
+
+def test_the_norm_of_gradients_is_that_of_all_tables(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    ids = twins.ids()
+    norms = []
+    for found in (twins.collection(ids), {n: twins.layers[n](own) for n, own in ids.items()}):
+        sum(rows.pow(3).sum() for rows in found.values()).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(optimizers[len(norms)].parameters(), 1.0))
+    torch.testing.assert_close(*norms)
+
+
+def test_what_is_written_into_the_parameter_reaches_the_tables(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    emb = twins.collection
+    optimizer = TieredOptimizer(torch.optim.SGD, [emb], lr=0.05)
+    ids = {name: torch.unique(own) for name, own in twins.ids().items()}
+    sum(rows.sum() for rows in emb(ids).values()).backward()
+    (rows,) = optimizer.parameters()
+    with torch.no_grad():
+        rows.data.fill_(0.25)
+    found = emb(ids)
+    assert all((each == 0.25).all() for each in found.values())
+    own, tables = rows.ids.cpu(), rows.table_of.cpu()
+    for number, table in enumerate(rows.tables):
+        assert sorted(own[tables == number].tolist()) == ids[table.name].tolist()
+
+
+def test_without_gradients_and_frozen(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    emb, ids = twins.collection, twins.ids()
+    with torch.no_grad():
+        read = emb(ids)
+    assert not any(rows.requires_grad for rows in read.values())
+    emb.requires_grad_(False)
+    frozen = emb(ids)
+    assert not any(rows.requires_grad for rows in frozen.values())
+    for name in ids:
+        assert same(read[name], twins.layers[name](ids[name]).detach())
+        assert same(read[name], frozen[name])
+    with pytest.raises(InvalidInputError, match="layers or parameters that can be trained"):
+        TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
+
+
+def test_the_type_of_the_module(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    rows = twins.collection.to(torch.float64)(twins.ids())
+    assert all(each.dtype == torch.float64 for each in rows.values())
+    assert twins.stores[0]["t0"].dtype == np.float32
+
+
+def test_rows_may_be_changed_in_place(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.1)
+    ids = twins.ids()
+    one = [rows.mul_(2) for rows in twins.collection(ids).values()]
+    each = [twins.layers[name](own) * 2 for name, own in ids.items()]
+    with in_order():
+        for found in (one, each):
+            sum(rows.sum() for rows in found).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    twins.check()
+
+
+# -- what comes in
+
+
+class Keyed:
+    """What torchrec calls a KeyedJaggedTensor."""
+
+    def __init__(self, lengths: dict[str, Tensor], values: Tensor) -> None:
+        self._lengths, self._values = lengths, values
+
+    def keys(self) -> list[str]:
+        return list(self._lengths)
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def lengths(self) -> Tensor:
+        return torch.cat(list(self._lengths.values()))
+
+    def offsets(self) -> Tensor:
+        return torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths().cumsum(0)])
+
+
+@pytest.mark.parametrize("without", ["nothing", "offsets"])
+@pytest.mark.parametrize("dims", [[6, 6, 6], [6, 4, 6]])
+def test_keyed_jagged_tensors(
+    place: Place, dims: list[int], without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if without == "offsets":
+        monkeypatch.delattr(Keyed, "offsets")
+    twins = Twins(place, [30, 12, 25], dims)
+    lengths = {name: torch.tensor([2, 0, 3, n]) for n, name in enumerate(twins.rows)}
+    ids = {name: place.ids(int(own.sum()), rows=twins.rows[name]) for name, own in lengths.items()}
+    rows = twins.collection(Keyed(lengths, torch.cat(list(ids.values()))))
+    assert list(rows) == list(ids)
+    for name, own in ids.items():
+        assert same(rows[name], twins.layers[name](own))
+
+
+def test_lengths_of_keys_are_those_of_their_ids(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    lengths = {"t0": torch.tensor([2, 1]), "t1": torch.tensor([1, 1])}
+    with pytest.raises(InvalidInputError, match="5 ids by their lengths, and there are 4"):
+        twins.collection(Keyed(lengths, place.ids(4, rows=12)))
+
+
+def test_nested_ids_give_nested_rows(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    lists = [place.ids(3, rows=30), place.ids(2, rows=30)]
+    nested = torch.nested.nested_tensor(lists, layout=torch.jagged)
+    rows = twins.collection({"t0": nested, "t1": place.ids(2, 2, rows=12)})
+    assert rows["t0"].is_nested and rows["t1"].shape == (2, 2, 6)
+    assert same(rows["t0"].values(), twins.layers["t0"](torch.cat(lists)))
+
+
+def test_widths_of_ids(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    ids = twins.ids()
+    narrow = {
+        name: own.to(torch.int32 if name == "t1" else torch.uint8) for name, own in ids.items()
+    }
+    found, expected = twins.collection(narrow), twins.collection(ids)
+    assert all(same(found[name], expected[name]) for name in ids)
+    for wrong in (ids["t1"].float(), ids["t1"] > 3):
+        with pytest.raises(InvalidTypeError, match="'t1'"):
+            twins.collection({**ids, "t1": wrong})
+    with pytest.raises(InvalidTypeError, match="'t1' are a list"):
+        twins.collection({**ids, "t1": [1, 2]})
+
+
+def test_a_bad_id_is_named(place: Place) -> None:
+    twins = Twins(place, [30] * 26)
+    emb, ids = twins.collection, twins.ids()
+    for bad in (30, -1, 2**60, -(2**62)):
+        wrong = ids["t17"].clone()
+        wrong[4] = bad
+        if place.device == "cpu":
+            with pytest.raises(RowIndexError, match="position 4 of feature 't17'") as found:
+                emb({**ids, "t17": wrong})
+            assert f"id {bad} " in str(found.value) and "0 to 29" in str(found.value)
+            continue
+        rows = emb({**ids, "t17": wrong})
+        assert rows["t17"][4].isnan().all()
+        assert not torch.cat([each for name, each in rows.items() if name != "t17"]).isnan().any()
+        with pytest.raises(RowIndexError, match="feature 't17'") as found:
+            twins.stores[0].commit()
+        assert f"position {17 * 9 + 4} of" in str(found.value)
+        if abs(bad) < 2**40:
+            assert f"id {bad} " in str(found.value)
+        twins.stores[0].rollback()
+
+
+def test_bad_ids_reach_no_other_table(place: Place) -> None:
+    """On a GPU, where they show later, what was looked up beside them is trained alone."""
+    if place.device == "cpu":
+        pytest.skip("the host raises at once")
+    twins = Twins(place, [30, 12, 25])
+    optimizer = TieredOptimizer(torch.optim.SGD, [twins.collection], lr=0.1)
+    before = {name: twins.stores[0][name].read(torch.arange(n)) for name, n in twins.rows.items()}
+    bad = {"t0": torch.tensor([30, 31, 41]), "t1": torch.tensor([-1, 12])}
+    rows = twins.collection({name: ids.to(place.torch) for name, ids in bad.items()})
+    torch.cat(list(rows.values())).sum().backward()
+    optimizer.step()
+    for name, count in twins.rows.items():
+        assert same(twins.stores[0][name].read(torch.arange(count)), before[name])
+
+
+def test_features_that_are_not_there(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    with pytest.raises(UnknownNameError, match="no feature 'user'; the collection has t0, t1"):
+        twins.collection({"user": place.ids(3)})
+    with pytest.raises(UnknownNameError):
+        TieredEmbeddingCollection(twins.stores[0], {"user": "users"})
+    with pytest.raises(UnknownNameError):
+        TieredEmbeddingCollection(twins.stores[0], {"user": ("t0", "bias")})
+    with pytest.raises(InvalidTypeError, match="'user' needs a table"):
+        TieredEmbeddingCollection(twins.stores[0], {"user": 3})
+    with pytest.raises(InvalidInputError, match="another store"):
+        TieredEmbeddingCollection(twins.stores[0], {"user": twins.stores[1]["t0"]})
+    with pytest.raises(InvalidInputError, match="at least one feature"):
+        TieredEmbeddingCollection(twins.stores[0], {})
+    assert twins.collection({}) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_what_would_not_look_up_is_refused(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    ids = place.ids(4, rows=12)
+
+    def rows(ids: Tensor) -> Tensor:
+        return twins.collection({"t0": ids})["t0"]
+
+    with pytest.raises(InvalidInputError, match="a collection cannot"):
+        torch.func.vmap(rows)(ids[:, None])
+    with pytest.raises(InvalidInputError, match="bake the rows"):
+        torch.jit.trace(rows, (ids,))
+
+
+# -- the store beneath
+
+
+def test_a_rollback_drops_what_was_not_committed(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        for store in twins.stores:
+            store.commit()
+        twins.step(optimizers, twins.ids())
+        rows = twins.collection(twins.ids())
+        for store in twins.stores:
+            store.rollback()
+        with pytest.raises(tierstore.errors.ClosedError, match="rolled back"):
+            rows["t0"].sum().backward()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_tables_that_come_and_grow_move_the_others(place: Place) -> None:
+    """Gradients that wait meanwhile reach the rows they are of."""
+    twins = Twins(place, [30, 12, 25])
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    with in_order():
+        ids = twins.ids()
+        for find in (twins.collection, lambda ids: {n: twins.layers[n](i) for n, i in ids.items()}):
+            sum(rows.pow(3).sum() for rows in find(ids).values()).backward()
+        for store in twins.stores:
+            store.grow("t0", 50)
+            store.create_table("new", tierstore.TableSpec(9, 18, init=tierstore.normal(seed=7)))
+        for optimizer in optimizers:
+            optimizer.step()
+        twins.step(optimizers, {**twins.ids(), "t0": place.ids(9, rows=50)})
+    twins.check()
+    assert len(twins.collection.groups) == 1
+
+
+def test_tables_that_are_parted_say_so(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    twins.stores[0].add_fields("t1", {"age": tierstore.Field(1)})
+    with pytest.raises(InvalidInputError, match="make the collection anew"):
+        twins.collection(twins.ids())
+    anew = TieredEmbeddingCollection(twins.stores[0], {name: name for name in twins.rows})
+    assert len(anew.groups) == 2
+    ids = twins.ids()
+    found = anew(ids)
+    for name in ids:
+        assert same(found[name].detach(), twins.layers[name](ids[name]).detach())
+
+
+def test_states_are_pointers(place: Place) -> None:
+    twins = Twins(place, [30, 12], [6, 4])
+    (first, _), store = twins.optimizers(torch.optim.Adam, lr=0.05), twins.stores[0]
+    emb = twins.collection
+    sum(rows.sum() for rows in emb(twins.ids()).values()).backward()
+    first.step()
+    with pytest.raises(InvalidInputError, match="not committed"):
+        emb.state_dict()
+    store.commit(keep="then")
+    then, opt = emb.state_dict(), first.state_dict()
+    assert list(then) == ["_extra_state"]
+    kept = {name: store[name].read(torch.arange(count)) for name, count in twins.rows.items()}
+    sum(rows.sum() for rows in emb(twins.ids()).values()).backward()
+    first.step()
+    store.commit()
+    emb.load_state_dict(then)
+    first.load_state_dict(opt)
+    for name, count in twins.rows.items():
+        assert same(store[name].read(torch.arange(count)), kept[name])
+    other = TieredEmbeddingCollection(store, {"a": "t0"})
+    with pytest.raises(InvalidInputError, match="features"):
+        other.load_state_dict(then)
+
+
+def test_tables_go_on_from_what_layers_left(place: Place) -> None:
+    """State and counts of steps that were trained a table at a time are those of a collection."""
+    twins = Twins(place, [30, 12, 25])
+    before = [{name: TieredEmbedding(store[name]) for name in twins.rows} for store in twins.stores]
+    with in_order():
+        for layers in before:
+            optimizer = TieredOptimizer(torch.optim.Adam, list(layers.values()), lr=0.05)
+            torch.manual_seed(3)
+            for names in (["t0", "t1", "t2"], ["t0"], ["t0", "t2"]):
+                for name in names:
+                    layers[name](place.ids(5, rows=twins.rows[name])).pow(3).sum().backward()
+                optimizer.step()
+        for store in twins.stores:
+            store.commit()
+        twins.collection = TieredEmbeddingCollection(twins.stores[0], {n: n for n in twins.rows})
+        optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+        for _ in range(2):
+            twins.step(optimizers, twins.ids())
+    assert [twins.stores[0][name].scalars["step"] for name in twins.rows] == [5, 3, 4]
+    twins.check()
+
+
+def test_scaled_gradients_and_autocast(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.SGD, lr=0.05)
+    ids, kind = twins.ids(), torch.device(place.torch).type
+    for find, optimizer in zip(
+        (twins.collection, lambda ids: {n: twins.layers[n](own) for n, own in ids.items()}),
+        optimizers,
+        strict=True,
+    ):
+        scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+        with in_order(), torch.autocast(kind, torch.bfloat16):
+            loss = sum(
+                (rows @ torch.ones(6, 3, device=place.torch)).sum() for rows in find(ids).values()
+            )
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    twins.check()
+
+
+def test_layers_beside_a_collection_have_gradients_of_their_own(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    layer = TieredEmbedding(twins.stores[0]["t1"])
+    optimizers = [
+        TieredOptimizer(torch.optim.SGD, [each], lr=0.5) for each in (twins.collection, layer)
+    ]
+    before = twins.stores[0]["t1"].read(torch.tensor([3]))
+    sum(rows.sum() for rows in twins.collection({"t1": torch.tensor([3])}).values()).backward()
+    layer(torch.tensor([3])).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.allclose(twins.stores[0]["t1"].read(torch.tensor([3])), before - 1)
+
+
+def test_collections_over_the_same_tables_share_a_parameter(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    other = TieredEmbeddingCollection(twins.stores[0], {"a": "t0", "b": "t1"})
+    assert set(other.parameters()) == set(twins.collection.parameters())
+
+
+def test_a_copy_shares_the_tables(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    other = copy.deepcopy(twins.collection)
+    ids = twins.ids()
+    found, expected = other(ids), twins.collection(ids)
+    assert all(same(found[name], expected[name]) for name in ids)
+    assert not set(other.parameters()) & set(twins.collection.parameters())
+    trained = TieredOptimizer(torch.optim.SGD, [twins.collection], lr=0.1)
+    assert len(list(trained.parameters())) == 1
+    with pytest.raises(InvalidInputError, match="nowhere to go"):
+        sum(rows.sum() for rows in found.values()).backward()
+
+
+def test_state_of_rows(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    optimizers = twins.optimizers(torch.optim.Adagrad, lr=0.1)
+    with in_order():
+        twins.step(optimizers, twins.ids())
+        state = {"step": torch.tensor(5.0), "sum": torch.rand(12, 6)}
+        optimizers[0].load_rows_state(twins.collection.rows_of("t1"), state)
+        optimizers[1].load_rows_state(twins.layers["t1"], state)
+        twins.step(optimizers, twins.ids())
+        twins.check()
+        for optimizer in optimizers:
+            optimizer.reset_state()
+        twins.step(optimizers, twins.ids())
+    twins.check()
+
+
+def test_rows_that_were_announced(place: Place) -> None:
+    twins = Twins(place, [30, 12, 25])
+    batches = [{"features": twins.ids(), "label": n} for n in range(5)]
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    announced = {twins.collection: lambda batch: batch["features"]}
+    with in_order():
+        for batch in tierstore.loader.lookahead(batches, announced, depth=2):
+            twins.step(optimizers, batch["features"])
+    twins.check()
+    with contextlib.suppress(RowIndexError):
+        twins.collection.prefetch({"t0": [1, 2], "t1": np.arange(3)})
+
+
+def test_recordings_get_the_ids_of_their_table(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+    ids = twins.ids()
+    with twins.stores[0]["t1"].record(place.folder / "t1.trace"):
+        twins.collection(ids)
+        twins.collection({"t0": ids["t0"]})
+    (found,) = tierstore._table.trace.read_trace(place.folder / "t1.trace")
+    assert sorted(found.tolist()) == sorted(ids["t1"].tolist())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_graphs_break_around_a_collection(place: Place) -> None:
+    twins = Twins(place, [30, 12])
+
+    def model(ids: dict[str, Tensor]) -> Tensor:
+        return sum((rows * 2).sum() for rows in twins.collection(ids).values())
+
+    ids = twins.ids()
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(ids), model(ids))
+
+
+def test_counters_are_those_of_one_layer_a_table(place: Place) -> None:
+    if place.device != "cpu":
+        pytest.skip("a GPU tier counts for all tables of a space")
+    twins = Twins(place, [30, 12, 25], host_rows=67)
+    optimizers = twins.optimizers(torch.optim.Adam, lr=0.05)
+    for _ in range(3):
+        twins.step(optimizers, twins.ids())
+    with torch.no_grad():
+        ids = twins.ids(leave_out="t1")
+        twins.collection(ids)
+        for name, own in ids.items():
+            twins.layers[name](own)
+    for name in twins.rows:
+        one, two = (vars(store[name].stats()["host"]) for store in twins.stores)
+        sampled = {"unique", "unique_of", "unique_hits"}  # of reads, one batch in so many
+        assert {k: v for k, v in one.items() if k not in sampled} == {
+            k: v for k, v in two.items() if k not in sampled
+        }, name
+
+
+# -- what it costs
+
+
+class Calls:
+    """Counts calls of Python functions and of those of C."""
+
+    def __enter__(self) -> Calls:
+        self.count = 0
+        sys.setprofile(self._note)
+        return self
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        self.count += event in ("call", "c_call")
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+
+def calls_of_a_step(place: Place, tables: int) -> int:
+    twins = Twins(place, [12] * tables, host_rows=12 * tables, gpu_rows=12 * tables)
+    (optimizer, _), emb = twins.optimizers(torch.optim.Adam, lr=0.05), twins.collection
+    ids = twins.ids(4)
+    for _ in range(3):
+        with Calls() as calls:
+            loss = torch.cat(list(emb(ids).values())).sum()
+            loss.backward()
+            optimizer.step()
+    return calls.count
+
+
+def test_a_step_costs_the_same_for_any_number_of_tables(place: Place) -> None:
+    few, many = calls_of_a_step(place, 26), calls_of_a_step(place, 100)
+    assert many - few <= 14 * (100 - 26), (few, many)
+    assert many <= 3 * few, (few, many)

@@ -1,0 +1,99 @@
+"""Text files as UTF-8: unpacked, and without a byte order mark, as one stream of bytes."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import importlib.util
+import io
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from tierstore._formats.files import InputFile
+from tierstore.errors import FormatError, MissingExtraError
+
+__all__ = ["PACKINGS", "UNPACKING_ERRORS", "is_packed", "text_stream"]
+
+UNPACKING_ERRORS = (OSError, EOFError, zlib.error)
+"""What unpackers raise about files that are damaged."""
+
+_BUFFER = 1 << 20
+_WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_CR, _LF = b"\r", b"\n"
+
+
+def _zstd(stream: IO[bytes]) -> IO[bytes]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingExtraError(".zst files need pyarrow: pip install 'tierstore[parquet]'")
+    import pyarrow
+
+    unpacked: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
+    return unpacked  # type: ignore[no-any-return]
+
+
+PACKINGS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".bz2": bz2.BZ2File,
+    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".zst": _zstd,
+}
+"""What unpacks a stream, by the suffix after that of the format."""
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the last suffix is that of a compressed file."""
+    return path.suffix.lower() in PACKINGS
+
+
+class _Text(io.RawIOBase):
+    """UTF-8 with line feeds at the ends of lines, made from a stream of text."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path = path
+        self._stream = stream
+        start = stream.read(_BUFFER) or b""
+        mark = start[:2]
+        self._wide = codecs.getincrementaldecoder(_WIDE[mark])() if mark in _WIDE else None
+        if self._wide is None and b"\0" in start[:64]:
+            raise FormatError(
+                f"{path}: no UTF-8: it holds zero bytes; UTF-16 needs a byte order mark"
+            )
+        text = self._utf8(start[2:]) if self._wide else start.removeprefix(codecs.BOM_UTF8)
+        # Lines of old Macs end with a carriage return alone.
+        self._returns = _CR in text and _LF not in text
+        self._rest = text
+
+    def _utf8(self, data: bytes) -> bytes:
+        if self._wide is None:
+            return data
+        try:
+            return self._wide.decode(data, final=not data).encode()
+        except UnicodeError as error:
+            raise FormatError(f"{self._path}: not UTF-16: {error!s:.100}") from None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            data = self._stream.read(_BUFFER) or b""
+            self._rest = self._utf8(data)
+            if not data:
+                break
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part.replace(_CR, _LF) if self._returns else part
+        return len(part)
+
+
+def text_stream(file: InputFile) -> io.BufferedReader:
+    """Return a file as a stream of UTF-8 from its start, unpacked as its last suffix says.
+
+    UTF-16 has a byte order mark. What is unpacked is held in pieces of a MiB. The stream raises
+    FormatError, or UNPACKING_ERRORS of a damaged packed file.
+    """
+    stream: IO[bytes] = file.stream()
+    if is_packed(file.path):
+        stream = PACKINGS[file.path.suffix.lower()](stream)
+    return io.BufferedReader(_Text(file.path, stream), _BUFFER)

@@ -1,0 +1,477 @@
+"""What the lines and columns of a text file are, decided from the types of a sample of its cells.
+
+A header is a first line of texts, or of whole numbers that count columns, above columns of numbers.
+Keys are a column of texts, or of distinct whole numbers beside columns of other numbers. Names of
+columns decide only where types leave it open. What stays open is refused: `AmbiguousFileError` says
+both ways to decide it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tierstore._formats._cells import BLANKS, MISSING, Row, is_number
+from tierstore._formats.base import TextOptions
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+from tierstore.spec import MAX_RECORD_BYTES
+
+__all__ = ["Layout", "decide"]
+
+_COUNTS = re.compile(r"\d{1,15}")
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_OTHER_NOTATION = re.compile(r"[+-]?(0x[\da-f]+|\d{1,3}(,\d{3})+|\d+(_\d+)+)", re.I | re.A)
+_IDENTITY = re.compile(r"key|id|index|word|.*_id|unnamed: 0|", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the lines and columns of a file are.
+
+    Attributes:
+        sep: what is between cells.
+        decimal: what is before the decimals of a number.
+        skipped: rows before the first one of numbers: a header, or counts.
+        names: of the columns, by the header; or None.
+        counts: rows and elements that the first line announces, as word2vec does; or None.
+        columns: cells of each row.
+        key: the position of the column of keys, or None.
+        values: the positions of the columns of numbers, ascending.
+        quoted_words: whether words between blanks are quoted, as R writes them.
+        notes: what was left out or will lose digits.
+    """
+
+    sep: str
+    decimal: str
+    skipped: int
+    names: tuple[str, ...] | None
+    counts: tuple[int, int] | None
+    columns: int
+    key: int | None
+    values: tuple[int, ...]
+    quoted_words: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+    def column(self, position: int) -> str:
+        """Return what to call a column in a message."""
+        name = self.names[position] if self.names else ""
+        return f"column {position + 1}" + (f' ("{name:.40}")' if name else "")
+
+    def described(self, suffix_sep: str) -> str:
+        """Return what was decided, for people; separators of the suffix go without saying."""
+        head = "counts" if self.counts else "yes" if self.names is not None else "no"
+        keys = "no keys"
+        if self.key is not None:
+            named = bool(self.names) and f'"{self.names[self.key]}"'  # type: ignore[index]
+            keys = f"keys from {named or f'column {self.key + 1}'}"
+        parts = [f"header {head}", keys, f"{len(self.values)} numbers"]
+        if self.sep != suffix_sep:
+            shown = {"\t": "tab", BLANKS: "blanks"}.get(self.sep, f'"{self.sep}"')
+            parts.append(f"separator {shown}")
+        if self.decimal != ".":
+            parts.append(f'decimal "{self.decimal}"')
+        return ", ".join(parts)
+
+
+def decide(path: Path, rows: Sequence[Row], sep: str, options: TextOptions, whole: bool) -> Layout:
+    """Return the layout of a file whose first rows are given.
+
+    `whole` says that the sample is the whole file. Raises AmbiguousFileError where the sample can
+    be read in two ways, and FormatError where it is no table of numbers.
+    """
+    return _Decision(path, [cells for _, cells in rows], [n for n, _ in rows], options).layout(
+        sep, whole
+    )
+
+
+def _kind(cells: Sequence[str], decimal: str, null: frozenset[str]) -> str:
+    """Return what a column holds: "integer", "float" or "text"; "missing" if nothing is known."""
+    known = [cell for cell in cells if cell not in MISSING and cell not in null]
+    if not known:
+        return "missing" if cells else "text"
+    if all(_INTEGER.fullmatch(cell.strip()) for cell in known):
+        return "integer"
+    return "float" if all(is_number(cell, decimal) for cell in known) else "text"
+
+
+class _Decision:
+    """The steps of one decision, each of which may end it."""
+
+    def __init__(
+        self, path: Path, rows: list[list[str]], lines: list[int], options: TextOptions
+    ) -> None:
+        self.path = path
+        self.rows = rows
+        self.lines = lines
+        self.options = options
+        self.null = frozenset(options.null)
+
+    def layout(self, sep: str, whole: bool) -> Layout:
+        """Go through the steps."""
+        self.sep = sep
+        counts = self._counts(whole)
+        first, body = self.rows[0], self.rows[1:]
+        self.columns = self._columns(first, body, counts)
+        self.decimal = self._decimal(body or [first])
+        header = False if counts else self._header(first, body)
+        if not (header or counts):
+            body = self.rows
+        below = [self._fitted(cells) for cells in body]
+        self.kinds = [
+            _kind([cells[at] for cells in below], self.decimal, self.null)
+            for at in range(self.columns)
+        ]
+        names = self._names(first) if header else None
+        key = self._key(names, below, counts, first if header else None)
+        values = self._values(key, names, below, header)
+        notes = self._notes(key, names, values, below)
+        quoted = sep == BLANKS and key is not None and bool(below)
+        return Layout(
+            sep=sep,
+            decimal=self.decimal,
+            skipped=int(header or counts is not None),
+            names=names,
+            counts=counts,
+            columns=self.columns,
+            key=key,
+            values=values,
+            quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in below),
+            notes=notes,
+        )
+
+    def _ambiguous(self, what: str, one: str, other: str) -> FormatError:
+        return AmbiguousFileError(f"{self.path}: {what}: say {one} or {other}")
+
+    def _wrong(self, row: int, what: str) -> FormatError:
+        return FormatError(f"{self.path}: line {self.lines[row]}{what}")
+
+    def _counts(self, whole: bool) -> tuple[int, int] | None:
+        """Return the two counts that word2vec puts on the first line."""
+        first, body = self.rows[0], self.rows[1:]
+        if self.options.header is not None or self.sep != BLANKS or len(first) != 2:
+            return None
+        if not all(_COUNTS.fullmatch(cell) for cell in first):
+            return None
+        rows, dim = map(int, first)
+        if not body:
+            if not whole or rows or dim > MAX_RECORD_BYTES:
+                raise self._wrong(0, f" announces {rows} rows of {dim}, but none follow")
+            return rows, dim
+        found = min(map(len, body))
+        if found == dim + 1 and (dim > 1 or self._is_count_of(rows, body, whole)):
+            return rows, dim
+        pairs = [_kind([cells[at] for cells in body], ".", self.null) for at in (0, found - 1)]
+        if found == 2 and pairs in (["float", "float"], ["float", "integer"], ["integer"] * 2):
+            return None
+        raise self._wrong(
+            0,
+            f" announces rows of a word and {dim} numbers, but line "
+            f"{self.lines[1 + [len(cells) for cells in body].index(found)]} has {found} cells",
+        )
+
+    def _is_count_of(self, rows: int, body: list[list[str]], whole: bool) -> bool:
+        """Whether `R 1` above rows of two cells counts them, and is no row of numbers itself."""
+        if _kind([cells[0] for cells in body], ".", self.null) == "text":
+            return True
+        if whole:
+            return rows == len(body)
+        raise self._ambiguous("the first line may be counts or a row", "--header", "--no-header")
+
+    def _columns(
+        self, first: list[str], body: list[list[str]], counts: tuple[int, int] | None
+    ) -> int:
+        """Return how many cells a row has; raises FormatError for rows of other lengths."""
+        if counts is not None:
+            return counts[1] + 1
+        if not body:
+            return len(first)
+        columns = Counter(map(len, body)).most_common(1)[0][0]
+        named = self.options.header or any(not is_number(cell) for cell in first)
+        self.short_header = len(first) == columns - 1 and self.options.header is not False and named
+        for at, cells in enumerate(self.rows):
+            words = (
+                self.sep == BLANKS
+                and len(cells) > columns
+                and not is_number(cells[len(cells) - columns])
+            )
+            header = at == 0 and self.options.header is not False
+            if len(cells) == columns or words or (header and self.short_header):
+                continue
+            what = f" has {len(cells)} cells, but {columns} were expected"
+            if at == 0 and len(body) == 1:
+                raise self._wrong(1, f" has {columns} cells, but {len(first)} were expected")
+            raise self._wrong(at, what)
+        return columns
+
+    short_header = False
+
+    def _fitted(self, cells: list[str]) -> list[str]:
+        """Return a row with the surplus cells joined to the word in front."""
+        surplus = len(cells) - self.columns
+        return [" ".join(cells[: surplus + 1]), *cells[surplus + 1 :]] if surplus > 0 else cells
+
+    def _decimal(self, rows: list[list[str]]) -> str:
+        """Return the decimal mark: a comma where numbers have one and none has a point."""
+        if self.options.decimal is not None:
+            return self.options.decimal
+        if self.sep == ",":
+            return "."
+        cells = [cell for row in rows for cell in row if "," in cell]
+        commas = [cell for cell in cells if is_number(cell, ",")]
+        points = any("." in cell and is_number(cell) for row in rows for cell in row)
+        if not commas or len(commas) * 2 < len(cells):
+            return "."
+        if points:
+            raise self._ambiguous(
+                f"numbers have a comma ({commas[0]!r}) and others a point",
+                "--decimal , (decimal=',')",
+                "--decimal . (decimal='.')",
+            )
+        if all(re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in commas):
+            raise self._ambiguous(
+                f"the comma in {commas[0]!r} may be a decimal mark or divide thousands",
+                "--decimal , (decimal=',')",
+                "--decimal . (decimal='.')",
+            )
+        return ","
+
+    def _header(self, first: list[str], body: list[list[str]]) -> bool:
+        """Whether the first line names columns."""
+        if self.options.header is not None:
+            return self.options.header
+        if self.short_header:
+            return True
+        kinds = [_kind([cell], self.decimal, self.null) for cell in self._fitted(first)]
+        if not body:
+            return self._header_alone(first, kinds)
+        rest = [self._fitted(cells) for cells in body]
+        below = [_kind(column, self.decimal, self.null) for column in zip(*rest, strict=True)]
+        numeric = [at for at, kind in enumerate(below) if kind != "text"]
+        if any(
+            kinds[at] in ("integer", "float") for at in range(1, len(below)) if at not in numeric
+        ):
+            return False
+        texts = [at for at in numeric if kinds[at] == "text"]
+        labels = [first[at] for at in numeric if first[at]]
+        if texts:
+            if any(kinds[at] == "float" for at in numeric):
+                cell = first[texts[0]]
+                raise self._ambiguous(
+                    f"line {self.lines[0]} has numbers and {cell!r} in column {texts[0] + 1}, "
+                    "so that it may be a header or a damaged row",
+                    "--header (header=True)",
+                    "--no-header (header=False)",
+                )
+            return True
+        if first[0] == "" and len(first) > 1:
+            if all(kinds[at] != "float" for at in range(1, len(first))):
+                return True
+            raise self._either("its first cell is empty")
+        return self._counting_header(numeric, below, labels)
+
+    def _counting_header(self, numeric: list[int], below: list[str], labels: list[str]) -> bool:
+        """Whether whole numbers on the first line are the numbers of columns."""
+        if not labels or len(labels) < len(numeric) or not _count_columns(labels):
+            return False
+        if len(labels) > 2 and all(below[at] == "float" for at in numeric):
+            return True
+        if self.rows[0][0] and _IDENTITY.fullmatch(self.rows[0][0]):
+            return True
+        raise self._either(f"it counts {', '.join(labels[:4])}{', …' if len(labels) > 4 else ''}")
+
+    def _header_alone(self, first: list[str], kinds: list[str]) -> bool:
+        """Whether the only line is the header of a file without rows, as it is written here."""
+        if all(kind == "integer" for kind in kinds):
+            raise self._either("it holds whole numbers alone")
+        return first[0] == "key" and len(first) > 1 and all(kind == "text" for kind in kinds)
+
+    def _either(self, why: str) -> FormatError:
+        return self._ambiguous(
+            f"line {self.lines[0]} may be a header or a row: {why}",
+            "--header (header=True)",
+            "--no-header (header=False)",
+        )
+
+    def _names(self, first: list[str]) -> tuple[str, ...]:
+        """Return the names of all columns; a header that is one short leaves out the first."""
+        names = ("", *first) if self.short_header else tuple(first)
+        return tuple(name.strip().strip('"') if self.sep == BLANKS else name for name in names)
+
+    def _key(
+        self,
+        names: tuple[str, ...] | None,
+        below: list[list[str]],
+        counts: tuple[int, int] | None,
+        header: list[str] | None,
+    ) -> int | None:
+        """Return the position of the column of keys."""
+        wanted = self.options.key_column
+        if wanted is False:
+            return None
+        if wanted is not None:
+            return self._named(wanted, names)
+        if counts is not None or self.short_header or (header and header[0] == "" and below):
+            return 0
+        if not below:
+            return 0 if names and len(names) > 1 else None
+        if names and names[0] == "key" and len(names) > 1:  # as it is written here
+            return 0
+        texts = self._texts(below)
+        if len(texts) > 1:
+            raise self._too_many_texts(texts, names, below)
+        if texts:
+            return self._text_key(texts[0], below, names)
+        return self._integer_key(names, below)
+
+    def _texts(self, below: list[list[str]]) -> list[int]:
+        """Return the columns of texts; a single cell in a column of numbers is damage."""
+        found = []
+        for at, kind in enumerate(self.kinds):
+            if kind != "text":
+                continue
+            bad = [n for n, cells in enumerate(below) if not self._spells(cells[at])]
+            if at and (len(bad) < 2 or len(bad) * 2 <= len(below)):
+                raise self._no_number(below, bad[0], at)
+            found.append(at)
+        return found
+
+    def _spells(self, cell: str) -> bool:
+        return cell in MISSING or cell in self.null or is_number(cell, self.decimal)
+
+    def _no_number(self, below: list[list[str]], row: int, at: int) -> FormatError:
+        skipped = len(self.rows) - len(below)
+        cell = below[row][at]
+        return self._wrong(row + skipped, f", column {at + 1}: {cell!r:.100} is no number")
+
+    def _too_many_texts(
+        self, texts: list[int], names: tuple[str, ...] | None, below: list[list[str]]
+    ) -> FormatError:
+        if len(texts) == self.columns:
+            return self._no_number(below, 0, texts[-1])
+        shown = [names[at] if names else str(at + 1) for at in texts]
+        return self._ambiguous(
+            f"columns {', '.join(map(repr, shown[:4]))} hold texts, and one can be the keys",
+            *(f"--key-column {name} (key_column={name!r})" for name in shown[:2]),
+        )
+
+    def _text_key(self, at: int, below: list[list[str]], names: tuple[str, ...] | None) -> int:
+        if self.columns == 1:
+            raise self._no_number(below, 0, 0)
+        texts = [cells[at] for cells in below if not self._spells(cells[at])]
+        if all(_OTHER_NOTATION.fullmatch(cell) for cell in texts):
+            raise self._ambiguous(
+                f"{texts[0]!r} in column {at + 1} is a text, or a number in another notation",
+                f"--key-column {at + 1} (key_column={at + 1})",
+                "write it as a plain number",
+            )
+        if self.sep != BLANKS and len(texts) * 2 < len(below):
+            raise self._ambiguous(
+                f"column {at + 1} holds numbers and {texts[0]!r:.100}",
+                f"--key-column {at + 1} (key_column={at + 1})",
+                "mend the cell",
+            )
+        return at
+
+    def _integer_key(self, names: tuple[str, ...] | None, below: list[list[str]]) -> int | None:
+        """Return the column of whole numbers, each once, beside columns of other numbers."""
+        if self.columns == 1:
+            return None
+        distinct = [
+            at
+            for at, kind in enumerate(self.kinds)
+            if kind == "integer"
+            and len({cells[at] for cells in below if self._is_whole(cells[at])}) == len(below)
+        ]
+        others = [at for at, kind in enumerate(self.kinds) if kind not in ("integer", "missing")]
+        if not distinct:
+            return None
+        if others and len(distinct) == 1 and distinct[0] in (0, self.columns - 1):
+            return distinct[0]
+        named = [at for at in distinct if names and _IDENTITY.fullmatch(names[at])]
+        if len(named) == 1:
+            return named[0]
+        first = names[distinct[0]] if names and names[distinct[0]] else str(distinct[0] + 1)
+        raise self._ambiguous(
+            f"column {distinct[0] + 1} holds whole numbers, each once, which may be keys or values",
+            f"--key-column {first}",
+            "--key-column none (key_column=False)",
+        )
+
+    def _is_whole(self, cell: str) -> bool:
+        return _INTEGER.fullmatch(cell.strip()) is not None
+
+    def _named(self, wanted: str | int, names: tuple[str, ...] | None) -> int:
+        """Return the position of the column that the caller names."""
+        if isinstance(wanted, str):
+            if names and wanted in names:
+                return names.index(wanted)
+            if not wanted.isdecimal():
+                shown = ", ".join(names or ()) or "no names"
+                raise InvalidInputError(f"{self.path}: no column {wanted!r}; there are {shown}")
+        if not 1 <= int(wanted) <= self.columns:
+            raise InvalidInputError(
+                f"{self.path}: no column {wanted}; they count from 1 to {self.columns}"
+            )
+        return int(wanted) - 1
+
+    def _values(
+        self,
+        key: int | None,
+        names: tuple[str, ...] | None,
+        below: list[list[str]],
+        header: bool,
+    ) -> tuple[int, ...]:
+        """Return the columns of numbers. Beside keys that the caller names, texts are left out."""
+        others = [at for at in range(self.columns) if at != key]
+        if not below:
+            return tuple(others)
+        left_out = [] if self.options.key_column is None else self._texts(below)
+        values = tuple(at for at in others if at not in left_out)
+        texts = [at for at in values if self.kinds[at] == "text"]
+        if texts:
+            bad = next(n for n, cells in enumerate(below) if not self._spells(cells[texts[0]]))
+            raise self._no_number(below, bad, texts[0])
+        if not values:
+            raise FormatError(f"{self.path}: no column of numbers in {self.columns} columns")
+        return values
+
+    def _notes(
+        self,
+        key: int | None,
+        names: tuple[str, ...] | None,
+        values: tuple[int, ...],
+        below: list[list[str]],
+    ) -> tuple[str, ...]:
+        notes = []
+        skipped = [at for at in range(self.columns) if at != key and at not in values]
+        if skipped:
+            shown = ", ".join(names[at] if names else str(at + 1) for at in skipped)
+            notes.append(f"columns not read, as they hold texts: {shown}")
+        return tuple(notes)
+
+
+def needs_float64(rows: Sequence[Row], layout: Layout) -> bool:
+    """Whether numbers in a sample have digits that float32 does not keep."""
+    for _, cells in rows[layout.skipped :]:
+        for at in layout.values:
+            cell = cells[at - layout.columns] if at else cells[0]
+            if len(cell) > 10 and is_number(cell, layout.decimal):
+                value = float(cell.replace(layout.decimal, "."))
+                with np.errstate(over="ignore"):
+                    if np.isfinite(value) and float(np.float32(value)) != value:
+                        return True
+    return False
+
+
+def _is_quoted(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+def _count_columns(labels: Sequence[str]) -> bool:
+    """Whether labels are 0, 1, 2, … or 1, 2, 3, …."""
+    return any(list(labels) == [str(start + at) for at in range(len(labels))] for start in (0, 1))

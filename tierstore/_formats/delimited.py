@@ -1,0 +1,479 @@
+"""Text files with a line for each row, of numbers and optionally a key.
+
+.csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
+found. A sample decides what the first line and the columns are (`_layout`), unless the caller says
+it. .vec and .txt are the text format of word2vec, fastText and GloVe: a word and its numbers, after
+a first line with two counts or none. A .txt file may also contain only keys, one per line. Numbers
+are read as float64 and rounded to the wanted type. Each file may be packed (`_encoding`).
+
+The writer names the columns (.csv, .tsv) or begins with counts (.vec, .txt), and puts a key into
+each row: the number of the row if there are no others.
+"""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import count, islice
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
+from tierstore._formats._arrow import BlockParser
+from tierstore._formats._cells import (
+    BLANKS,
+    MISSING,
+    Cells,
+    Lines,
+    Row,
+    is_number,
+    line_edges,
+    numbers_of,
+    unquoted,
+)
+from tierstore._formats._encoding import UNPACKING_ERRORS, is_packed, text_stream
+from tierstore._formats._layout import Layout, decide, needs_float64
+from tierstore._formats.base import (
+    Array,
+    Content,
+    Format,
+    Source,
+    TextOptions,
+    Wanted,
+    Write,
+)
+from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
+from tierstore._formats.keys import Keys, as_integers, take_words, without_row_numbers
+from tierstore.budget import Size
+from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
+
+__all__ = ["Csv", "Text", "Tsv", "Word2VecText", "format_rows", "reject_unfit_words"]
+
+SAMPLE_BYTES = 1 << 18
+SAMPLE_ROWS = 1000
+MAX_KEY_LINE_BYTES = 1 << 20
+MAX_WORD_CHARACTERS = 1 << 14
+"""The longest word that is written, well below the reader's limit."""
+
+_SEPARATORS = (",", ";", "\t", "|", BLANKS)
+
+
+class _Sample:
+    """The first lines of a file, and whether they are all."""
+
+    def __init__(self, file: InputFile) -> None:
+        lines: list[bytes] = []
+        size = 0
+        stream = text_stream(file)
+        most = max(1, file.allowance.left)
+        self.whole = False
+        while len(lines) < SAMPLE_ROWS and (size < SAMPLE_BYTES or len(lines) < 3):
+            line = stream.readline(most)
+            if len(line) == most:
+                file.allowance.check(2 * len(line), "its first line")
+            if not line:
+                self.whole = True
+                break
+            if line.strip():
+                size += len(line)
+            lines.append(line)
+        self.text = b"".join(lines)
+        self._file = file
+
+    def rows(self, sep: str) -> list[Row]:
+        """Return the rows that a separator makes of the lines; raises FormatError."""
+        lines = Lines(self._file.path, io.BytesIO(self.text), self._file.allowance)
+        cells = Cells(sep)
+        rows = [row for block in lines for row in cells.rows(block, lines)]
+        if not self.whole and len(rows) > 1 and not cells.lines_are_rows and b'"' in self.text:
+            rows.pop()  # its last line may have been cut off
+        for number, line in rows:
+            try:
+                "".join(line).encode()
+            except UnicodeEncodeError as error:
+                raise FormatError(
+                    f"{self._file.path}: line {number}: not a table in UTF-8: {error!s:.100}"
+                ) from None
+        return rows
+
+
+class _TextSource(Source):
+    """Rows in text, read from the start for each pass."""
+
+    def __init__(
+        self, file: InputFile, layout: Layout, wanted: Wanted, rows: int | None, said: str
+    ) -> None:
+        """Read `file`, which the source closes; rows are counted if `rows` is None."""
+        self._file = file
+        self.path = file.path
+        self.layout = layout
+        self._decimal = layout.decimal
+        self._null = frozenset(wanted.text.null)
+        self._cells = Cells(layout.sep, layout.columns if layout.key == 0 else 0)
+        super().__init__(
+            file.path,
+            self._counted() if rows is None else rows,
+            len(layout.values),
+            wanted.text_dtype,
+        )
+        self.read_as = said
+        self.notes = layout.notes
+
+    def _passes(self) -> Iterator[tuple[bytes, Lines]]:
+        """Yield blocks of whole lines from the first row on."""
+        with parsing(self.path, "packed file", *UNPACKING_ERRORS):
+            lines = Lines(self.path, text_stream(self._file), self._file.allowance)
+            skipped = self.layout.skipped
+            for block in lines:
+                while skipped and block:
+                    skipped, block = self._without_row(block, lines, skipped)
+                if block:
+                    yield block, lines
+
+    def _without_row(self, block: bytes, lines: Lines, skipped: int) -> tuple[int, bytes]:
+        """Take the first line that is not empty off a block."""
+        end = block.index(b"\n") + 1
+        line = block[:end]
+        if not self._cells.lines_are_rows:
+            while line.count(b'"') % 2 and end < len(block):  # a header may hold ends of lines
+                end = block.index(b"\n", end) + 1
+                line = block[:end]
+        lines.line += line.count(b"\n")
+        return skipped - bool(line.strip(b" \t\r\n")), block[end:]
+
+    def _counted(self) -> int:
+        return sum(self._rows_in(block, lines) for block, lines in self._passes())
+
+    def _rows_in(self, block: bytes, lines: Lines) -> int:
+        if not self._cells.lines_are_rows and (b'"' in block or _has_lone_returns(block)):
+            return sum(1 for _ in self._cells.rows(block, lines))
+        lines.line += block.count(b"\n")
+        strip = b" \t\r" if self.layout.sep == BLANKS else b"\r"
+        if line_edges(block)[0].isdisjoint(b"\n" + strip):
+            return block.count(b"\n")
+        return sum(1 for line in block.split(b"\n") if line.strip(strip))
+
+    def _blocks(self, block_rows: int) -> Iterator[Array]:
+        self.overflowed = 0
+        parser = BlockParser(self.layout, blank_null=bool(self._null))
+        element = ELEMENT_TYPES[self.dtype]
+        for block, lines in self._passes():
+            numbers = parser(block)
+            if numbers is None:
+                numbers = self._parsed(block, lines)
+            else:
+                lines.line += block.count(b"\n")
+            stored = np.ascontiguousarray(element.encode(numbers))
+            self.overflowed += element.overflowed(numbers, stored)
+            for start in range(0, len(stored), block_rows):
+                yield stored[start : start + block_rows]
+
+    def _parsed(self, block: bytes, lines: Lines) -> npt.NDArray[np.float64]:
+        """Return the numbers of a block, read cell by cell."""
+        values: array[float] = array("d")
+        positions = self.layout.values
+        first, last = positions[0], positions[-1] + 1
+        whole = len(positions) == last - first
+        for number, cells in self._checked(block, lines):
+            wanted = cells[first:last] if whole else [cells[at] for at in positions]
+            try:
+                self.overflowed += numbers_of(wanted, self._decimal, self._null, values)
+            except ValueError as error:
+                at = positions[int(str(error))]
+                raise self._no_number(number, at, cells[at]) from None
+        return np.frombuffer(values, np.float64).reshape(-1, self.dim)
+
+    def _checked(self, block: bytes, lines: Lines) -> Iterator[Row]:
+        """Yield the rows of a block, which all have the columns of the layout."""
+        columns = self.layout.columns
+        words = self.layout.sep == BLANKS and self.layout.key == 0
+        for number, cells in self._cells.rows(block, lines):
+            if len(cells) != columns:
+                raise FormatError(
+                    f"{self.path}: line {number} has {len(cells)} cells, but {columns} were "
+                    "expected"
+                )
+            if words and _ends_in_number(cells[0]):
+                raise FormatError(
+                    f"{self.path}: line {number} has more than {self.dim} numbers: "
+                    f"{cells[0]!r:.100} stands before them"
+                )
+            yield number, cells
+
+    def _no_number(self, line: int, at: int, cell: str) -> FormatError:
+        hint = ""
+        if cell in MISSING:
+            hint = f"; to read such cells as NaN, say --null {cell!r} (null=[{cell!r}])"
+        return FormatError(
+            f"{self.path}: line {line}, {self.layout.column(at)}: {cell!r:.100} is no number{hint} "
+            f"(read as: {self.read_as})"
+        )
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        """The column of keys, unless they only count the rows; whole numbers are int64."""
+        if self.layout.key is None:
+            return None
+        allowance = self._file.allowance
+        words = (word for block, lines in self._passes() for word in self._words(block, lines))
+        found = take_words(islice(words, self.rows + 1), allowance)
+        if len(found) != self.rows:
+            raise self._wrong_count(len(found))
+        return without_row_numbers(found, allowance)
+
+    def _words(self, block: bytes, lines: Lines) -> Iterator[str]:
+        at = self.layout.key or 0
+        for number, cells in self._key_rows(block, lines, at):
+            word = cells[at]
+            try:
+                word.encode()
+            except UnicodeEncodeError as error:
+                raise FormatError(
+                    f"{self.path}: line {number}: the key is not UTF-8: {error!s:.100}"
+                ) from None
+            yield unquoted(word) if self.layout.quoted_words else word
+
+    def _key_rows(self, block: bytes, lines: Lines, at: int) -> Iterator[Row]:
+        """Yield rows, of which only the cell of the key counts where it is the first."""
+        sep = self.layout.sep.encode()
+        plain = at == 0 and self.layout.columns > 1 and (sep == b" " or b'"' not in block)
+        if sep == b" " and b"\t" in block:
+            plain = False
+        if not plain or _has_lone_returns(block):
+            yield from self._checked(block, lines)
+            return
+        first, lines.line = lines.line, lines.line + block.count(b"\n")
+        for number, line in enumerate(block.split(b"\n"), first):
+            text = line.rstrip(b" \r") if sep == b" " else line.rstrip(b"\r")
+            if not text:
+                continue
+            if text.count(sep) == self.layout.columns - 1 and not text.startswith(sep):
+                yield number, [text[: text.index(sep)].decode(errors="surrogateescape")]
+            else:
+                following = Lines(self.path, io.BytesIO(line), self._file.allowance)
+                following.line = number
+                for row in following:
+                    yield from self._checked(row, following)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _ends_in_number(word: str) -> bool:
+    """Whether a word with blanks in it ends in a number, and so is one number too many."""
+    _, blank, last = word.replace("\t", " ").rpartition(" ")
+    return bool(blank) and is_number(last)
+
+
+def _has_lone_returns(block: bytes) -> bool:
+    return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
+
+
+def _layout_of(file: InputFile, sample: _Sample, own: str, options: TextOptions) -> Layout:
+    """Return the layout of a file, with the separator of its suffix or the one that it has.
+
+    Another separator is taken where the own one makes no table, or is part of every key.
+    """
+
+    def layout(sep: str) -> Layout:
+        rows = sample.rows(sep)
+        if not rows:
+            raise FormatError(f"{file.path}: empty, or its first row does not end")
+        return decide(file.path, rows, sep, options, sample.whole)
+
+    if options.sep is not None:
+        return layout(options.sep)
+    try:
+        found: Layout | FormatError = layout(own)
+    except FormatError as error:
+        found = error
+    others = []
+    for sep in _SEPARATORS:
+        if sep == own or sep.encode() not in sample.text or (own == BLANKS and sep == "\t"):
+            continue
+        if isinstance(found, Layout) and not _in_every_key(sample.rows(own), found, sep):
+            continue
+        try:
+            others.append(layout(sep))
+        except AmbiguousFileError as error:
+            if not isinstance(found, Layout | AmbiguousFileError):
+                found = error
+        except FormatError:
+            continue
+    others = [each for each in others if each.columns > 1]
+    if len(others) == 1:
+        return others[0]
+    if isinstance(found, Layout):
+        return found
+    raise found
+
+
+def _in_every_key(rows: list[Row], layout: Layout, sep: str) -> bool:
+    """Whether a separator, not a blank, is in each key that another one makes."""
+    at = layout.key
+    if at is None or sep == BLANKS:
+        return False
+    return all(sep in cells[at] for _, cells in rows[layout.skipped :])
+
+
+class Csv(Format):
+    """Cells between commas, which may be quoted."""
+
+    suffixes = (".csv",)
+    keys = "always"
+    block_bytes = 1 << 20
+    is_text = True
+    sep: ClassVar[str] = ","
+    unfit: ClassVar[str] = ""
+    """Characters that no key may have."""
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether the type is one as which text can be read."""
+        return element.accepts(DEFAULT_DTYPE)
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Decide from a sample what the lines are; without counts, the rows are counted first."""
+        if wanted.name is not None:
+            raise InvalidInputError(f"{path}:{wanted.name}: a {path.suffix} file holds one matrix")
+        with unless_it_fails(open_input(path, wanted.memory)) as file:
+            with parsing(path, "packed file", *UNPACKING_ERRORS):
+                sample = _Sample(file)
+            layout = _layout_of(file, sample, self.sep, wanted.text)
+            rows = None if layout.counts is None else layout.counts[0]
+            if rows is not None and not is_packed(path):
+                _check_size(file, sample, rows, len(layout.values))
+            said = layout.described(self.sep)
+            source = _TextSource(file, layout, wanted, rows, said)
+            if source.dtype == "float32" and needs_float64(sample.rows(layout.sep), layout):
+                source.notes += (
+                    "numbers have more digits than float32 keeps; --dtype float64 keeps them",
+                )
+            return source
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a header, then lines; raises InvalidInputError for keys that break a line."""
+        if content.keys is not None:
+            content.keys.reject(
+                lambda key: any(c in key for c in self.unfit) or len(key) > MAX_WORD_CHARACTERS,
+                f"holds a tab or a line end or has over {MAX_WORD_CHARACTERS} characters; text "
+                "cannot hold it: write .parquet or .safetensors instead",
+            )
+        sep = self.sep.encode()
+        with path.open("xb") as file:
+            names = [f"{content.field}_{column}" for column in range(content.dim)]
+            file.write(sep.join(name.encode() for name in ["key", *names]) + b"\n")
+
+            def write(start: int, block: Array) -> None:
+                words = content.words(start, start + len(block))
+                quoted = [_quoted(word, sep) for word in words]
+                # Data frames know NaN in this spelling, and not all of them in others.
+                file.write(format_rows(quoted, block, sep, nan=b"NaN"))
+
+            yield write
+
+
+class Tsv(Csv):
+    """Cells between tabs, which may be quoted."""
+
+    suffixes = (".tsv",)
+    sep = "\t"
+    unfit = "\t\r\n"
+
+
+class Word2VecText(Csv):
+    """Words and numbers between blanks, after counts or without them."""
+
+    suffixes = (".vec",)
+    sep = BLANKS
+
+    @contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write counts, then lines; raises InvalidInputError for keys that are not words."""
+        reject_unfit_words(content)
+        with path.open("xb") as file:
+            file.write(b"%d %d\n" % (content.rows, content.dim))
+
+            def write(start: int, block: Array) -> None:
+                words = content.words(start, start + len(block))
+                file.write(format_rows(words, block, b" "))
+
+            yield write
+
+
+class Text(Word2VecText):
+    """The same format under the suffix of GloVe, or only keys, one per line."""
+
+    suffixes = (".txt",)
+
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read keys, one a line; if all are whole numbers they are int64."""
+        if name is not None:
+            raise InvalidInputError(f"{path}:{name}: a .txt file of keys has no columns")
+        with open_input(path, memory) as file, parsing(path, "packed file", *UNPACKING_ERRORS):
+            words = take_words(_key_lines(file), file.allowance)
+            numbers = as_integers(words, file.allowance)
+            return words if numbers is None else numbers
+
+
+def _key_lines(file: InputFile) -> Iterator[str]:
+    stream = text_stream(file)
+    for number in count(1):
+        line = stream.readline(MAX_KEY_LINE_BYTES)
+        if not line:
+            return
+        text = line.rstrip(b"\r\n")
+        if not text or len(line) == MAX_KEY_LINE_BYTES:
+            raise FormatError(f"{file.path}: line {number} is empty or too long for a key")
+        try:
+            yield text.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{file.path}: line {number} is not UTF-8: {error}") from None
+
+
+def _check_size(file: InputFile, sample: _Sample, rows: int, dim: int) -> None:
+    """Raise FormatError for counts that the file is too short for."""
+    shortest = rows * (len("w 0\n") + (dim - 1) * len(" 0")) - 1
+    if file.size - len(sample.text.lstrip().partition(b"\n")[0]) - 1 < shortest:
+        raise FormatError(
+            f"{file.path}: {file.size} bytes cannot hold {rows} rows of {dim} numbers"
+        )
+
+
+def _quoted(word: bytes, sep: bytes) -> bytes:
+    """Return a key as a cell of a table, between quotes where it needs them."""
+    if any(each in word for each in (b'"', b"\r", b"\n", sep)):
+        return b'"' + word.replace(b'"', b'""') + b'"'
+    return word
+
+
+def format_rows(
+    words: Sequence[bytes], block: Array, separator: bytes, *, nan: bytes = b"nan"
+) -> bytes:
+    """Return lines of a word and the numbers of its row, in decimal and exact.
+
+    Nine significant digits distinguish all float32 values, seventeen all float64 values.
+    """
+    number = separator + (b"%.17g" if block.dtype.itemsize == 8 else b"%.9g")
+    numbers = number * block.shape[1] + b"\n"
+    lines = [numbers % tuple(row) for row in block.tolist()]
+    if nan != b"nan" and np.isnan(block).any():
+        lines = [line.replace(b"nan", nan) for line in lines]
+    return b"".join([word + line for word, line in zip(words, lines, strict=True)])
+
+
+def reject_unfit_words(content: Content) -> None:
+    """Raise InvalidInputError if a key is empty, very long or contains white space."""
+    if content.keys is not None:
+        content.keys.reject(
+            lambda key: key.split() != [key] or len(key) > MAX_WORD_CHARACTERS,
+            f"is empty, contains white space or has over {MAX_WORD_CHARACTERS} characters; "
+            "word2vec files cannot hold it: write .parquet or .safetensors instead",
+        )

@@ -1,0 +1,56 @@
+""".json: the index of a model in several .safetensors files, as Hugging Face writes large ones.
+
+It maps the name of each tensor to the file beside it that holds the tensor; read only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from tierstore._formats.base import FORMATS, Format, Source, Wanted, choose
+from tierstore._formats.files import open_input
+from tierstore.budget import JSON_COST
+from tierstore.errors import FormatError
+
+__all__ = ["SafetensorsIndex"]
+
+_SHARD = ".safetensors"
+
+
+class SafetensorsIndex(Format):
+    """Tensors by name, each in one of several files."""
+
+    suffixes = (".json",)
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open the file that holds the tensor; which one must be said, or be the field's name."""
+        shards = _weight_map(path, wanted)
+        name = choose(path, wanted, {each: f"in {shard}" for each, shard in shards.items()}, {})
+        shard = path.with_name(shards[name])
+        try:
+            return FORMATS[_SHARD].open(shard, dataclasses.replace(wanted, name=name))
+        except FormatError as error:
+            raise FormatError(f"{path}: {name!r} cannot be read: {error}") from error
+
+
+def _weight_map(path: Path, wanted: Wanted) -> dict[str, str]:
+    """Return the file of each tensor; raises FormatError for JSON that is no such index."""
+    with open_input(path, wanted.memory) as file:
+        file.allowance.check(JSON_COST * file.size, f"JSON of {file.size} bytes")
+        try:
+            found = json.loads(file.read_at(0, file.size))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{path}: not JSON: {error!s:.200}") from None
+    shards = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(shards, dict) or not all(map(_is_beside, shards.values())):
+        raise FormatError(
+            f"{path}: no index of {_SHARD} files, in which weight_map has those beside it"
+        )
+    return shards
+
+
+def _is_beside(name: object) -> bool:
+    """Whether a name is that of a file in the directory of the index, not a way out of it."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(_SHARD)

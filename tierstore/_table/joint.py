@@ -1,0 +1,379 @@
+"""Tables of one space and one layout as one: a call over all of them is one lookup.
+
+    joint = JointTable([store["user"], store["item"]])
+    features = Features(("user", "item", "bought"), (0, 1, 1))
+    rows = joint.in_space(ids, features, lengths)        # ids of all features, one behind the other
+    with joint.lease(rows, ...) as lease: ...
+
+Its rows are those of the space. `in_space` is where ids of tables become such rows, and the one
+place where they are checked; everything else of a joint table takes rows that it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._door import INTERNAL, internal_error, internal_errors
+from tierstore._table.address import is_torch, on_host
+from tierstore._table.gpu import DeviceAccess
+from tierstore._table.host import Access, HostAccess, Lease
+from tierstore._table.table import Owner, Table
+from tierstore._tiers.base import Rows
+from tierstore._tiers.gpu.abi import RECORDS, Arguments
+from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore._tiers.gpu.memory import MOST_FEATURES
+from tierstore._tiers.space import Space, WholeSpace
+from tierstore.errors import InvalidInputError, RowIndexError
+from tierstore.spec import Field, RecordLayout, TableSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tierstore._store.store import Store
+
+__all__ = ["Features", "JointTable", "Location", "alike"]
+
+_SOURCE = RECORDS.extended("tierstore._table", "joint.cu")
+_Ids: Any = _SOURCE.structure("Ids")
+_Bounds: Any = _SOURCE.structure("Bounds")
+_IN_SPACE = Kernel(_SOURCE, "in_space", as_large_as_the_work)
+
+_SHOWN = 3
+"""Tables that a message names."""
+_REMEMBERED = 64
+"""Numbers of ids by feature that are kept on a device; training has a few."""
+
+
+class Features(NamedTuple):
+    """Features in the order in which their ids come.
+
+    Attributes:
+        names: for messages.
+        tables: the number of the table of each, in the joint table.
+    """
+
+    names: tuple[str, ...]
+    tables: tuple[int, ...]
+
+    def touched(self, lengths: Iterable[int]) -> frozenset[int]:
+        """Return the numbers of the tables that have ids, given how many each feature has."""
+        return frozenset(compress(self.tables, lengths))
+
+
+def alike(table: Table, field: str) -> tuple[object, ...]:
+    """Return what is equal of tables that one lookup and one step can be for.
+
+    They share tiers, and their records have the same fields in the same places.
+    """
+    return table._space, _shape(table.spec.layout), field
+
+
+def _shape(layout: RecordLayout) -> tuple[object, ...]:
+    return tuple((name, item.dim, item.dtype, layout.span(name)) for name, item in layout.fields)
+
+
+class Location:
+    """Where the tables of a joint table are now: they are moved when others come, grow or change.
+
+    Attributes:
+        space: the space that they share.
+        access: to all of its rows.
+        tables: the tables.
+        starts, rows: of each table, its first row in the space and the number of its rows, int64.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Look the tables up. Raises InvalidInputError where they no longer share a space."""
+        first = tables[0]
+        self.space: Space = first._space
+        shape = _shape(first.spec.layout)
+        for table in tables:
+            if table._space is not self.space or _shape(table.spec.layout) != shape:
+                raise InvalidInputError(
+                    f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
+                    "records differ by now: make the collection anew"
+                )
+        self.tables: tuple[Table, ...] = tuple(tables)
+        self.starts: Rows = np.array([table._extent.start for table in tables], np.int64)
+        self.rows: Rows = np.array([table.rows for table in tables], np.int64)
+        door, whole = first._owner.door, WholeSpace(self.space, _listed(tables))
+        gpu, layout = self.space.gpu, first.spec.layout
+        self.access: Access
+        if gpu is None:
+            self.access = HostAccess(self.space, whole, layout, door)
+        else:
+            checks = first._owner.sync_checks
+            self.access = DeviceAccess(gpu, whole, layout, door, sync_checks=checks)
+        self._order = np.argsort(self.starts)
+        self._numbers: dict[Features, Rows] = {}
+        self._bounds: dict[Features, Any] = {}
+        self._ends: dict[tuple[int, ...], Any] = {}
+
+    # -- from ids of tables to rows of the space
+
+    def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of ids; see `JointTable.in_space`."""
+        import torch
+
+        if self.space.gpu is not None and ids.device.type == self._torch_device.type:
+            return self._checked_on_device(ids, features, tuple(lengths))
+        return torch.from_numpy(self._checked(ids.numpy(force=True), features, lengths))
+
+    def _checked(
+        self, ids: npt.NDArray[np.int64], features: Features, lengths: Sequence[int]
+    ) -> Rows:
+        numbers = self._numbers.get(features)
+        if numbers is None:
+            numbers = self._numbers[features] = np.array(features.tables, np.intp)
+        counts = np.array(lengths, np.int64)
+        if ids.size:
+            ends = counts.cumsum()
+            filled = counts.nonzero()[0]
+            # Without its sign a negative id is a huge one.
+            most = np.maximum.reduceat(ids.view(np.uint64), (ends - counts)[filled])
+            if (most >= self.rows[numbers[filled]].view(np.uint64)).any():
+                self._refuse(ids, features, ends.tolist())
+        rows: Rows = self.starts[numbers].repeat(counts)
+        rows += ids
+        return rows
+
+    def _refuse(self, ids: npt.NDArray[np.int64], features: Features, ends: Sequence[int]) -> None:
+        """Raise RowIndexError for the first bad id."""
+        begin = 0
+        for name, number, end in zip(*features, ends, strict=True):
+            own, rows = ids[begin:end], int(self.rows[number])
+            bad = np.flatnonzero((own < 0) | (own >= rows))
+            if bad.size:
+                raise RowIndexError(
+                    f"id {own[bad[0]]} at position {bad[0]} of feature {name!r} is outside table "
+                    f"{self.tables[number].name!r}, which has rows 0 to {rows - 1}"
+                )
+            begin = end
+
+    def _checked_on_device(
+        self, ids: Tensor, features: Features, lengths: tuple[int, ...]
+    ) -> Tensor:
+        """Do the same without waiting: a bad id becomes a number that tells of feature and id."""
+        gpu, access = self.space.gpu, self.access
+        if gpu is None or not isinstance(access, DeviceAccess):
+            raise RuntimeError("ids are checked on a device where there is a GPU tier")
+        ids = access.ids(ids).rows  # raises for those on another device
+        rows: Tensor = ids.new_empty(ids.shape)
+        if not len(ids):
+            return rows
+        with access.using():
+            stream = access.stream("torch")
+            ends, bounds = self._ends.get(lengths), self._bounds.get(features)
+            if ends is None:
+                while len(self._ends) >= _REMEMBERED:
+                    del self._ends[next(iter(self._ends))]
+                found = np.cumsum(np.array(lengths, np.int64))
+                ends = self._ends[lengths] = gpu.device.upload(found, stream)
+            if bounds is None:
+                found = self._bounds_of(features)
+                bounds = self._bounds[features] = gpu.device.upload(found, stream)
+            first, step = gpu.device.pointer(bounds), 8 * len(lengths)
+            work = _Ids(
+                ids.data_ptr(), rows.data_ptr(), gpu.device.pointer(ends), len(ids), len(lengths)
+            )
+            arguments = Arguments(work, _Bounds(first, first + step, first + 2 * step))
+            gpu.launcher.launch(_IN_SPACE, arguments, len(ids), stream)
+        return rows
+
+    def _bounds_of(self, features: Features) -> Rows:
+        """Return start, rows and number of each feature, `(3, features)`."""
+        gpu, told = self.space.gpu, []
+        for name, number in zip(*features, strict=True):
+            known = (name, self.tables[number].name, int(self.rows[number]))
+            if gpu is not None:
+                if known not in gpu.features and len(gpu.features) >= MOST_FEATURES:
+                    raise InvalidInputError(f"a GPU tier tells {MOST_FEATURES} features apart")
+                told.append(gpu.features.setdefault(known, len(gpu.features)))
+        tables = np.array(features.tables, np.intp)
+        return np.stack([self.starts[tables], self.rows[tables], np.array(told, np.int64)])
+
+    @cached_property
+    def _torch_device(self) -> Any:
+        import torch
+
+        gpu = self.space.gpu
+        return torch.device("cpu" if gpu is None else gpu.device.torch_name)
+
+    # -- and back
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The starts, ascending, on the device, the table of each, and the starts by table."""
+        import torch
+
+        arrays = self.starts[self._order], self._order.astype(np.int64), self.starts
+        first, second, third = (torch.from_numpy(each).to(self._torch_device) for each in arrays)
+        return first, second, third
+
+    def tables_of(self, rows: Tensor) -> Tensor:
+        """Return the number of the table of each row, int64 `(n,)`; anything for no row."""
+        import torch
+
+        ascending, numbers, _ = self._sorted
+        if len(ascending) == 1:
+            return torch.zeros_like(rows)
+        return numbers[(torch.searchsorted(ascending, rows, right=True) - 1).clamp_(min=0)]
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Return rows of the space as ids of their own tables."""
+        return rows - self._sorted[2][self.tables_of(rows)]
+
+
+class JointTable:
+    """Tables of one space and one layout as one, by rows of the space.
+
+    It has what layers and optimizers need of a table. Rows are good for one location: `renumbered`
+    brings those of an older one to the present.
+
+    Attributes:
+        tables: in the order of their numbers.
+        name: what messages call them.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Join tables that are `alike`."""
+        self.tables: tuple[Table, ...] = tuple(tables)
+        self.name: str = _listed(tables)
+        self._location = Location(self.tables)
+
+    @property
+    def location(self) -> Location:
+        """Where the tables are now; raises InvalidInputError where they were parted."""
+        if self.tables[0]._space is not self._location.space:
+            self._location = Location(self.tables)
+        return self._location
+
+    def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of the ids of some features, int64 `(n,)`.
+
+        Args:
+            ids: int64 `(n,)`, contiguous, those of all features one behind the other.
+            features: which.
+            lengths: how many ids each has.
+
+        On the host raises RowIndexError for an id that is not in the table of its feature. On a GPU
+        it becomes a row that no space has: it reads NaN, is not written, and the next call that
+        waits raises.
+        """
+        return self.location.in_space(ids, features, lengths)
+
+    def renumbered(self, rows: Tensor, before: Location) -> Tensor:
+        """Return rows of an earlier location as those of the present one."""
+        now = self.location
+        if before is now:
+            return rows
+        import torch
+
+        # On the host: the order of the tables is all that both locations share.
+        given = torch.from_numpy(on_host(rows))
+        order = torch.from_numpy(before.starts[before._order])
+        found = torch.searchsorted(order, given, right=True) - 1
+        numbers = torch.from_numpy(before._order)[found.clamp_(min=0)]
+        moved = torch.from_numpy(now.starts - before.starts)[numbers]
+        return torch.where(given < 0, given, given + moved).to(rows.device)
+
+    def lease(self, rows: Tensor, touched: Iterable[int] = ()) -> Lease:
+        """Pin the distinct rows of a batch, of the tables `touched`; see `Table.lease`."""
+        access = self.location.access
+        try:
+            batch = access.ids(rows)
+            self._record(rows, touched)
+            return access.lease(batch)
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
+    def read(self, rows: Tensor, field: str | Sequence[str], touched: Iterable[int] = ()) -> Any:
+        """Return a field of rows, `(n, dim)`, or a dict of several; see `Table.read`."""
+        location = self.location
+        access, layout = location.access, self.spec.layout
+        try:
+            batch = access.ids(rows)
+            self._record(rows, touched)
+            names = [field] if isinstance(field, str) else field
+            spans = [layout.span(name) for name in names]
+            lo, hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+            data = access.read(batch, lo, hi, admit=True)
+            found = {
+                name: access.to_array(data[:, begin - lo : end - lo], layout.field(name), batch)
+                for name, (begin, end) in zip(names, spans, strict=True)
+            }
+        except INTERNAL as error:
+            raise internal_error(error) from error
+        return found[field] if isinstance(field, str) else found
+
+    def write(self, rows: Tensor, values: Any, field: str) -> None:
+        """Write a field of rows, `(n, dim)`; see `Table.write`."""
+        access, layout = self.location.access, self.spec.layout
+        self._owner.door.check(write=True)
+        try:
+            batch = access.ids(rows)
+            data = access.to_bytes(values, layout.field(field), batch, field)
+            access.write(batch, [(*layout.span(field), data)])
+        except INTERNAL as error:
+            raise internal_error(error) from error
+
+    def prefetch(self, rows: Tensor, *, window: int = 16) -> None:
+        """Start bringing rows nearer; see `Table.prefetch`."""
+        with internal_errors():
+            self._owner.door.check()
+            self.location.access.prefetch(rows, window, self._owner.prefetcher)
+
+    def _record(self, rows: Tensor, touched: Iterable[int]) -> None:
+        """Add a batch to the open recordings of its tables, each with its own ids."""
+        recorded = [number for number in touched if self.tables[number]._recording is not None]
+        if not recorded:
+            return
+        location, every = self.location, on_host(rows) if is_torch(rows) else rows
+        for number in recorded:
+            recording = self.tables[number]._recording
+            own = every - location.starts[number]
+            if recording is not None:
+                recording.add(own)
+
+    # -- what is equal of all tables
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the tables are made of, but for the number of their rows: that of the first."""
+        return self.tables[0].spec
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order."""
+        return self.tables[0].fields
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is."""
+        return self.tables[0].device
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self.tables[0].store
+
+    @property
+    def _owner(self) -> Owner:
+        return self.tables[0]._owner
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JointTable:
+        """Return the joint table itself."""
+        return self
+
+
+def _listed(tables: Sequence[Table]) -> str:
+    """Return the names of tables, or of some where there are many."""
+    names = ", ".join(table.name for table in tables[:_SHOWN])
+    more = len(tables) - _SHOWN
+    return names if more <= 0 else f"{names} and {more} more"

@@ -1,0 +1,39 @@
+// Elements of a field, which are stored in 16 or 32 bits and computed with in float32.
+
+struct F32 { u32 bits; };
+struct BF16 { u16 bits; };
+struct F16 { u16 bits; };
+
+__device__ float value(F32 x) { return __uint_as_float(x.bits); }
+__device__ float value(BF16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ void set(F32 &x, float to) { x.bits = __float_as_uint(to); }
+
+// To nearest, ties to even; a NaN stays one.
+__device__ void set(BF16 &x, float to) {
+    const u32 bits = __float_as_uint(to);
+    x.bits = to != to ? 0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#ifdef __CUDA_ARCH__
+__device__ float value(F16 x) {
+    float found;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"(x.bits));
+    return found;
+}
+__device__ void set(F16 &x, float to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(to)); }
+#else
+__device__ float value(F16 x) { return half_to_float(x.bits); }
+__device__ void set(F16 &x, float to) { x.bits = float_to_half(to); }
+#endif
+
+// Add neighbouring elements to float32 numbers that other threads add to as well.
+template <u32 N>
+__device__ void accumulate(float *target, const float (&part)[N]) {
+    u32 k = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    for (; N % 4 == 0 && k < N; k += 4)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target + k), "f"(part[k]),
+                     "f"(part[k + 1]), "f"(part[k + 2]), "f"(part[k + 3]) : "memory");
+#endif
+    for (; k < N; ++k) atomicAdd(target + k, part[k]);
+}

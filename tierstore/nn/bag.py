@@ -1,0 +1,130 @@
+"""A layer that pools bags of rows of a table."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError
+from tierstore.nn.embedding import TieredEmbedding
+from tierstore.nn.jagged import Bags
+from tierstore.nn.pooling import Columns, Part, pool, read_pooled
+
+__all__ = ["TieredEmbeddingBag"]
+
+
+class TieredEmbeddingBag(TieredEmbedding):
+    """Sums, means or maxima over bags of rows, as `torch.nn.EmbeddingBag`; see `TieredEmbedding`.
+
+    Rows of `padding_idx` are left out of their bags. Rows are pooled where they are, and the
+    gradient of a bag is added to those of its rows: neither takes room for a row an id, but in
+    graphs that are compiled and under `torch.func`.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        field: str | None = None,
+        padding_idx: int | None = None,
+        *,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        include_last_offset: bool = False,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> None:
+        """Put a layer over a table.
+
+        Args:
+            table: a table of an open store.
+            field: the field to look up and train; the first if None.
+            padding_idx: a row that is left out.
+            mode: "sum", "mean" or "max".
+            include_last_offset: whether offsets end with the number of ids.
+            max_norm: refused, as scale_grad_by_freq is, with InvalidInputError.
+            norm_type: ignored.
+            scale_grad_by_freq: refused.
+            sparse: ignored.
+        """
+        super().__init__(
+            table,
+            field,
+            padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+        )
+        if mode not in ("sum", "mean", "max"):
+            raise InvalidInputError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        columns = Columns((mode,), (0,), self.embedding_dim, self.embedding_dim)
+        self._columns = columns
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return one row a bag, `(bags, embedding_dim)`.
+
+        Args:
+            input: ids, 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
+            offsets: where each bag starts in a 1-D input.
+            per_sample_weights: a factor for each id, in the shape of `input`; only with mode "sum".
+        """
+        bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
+        if bags.weights is not None and self.mode != "sum":
+            raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
+        if self.padding_idx is not None:
+            bags = bags.padded(self.padding_idx)
+        if (
+            torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or self._average is not None
+            or self._shard is not self.table  # the rows of ids come from other ranks
+        ):
+            return self._expanded(bags)
+        parts = [Part(self, self._columns, bags, (0,), (len(bags.ids),), (0,))]
+        weighed = bags.weights is not None and bags.weights.requires_grad
+        if self._trains() or (weighed and torch.is_grad_enabled()):
+            return pool(parts)[0]
+        return read_pooled(parts)
+
+    def _expanded(self, bags: Bags) -> Tensor:
+        """Return one row a bag from a row for each id, which graphs and transforms know."""
+        rows = self._look_up(bags.ids)
+        places, padding = bags.places(bags.ids.to(rows.device))
+        return torch.nn.functional.embedding_bag(
+            places,
+            rows,
+            bags.offsets.to(rows.device, torch.int64),
+            mode=self.mode,
+            per_sample_weights=bags.weights,
+            include_last_offset=True,
+            padding_idx=padding,
+        )
+
+    # -- what pooling calls
+
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
+        """Lease the rows of ids whose gradient may come."""
+        return self._lease_rows(rows)
+
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease the rows of ids that take no part in training."""
+        self._settle()
+        lease: Lease = self.table.lease(rows)
+        return lease
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the rows of ids that take no part in training."""
+        return self._read_rows(rows)

@@ -1,0 +1,397 @@
+"""Bags of rows of many tables as one module, whose cost does not grow with their number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tierstore._store.store import Store
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.nn.collection import (
+    Source,
+    TieredEmbeddingCollection,
+    concatenated,
+    is_keyed,
+    lengths_of,
+)
+from tierstore.nn.jagged import Bags, jagged
+from tierstore.nn.pooled import MODES
+from tierstore.nn.pooling import Columns, Part, pool, read_pooled
+
+__all__ = ["FeatureBags", "TieredEmbeddingBagCollection"]
+
+Mode: TypeAlias = Literal["sum", "mean", "max"]
+
+_REMEMBERED = 64
+"""Shapes of features whose offsets are kept; training has one or two."""
+
+
+class FeatureBags(dict[str, Tensor]):
+    """What the bags of each feature come to, `(batch, dim)`: parts of one tensor."""
+
+    def __init__(self, names: Sequence[str], each: Iterable[Tensor], whole: Tensor) -> None:
+        """Take the columns of each feature, and the tensor that they are columns of."""
+        super().__init__(zip(names, each, strict=True))
+        self._whole = whole
+        self._versions = self._seen()
+
+    @torch.compiler.disable
+    def cat(self, features: Iterable[str] | None = None) -> Tensor:
+        """Return the columns of features side by side, of all in order if None.
+
+        Neighbours are not copied. Raises UnknownNameError for a feature that is not there.
+        """
+        wanted = list(self) if features is None else list(features)
+        for name in wanted:
+            if name not in self:
+                raise UnknownNameError(f"there is no feature {name!r} in this batch: {list(self)}")
+        if self._seen() == self._versions:
+            order = list(self)
+            first = order.index(wanted[0]) if wanted else 0
+            if wanted == order[first : first + len(wanted)]:
+                start = sum(self[name].shape[1] for name in order[:first])
+                width = sum(self[name].shape[1] for name in wanted)
+                return (
+                    self._whole
+                    if len(wanted) == len(order)
+                    else self._whole.narrow(1, start, width)
+                )
+        return torch.cat([self[name] for name in wanted], 1)
+
+    def _seen(self) -> list[int]:
+        """Return what changes when something is written into the columns of a feature."""
+        return [] if self._whole.is_inference() else [each._version for each in self.values()]
+
+
+class _Plan(NamedTuple):
+    """How the features of a call become columns.
+
+    Attributes:
+        order: the features, in the order of the collection.
+        split: how many columns each has.
+        columns: those of each part of the call.
+        places: for each part, where its features are in `order`.
+    """
+
+    order: tuple[str, ...]
+    split: tuple[int, ...]
+    columns: tuple[Columns, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
+class _Ids(NamedTuple):
+    """The bags of one feature.
+
+    Attributes:
+        values: the ids, flat.
+        starts: where each bag begins; None where all have `each` ids.
+        batch: how many bags.
+        each: how many ids a bag has, if all have as many.
+        weights: a factor for each id, or None.
+    """
+
+    values: Tensor
+    starts: Tensor | None
+    batch: int
+    each: int
+    weights: Tensor | None
+
+
+class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
+    """Sums, means or maxima over bags of rows of many tables; see `TieredEmbeddingCollection`.
+
+    Rows are pooled where they are, as `TieredEmbeddingBag` does, all features at once. A feature
+    that gets no gradient is not trained.
+
+    >>> bags = TieredEmbeddingBagCollection(store, {"user": "user", "seen": "item"}, mode="mean")
+    >>> seen, offsets = torch.tensor([3, 1, 4]), torch.tensor([0, 2])
+    >>> pooled = bags({"user": torch.tensor([[7], [2]]), "seen": (seen, offsets)})
+    >>> pooled["seen"].shape, pooled.cat().shape
+    (torch.Size([2, 16]), torch.Size([2, 32]))
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        tables: Mapping[str, Source],
+        mode: Mode | Mapping[str, Mode] = "sum",
+        *,
+        include_last_offset: bool = False,
+    ) -> None:
+        """Put a collection over tables of a store; nothing is written.
+
+        Args:
+            store: an open store.
+            tables: from the name of a feature to its table; see `TieredEmbeddingCollection`.
+            mode: "sum", "mean" or "max", of all features or of each.
+            include_last_offset: whether offsets end with the number of ids.
+        """
+        super().__init__(store, tables)
+        self.modes: dict[str, str] = _modes(mode, list(self.features))
+        self.include_last_offset = include_last_offset
+        self._arranged: dict[tuple[str, ...], _Plan] = {}
+        self._offsets: dict[tuple[Any, ...], Tensor] = {}
+
+    @torch.compiler.disable
+    def forward(self, features: Any) -> FeatureBags:
+        """Return what the bags of each feature come to, `(batch, dim)`, in the collection's order.
+
+        They are the columns of one tensor, of the type that takes all their rows: `cat` returns it.
+
+        Args:
+            features: from feature to its bags, equally many of each: 2-D ids `(batch, n)`, nested
+                ids of layout `torch.jagged`, `(ids, offsets)` or `(ids, offsets, weights)` with
+                1-D ids and offsets as `torch.nn.EmbeddingBag` takes them. Weights are for mode
+                "sum". Or what has the methods of torchrec's `KeyedJaggedTensor`, as it is.
+
+        Raises InvalidInputError for other numbers of bags, naming the feature, and what
+        `TieredEmbeddingCollection` raises.
+        """
+        names, parts = self._parts(features)
+        plan = self._arrange(names)
+        if self._trains(parts):
+            whole, *each = pool(parts, plan.split)
+        else:
+            whole = read_pooled(parts)
+            each = list(whole.split(plan.split, 1))
+        return FeatureBags(plan.order, each, whole)
+
+    @torch.compiler.disable
+    def cat(self, features: Any) -> Tensor:
+        """Return `(batch, Σ dim)` of the features of a batch; takes what `forward` takes.
+
+        It is `self(features).cat()`, with no work for single features: all of them are trained.
+        """
+        parts = self._parts(features)[1]
+        return pool(parts)[0] if self._trains(parts) else read_pooled(parts)
+
+    def _trains(self, parts: Sequence[Part]) -> bool:
+        """Tell whether rows or weights of a call may get a gradient."""
+        given = [part.bags.weights for part in parts]
+        weighed = any(weights is not None and weights.requires_grad for weights in given)
+        layers = [self._layer(group) for group in range(len(self.groups))]
+        return any(layer._trains() for layer in layers) or (weighed and torch.is_grad_enabled())
+
+    def prefetch(self, features: Any, *, window: int = 16) -> None:
+        """Start bringing the rows of a coming batch nearer; takes what `forward` takes."""
+        if not is_keyed(features):
+            features = {name: self._bags_of(name, each).values for name, each in features.items()}
+        super().prefetch(features, window=window)
+
+    # -- from features to bags by layer
+
+    def _parts(self, features: Any) -> tuple[tuple[str, ...], list[Part]]:
+        """Return the features of a call, and their bags by layer."""
+        self._layer(0).refuse_transforms()
+        if is_keyed(features):
+            names = tuple(features.keys())
+            return names, self._keyed_parts(names, features)
+        names, parts = tuple(features), []
+        plan = self._arrange(names)
+        given = {name: self._bags_of(name, features[name]) for name in names}
+        batch = next(iter(given.values())).batch
+        for name, one in given.items():
+            if one.batch != batch:
+                raise InvalidInputError(
+                    f"feature {name!r} has {one.batch} bags, {names[0]!r} has {batch}: all "
+                    "features of a call have as many"
+                )
+        for number, part in enumerate(self._plan(names)):
+            own = [given[name] for name in part.features.names]
+            ids, lengths = concatenated(part.features.names, [each.values for each in own])
+            offsets = self._joined_offsets(own, lengths, ids.device)
+            weights = _joined_weights(own)
+            parts.append(self._part(plan, number, part, ids, lengths, offsets, weights))
+        return names, parts
+
+    def _keyed_parts(self, names: tuple[str, ...], features: Any) -> list[Part]:
+        """Return the bags of a KeyedJaggedTensor by layer."""
+        lengths, plan, parts = lengths_of(features, len(names)), self._arrange(names), []
+        if hasattr(features, "offsets"):
+            offsets = features.offsets()
+        else:
+            offsets = pad(features.lengths().reshape(-1).cumsum(0), (1, 0))
+        if (len(offsets) - 1) % len(names):
+            raise InvalidInputError(
+                f"{len(offsets) - 1} bags are not equally many for {len(names)} keys"
+            )
+        weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
+        pieces = None
+        if weights is not None:
+            self._check_weighted(names)
+            pieces = weights.split(list(lengths))
+        befores = [0, *itertools.accumulate(lengths)]
+        starts = offsets[:-1].reshape(len(names), -1)
+        found = self._parted(names, features.values(), lengths)
+        for number, (part, ids, own) in enumerate(found):
+            of, own_weights = offsets, weights
+            if part.places is not None:
+                begins = itertools.accumulate(own[:-1], initial=0)
+                moved = [to - befores[at] for to, at in zip(begins, part.places, strict=True)]
+                of = starts[list(part.places)] + torch.tensor(moved, device=starts.device)[:, None]
+                of = pad(of.reshape(-1), (0, 1), value=len(ids))
+                if pieces is not None:
+                    own_weights = torch.cat([pieces[place] for place in part.places])
+            parts.append(self._part(plan, number, part, ids, own, of, own_weights))
+        return parts
+
+    def _part(
+        self,
+        plan: _Plan,
+        number: int,
+        part: Any,
+        ids: Tensor,
+        lengths: Sequence[int],
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Part:
+        """Return the bags of the features that one layer pools."""
+        return Part(
+            part.layer,
+            plan.columns[number],
+            Bags(part.layer.in_space(ids, part.features, lengths), offsets, weights),
+            part.features.tables,
+            lengths,
+            plan.places[number],
+        )
+
+    def _arrange(self, names: tuple[str, ...]) -> _Plan:
+        """Return which columns the features of a call become."""
+        plan = self._arranged.get(names)
+        if plan is None:
+            parts = self._plan(names)
+            if not parts:
+                raise InvalidInputError("a call needs the bags of at least one feature")
+            dims = {
+                name: part.layer.embedding_dim for part in parts for name in part.features.names
+            }
+            order = tuple(name for name in self.features if name in dims)
+            split = tuple(dims[name] for name in order)
+            first = dict(zip(order, itertools.accumulate(split, initial=0), strict=False))
+            place = {name: number for number, name in enumerate(order)}
+            columns, places = [], []
+            for part in parts:
+                own = part.features.names
+                modes = tuple(self.modes[name] for name in own)
+                starts = tuple(first[name] for name in own)
+                columns.append(Columns(modes, starts, part.layer.embedding_dim, sum(split)))
+                places.append(tuple(place[name] for name in own))
+            plan = _Plan(order, split, tuple(columns), tuple(places))
+            if len(self._arranged) >= _REMEMBERED:
+                self._arranged.clear()
+            self._arranged[names] = plan
+        return plan
+
+    def _bags_of(self, name: str, given: Any) -> _Ids:
+        """Return the bags of a feature, as users give them."""
+        ids, offsets, weights = given, None, None
+        if isinstance(given, tuple | list):
+            if len(given) not in (2, 3):
+                raise InvalidInputError(
+                    f"feature {name!r} is ids, (ids, offsets) or (ids, offsets, weights), not "
+                    f"{len(given)} tensors"
+                )
+            ids, offsets, weights = (*given, None)[:3]
+        for each, what in ((ids, "ids"), (offsets, "offsets"), (weights, "weights")):
+            if not isinstance(each, Tensor) and (each is not None or what == "ids"):
+                raise InvalidTypeError(
+                    f"the {what} of feature {name!r} are a tensor, not a {type(each).__name__}"
+                )
+        if ids.is_nested:
+            bags = jagged(ids)
+            ids, offsets, ends = bags.values(), bags.offsets(), True
+            weights = jagged(weights).values() if weights is not None else None
+        else:
+            ends = self.include_last_offset
+        if weights is not None:
+            if weights.shape != ids.shape:
+                raise InvalidInputError(
+                    f"the weights of feature {name!r} are {tuple(weights.shape)}, its ids "
+                    f"{tuple(ids.shape)}"
+                )
+            self._check_weighted([name])
+            weights = weights.reshape(-1)
+        if ids.ndim == 2 and offsets is None:
+            return _Ids(ids.reshape(-1), None, ids.shape[0], ids.shape[1], weights)
+        if ids.ndim != 1 or offsets is None or offsets.ndim != 1:
+            raise InvalidInputError(
+                f"the bags of feature {name!r} are 2-D ids, or 1-D ids with 1-D offsets; these are "
+                f"{ids.ndim}-D ids with {'no' if offsets is None else f'{offsets.ndim}-D'} offsets"
+            )
+        starts = offsets[:-1] if ends else offsets
+        return _Ids(ids, starts, starts.shape[0], 0, weights)
+
+    def _check_weighted(self, names: Iterable[str]) -> None:
+        """Raise InvalidInputError for weights of a feature that is not summed."""
+        for name in names:
+            if self.modes[name] != "sum":
+                raise InvalidInputError(
+                    f"weights are for mode 'sum'; the mode of feature {name!r} is "
+                    f"{self.modes[name]!r}"
+                )
+
+    def _joined_offsets(
+        self, own: Sequence[_Ids], lengths: Sequence[int], device: torch.device
+    ) -> Tensor:
+        """Return where the bags of features begin among the ids of all of them."""
+        batch, total = own[0].batch, sum(lengths)
+        if all(each.starts is None for each in own):
+            key = (batch, *(each.each for each in own), device)
+            if key not in self._offsets:
+                if len(self._offsets) >= _REMEMBERED:
+                    self._offsets.clear()
+                sizes = torch.tensor([each.each for each in own]).repeat_interleave(batch)
+                self._offsets[key] = pad(sizes.cumsum(0), (1, 0)).to(device)
+            return self._offsets[key]
+        every = [
+            torch.arange(batch, device=device) * each.each if each.starts is None else each.starts
+            for each in own
+        ]
+        if len({each.dtype for each in every}) > 1:
+            every = [each.to(torch.int64) for each in every]
+        begins = torch.tensor([*itertools.accumulate(lengths[:-1], initial=0)])
+        starts = torch.stack(every) + begins.to(every[0].device)[:, None]
+        return pad(starts.reshape(-1), (0, 1), value=total)
+
+    # -- as a module
+
+    def extra_repr(self) -> str:
+        """Name the features, their tables and modes."""
+        return ", ".join(
+            f"{name}: {table.name} {self.modes[name]}" for name, table in self.features.items()
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return another collection over the same tables, not trained yet; rows are not copied."""
+        other = super().__deepcopy__(memo)
+        other._arranged, other._offsets = {}, {}
+        return other
+
+
+def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
+    """Return the mode of each feature."""
+    modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(features, mode)
+    for name in modes:
+        if name not in features:
+            raise UnknownNameError(f"mode names feature {name!r}, which the collection lacks")
+    for name in features:
+        if modes.get(name) not in MODES:
+            raise InvalidInputError(
+                f"the mode of feature {name!r} is 'sum', 'mean' or 'max', not {modes.get(name)!r}"
+            )
+    return modes
+
+
+def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:
+    """Return the weights of the ids of features, or None if none has any."""
+    like = next((each.weights for each in own if each.weights is not None), None)
+    if like is None:
+        return None
+    return torch.cat(
+        [like.new_ones(len(each.values)) if each.weights is None else each.weights for each in own]
+    )

@@ -1,0 +1,354 @@
+"""Embedding layers over many tables as one module, whose cost does not grow with their number."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tierstore._store.store import Store
+from tierstore._table.joint import Features, JointTable, alike
+from tierstore._table.table import Table
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.nn import pointers
+from tierstore.nn.embedding import warn_of_zeros
+from tierstore.nn.jagged import jagged
+from tierstore.nn.joint import JointLayer
+from tierstore.nn.rows import TableRows
+
+__all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
+
+Source: TypeAlias = str | Table | tuple[str | Table, str | None]
+"""A table of a store, or a table and a field of it."""
+
+_PLANS = 64
+"""Orders of features that are remembered; training has one."""
+
+
+class _Part(NamedTuple):
+    """The features of a call that one layer looks up.
+
+    Attributes:
+        layer: the layer.
+        features: its features, in order.
+        places: where they are among all features of the call; None if they are all of them.
+    """
+
+    layer: JointLayer
+    features: Features
+    places: tuple[int, ...] | None
+
+
+class TieredEmbeddingCollection(torch.nn.Module):
+    """Looks up rows of many tables at once, as one `TieredEmbedding` a table does one by one.
+
+    Tables that share tiers and have equal records are looked up, and trained, as one: the work of a
+    step is that of one table, however many there are. Tables of several dims, with other state, or
+    kept apart by a budget make more groups, each at the price of a table. Values are those of one
+    layer a table; so is everything else that is said there: gradients go to a `TieredOptimizer`,
+    `state_dict()` holds a pointer to the store, and a `deepcopy` shares the tables.
+
+    There is a parameter for each group. `rows_of` names a feature's part of it for an optimizer,
+    to give that table options of its own.
+
+    >>> emb = TieredEmbeddingCollection(store, {"user": "user", "item": "item", "bought": "item"})
+    >>> rows = emb({"user": torch.tensor([1, 2]), "bought": torch.tensor([[3, 4, 3], [5, 6, 7]])})
+    >>> rows["bought"].shape
+    torch.Size([2, 3, 16])
+    """
+
+    groups: torch.nn.ModuleList
+
+    def __init__(self, store: Store, tables: Mapping[str, Source]) -> None:
+        """Put a collection over tables of a store; nothing is written.
+
+        Args:
+            store: an open store.
+            tables: from the name of a feature to its table, by name or as it is, or to a table and
+                the field to look up; the first field if none is named. Features may share a table.
+
+        Raises UnknownNameError for a table or field that is not there, InvalidInputError for a
+        table of another store. Warns as `TieredEmbedding`
+        does of tables that are still zeros.
+        """
+        super().__init__()
+        if not tables:
+            raise InvalidInputError("a collection needs at least one feature")
+        self._sources = {name: _source(store, name, given) for name, given in dict(tables).items()}
+        joined: dict[tuple[object, ...], dict[Table, int]] = {}
+        for table, field in self._sources.values():
+            members = joined.setdefault(alike(table, field), {})
+            members.setdefault(table, len(members))
+        self.groups = torch.nn.ModuleList(
+            JointLayer(JointTable(list(members)), str(key[-1])) for key, members in joined.items()
+        )
+        numbers = {key: number for number, key in enumerate(joined)}
+        self._places: dict[str, tuple[int, int]] = {}
+        for name, (table, field) in self._sources.items():
+            key = alike(table, field)
+            self._places[name] = numbers[key], joined[key][table]
+            warn_of_zeros(table, field)
+        self._plans: dict[tuple[str, ...], list[_Part]] = {}
+
+    @property
+    def features(self) -> dict[str, Table]:
+        """The table of each feature."""
+        return {name: table for name, (table, _) in self._sources.items()}
+
+    def rows_of(self, feature: str) -> TableRows:
+        """Return what stands for the table of a feature among the parameters of an optimizer.
+
+        >>> emb = TieredEmbeddingCollection(store, {"user": "user", "bought": "item"})
+        >>> groups = [{"params": [emb]}, {"params": [emb.rows_of("bought")], "lr": 1e-4}]
+        >>> opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, groups, lr=1e-3)
+        """
+        group, number = self._place(feature)
+        return self._layer(group)._own.part(number)
+
+    def averaged(self) -> Self:
+        """Return a frozen copy of the collection whose rows are their moving averages.
+
+        See `TieredEmbedding.averaged`.
+        """
+        other = copy.deepcopy(self)
+        for group in range(len(other.groups)):
+            other._layer(group).average()
+        return other
+
+    @torch.compiler.disable
+    def forward(self, features: Any) -> dict[str, Tensor]:
+        """Return the row of each id of each feature, `ids.shape + (dim,)`.
+
+        Args:
+            features: from feature to ids, integers of any shape, or nested of layout
+                `torch.jagged`, which give nested rows. A feature that is left out is left out of
+                the result. Or what has the methods of torchrec's `KeyedJaggedTensor` (`keys`,
+                `values`, `offsets` or `lengths`): its values are taken as they are, and each of its
+                keys gets the rows of its ids, `(ids, dim)`.
+
+        The rows of features are parts of one tensor. Raises UnknownNameError for another feature,
+        and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
+        as `Table.read` does, in the next call that waits.
+        """
+        if not is_keyed(features):
+            return self._look_up_each(features)
+        names = tuple(features.keys())
+        values, lengths = features.values(), lengths_of(features, len(names))
+        found: dict[str, Tensor] = {}
+        for part, ids, own in self._parted(names, values, lengths):
+            rows = part.layer.look_up(ids, part.features, own)
+            found.update(zip(part.features.names, rows, strict=True))
+        return {name: found[name] for name in names}
+
+    def _look_up_each(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        parts = self._plan(tuple(features))
+        for part in parts:
+            names = part.features.names
+            given = [features[name] for name in names]
+            ids, lengths = concatenated(names, given)
+            rows = part.layer.look_up(ids, part.features, lengths)
+            found.update(zip(names, rows, strict=True))
+            for name, each in zip(names, given, strict=True):
+                if each.ndim != 1:
+                    found[name] = _shaped(found[name], each)
+        return found if len(parts) == 1 else {name: found[name] for name in features}
+
+    def _parted(
+        self, names: tuple[str, ...], values: Tensor, lengths: Sequence[int]
+    ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
+        """Return for each layer its features, and their part of the values of all of them."""
+        values, found, pieces = _whole_numbers(values, "values"), [], None
+        if sum(lengths) != len(values):
+            raise InvalidInputError(
+                f"the keys have {sum(lengths)} ids by their lengths, and there are {len(values)}"
+            )
+        for part in self._plan(names):
+            if part.places is None:
+                found.append((part, values, lengths))
+                continue
+            pieces = values.split(list(lengths)) if pieces is None else pieces
+            ids = torch.cat([pieces[place] for place in part.places])
+            found.append((part, ids, [lengths[place] for place in part.places]))
+        return found
+
+    def _plan(self, names: tuple[str, ...]) -> list[_Part]:
+        """Return which layer looks which features up."""
+        plan = self._plans.get(names)
+        if plan is None:
+            by_group: dict[int, list[int]] = {}
+            for place, name in enumerate(names):
+                by_group.setdefault(self._place(name)[0], []).append(place)
+            plan = []
+            for group, places in by_group.items():
+                own = tuple(names[place] for place in places)
+                features = Features(own, tuple(self._places[name][1] for name in own))
+                whole = len(places) == len(names)
+                plan.append(_Part(self._layer(group), features, None if whole else tuple(places)))
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            self._plans[names] = plan
+        return plan
+
+    def _place(self, feature: str) -> tuple[int, int]:
+        """Return the group of a feature, and its table there; raises UnknownNameError."""
+        found = self._places.get(feature)
+        if found is None:
+            raise UnknownNameError(
+                f"there is no feature {feature!r}; the collection has {', '.join(self._places)}"
+            )
+        return found
+
+    def _layer(self, group: int) -> JointLayer:
+        layer = self.groups[group]
+        if not isinstance(layer, JointLayer):
+            raise InvalidTypeError(f"the groups of a collection are its own, not {layer!r}")
+        return layer
+
+    def prefetch(self, features: Any, *, window: int = 16) -> None:
+        """Start bringing the rows of a coming batch nearer; see `Table.prefetch`.
+
+        Takes what `forward` takes.
+        """
+        if is_keyed(features):
+            names = tuple(features.keys())
+            wanted = self._parted(names, features.values(), lengths_of(features, len(names)))
+        else:
+            wanted = []
+            for part in self._plan(tuple(features)):
+                names = part.features.names
+                ids, own = concatenated(names, [torch.as_tensor(features[name]) for name in names])
+                wanted.append((part, ids, own))
+        for part, ids, lengths in wanted:
+            rows = part.layer.in_space(ids, part.features, lengths)
+            part.layer.table.prefetch(rows, window=window)
+
+    # -- as a module
+
+    def extra_repr(self) -> str:
+        """Name the features and their tables."""
+        return ", ".join(f"{name}: {table.name}" for name, table in self.features.items())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return another collection over the same tables, not trained yet; rows are not copied."""
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(self.__dict__)
+        other._modules = {}
+        other.groups = torch.nn.ModuleList(
+            self._layer(group).__deepcopy__(memo) for group in range(len(self.groups))
+        )
+        other._plans = {}
+        return other
+
+    def get_extra_state(self) -> Tensor:
+        """Return the pointer that `state_dict()` holds: store, version, and the tables of features.
+
+        Raises InvalidInputError where rows are not committed.
+        """
+        first = next(iter(self.features.values()))
+        return pointers.to_tensor(first.store, **self._named())
+
+    def set_extra_state(self, state: Any) -> None:
+        """Bring the store to the version that a pointer names; see `Store.restore`.
+
+        Raises InvalidInputError for a pointer to another store, other tables, or a version that is
+        not kept.
+        """
+        first = next(iter(self.features.values()))
+        pointers.restore(first.store, state, **self._named())
+
+    def _named(self) -> dict[str, str]:
+        """Return the tables and fields of the features, as a pointer holds them."""
+        features = sorted((name, each.name, field) for name, (each, field) in self._sources.items())
+        return {"features": " ".join(f"{name}={table}.{field}" for name, table, field in features)}
+
+
+def _source(store: Store, feature: str, given: Any) -> tuple[Table, str]:
+    """Return the table and the field that a feature names."""
+    if not isinstance(feature, str):
+        raise InvalidTypeError(f"a feature has a name, not {feature!r}")
+    table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if isinstance(table, str):
+        table = store[table]
+    elif isinstance(table, Table) and table._owner.store is not store:
+        raise InvalidInputError(
+            f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
+            "over tables of one"
+        )
+    if not isinstance(table, Table):
+        raise InvalidTypeError(
+            f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
+        )
+    layout = table.spec.layout
+    field = layout.fields[0][0] if field is None else field
+    layout.field(field)
+    return table, field
+
+
+def is_keyed(features: Any) -> bool:
+    """Whether features come as torchrec's KeyedJaggedTensor has them."""
+    return (
+        not isinstance(features, Mapping)
+        and hasattr(features, "keys")
+        and hasattr(features, "values")
+        and (hasattr(features, "offsets") or hasattr(features, "lengths"))
+    )
+
+
+def lengths_of(features: Any, keys: int) -> list[int]:
+    """Return how many ids each key has; on a GPU this may wait."""
+    if hasattr(features, "length_per_key"):
+        return list(features.length_per_key())
+    if hasattr(features, "offsets"):
+        offsets = features.offsets()
+        ends = offsets[:: max(1, (len(offsets) - 1) // max(1, keys))].tolist()
+        return [end - begin for begin, end in itertools.pairwise(ends)]
+    found: list[int] = features.lengths().reshape(keys, -1).sum(1).tolist()
+    return found
+
+
+def concatenated(names: Sequence[str], given: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Return the ids of features as one tensor, int64 `(n,)`, and how many each has."""
+    if {type(each) for each in given} != {Tensor}:
+        for name, each in zip(names, given, strict=True):
+            if not isinstance(each, Tensor):
+                raise InvalidTypeError(
+                    f"a layer takes ids as tensors; those of feature {name!r} are a "
+                    f"{type(each).__name__}"
+                )
+    if {each.ndim for each in given} != {1}:
+        given = [
+            each
+            if each.ndim == 1
+            else (jagged(each).values() if each.is_nested else each).flatten()
+            for each in given
+        ]
+    if {each.dtype for each in given} != {torch.int64}:
+        given = [
+            _whole_numbers(each, f"those of feature {name!r}")
+            for name, each in zip(names, given, strict=True)
+        ]
+    lengths = [each.numel() for each in given]
+    return given[0].contiguous() if len(given) == 1 else torch.cat(given), lengths
+
+
+def _whole_numbers(ids: Tensor, what: str) -> Tensor:
+    """Return ids as int64, contiguous; raises InvalidTypeError for those that are no numbers."""
+    if ids.dtype is not torch.int64:
+        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+            raise InvalidTypeError(f"row ids are whole numbers; {what} are {ids.dtype}")
+        ids = ids.to(torch.int64)
+    return ids.contiguous()
+
+
+def _shaped(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return rows in the shape of their ids."""
+    if ids.is_nested:
+        found: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
+        return found
+    return rows.reshape(*ids.shape, rows.shape[-1])

@@ -1,0 +1,99 @@
+"""Ids in bags, in the forms that users give them, as ids and offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tierstore.errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["Bags", "jagged"]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Ids in bags, one behind the other.
+
+    Attributes:
+        ids: `(n,)`.
+        offsets: int64 `(bags + 1,)`: where each bag begins, and where the last one ends.
+        weights: a factor for each id in a bag; None for 1.
+        ends_in_padding: whether the last id is in no bag, and its row counts in none.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None = None
+    ends_in_padding: bool = False
+
+    def __len__(self) -> int:
+        """Return the number of bags."""
+        return int(self.offsets.shape[0]) - 1
+
+    @classmethod
+    def of(
+        cls, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, *, ends: bool = False
+    ) -> Bags:
+        """Take bags as `torch.nn.EmbeddingBag` does, or nested ones.
+
+        Args:
+            ids: 2-D `(bags, n)`, nested of layout `torch.jagged`, or 1-D with `offsets`.
+            offsets: where each bag begins in 1-D ids.
+            weights: in the shape of the ids.
+            ends: whether offsets end with the number of ids.
+        """
+        if not isinstance(ids, Tensor):
+            raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
+        if ids.is_nested:
+            bags = jagged(ids)
+            factors = None if weights is None else jagged(weights).values()
+            return cls(bags.values(), bags.offsets(), factors)
+        if weights is not None:
+            if weights.shape != ids.shape:
+                raise InvalidInputError(
+                    f"per_sample_weights are of the shape of the ids, {tuple(ids.shape)}, not "
+                    f"{tuple(weights.shape)}"
+                )
+            weights = weights.reshape(-1)
+        if ids.ndim == 2 and offsets is None:
+            bags, each = ids.shape
+            return cls(ids.reshape(-1), torch.arange(bags + 1, device=ids.device) * each, weights)
+        if ids.ndim != 1 or offsets is None or offsets.ndim != 1:
+            with_offsets = "no" if offsets is None else f"{offsets.ndim}-D"
+            raise InvalidInputError(
+                "bags are 2-D ids, or 1-D ids with 1-D offsets; these are "
+                f"{ids.ndim}-D ids with {with_offsets} offsets"
+            )
+        starts = offsets if ends else pad(offsets, (0, 1), value=ids.shape[0])
+        return cls(ids, starts, weights)
+
+    def padded(self, padding_idx: int) -> Bags:
+        """Return the bags with the id of padding behind them, in which its row does not count."""
+        ids = torch.cat([self.ids, self.ids.new_full((1,), padding_idx)])
+        return replace(self, ids=ids, ends_in_padding=True)
+
+    def split(self, of_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what stands for the ids in the bags, of what does for all, and for padding."""
+        return (of_ids[:-1], of_ids[-1:]) if self.ends_in_padding else (of_ids, None)
+
+    def places(self, of_ids: Tensor) -> tuple[Tensor, int | None]:
+        """Return the index of the row of each id in a bag, where each id has one, and of padding.
+
+        That is their order, but for what equals the padding; `of_ids` stands for all ids.
+        """
+        inside, padding = self.split(of_ids)
+        places = torch.arange(inside.shape[0], device=of_ids.device)
+        if padding is None:
+            return places, None
+        return torch.where(inside == padding, inside.shape[0], places), inside.shape[0]
+
+
+def jagged(ids: Tensor) -> Any:
+    """Return nested ids without gaps; raises InvalidTypeError for another layout than jagged."""
+    if ids.layout != torch.jagged:
+        raise InvalidTypeError(f"nested ids are of layout torch.jagged, not {ids.layout}")
+    return ids.contiguous()

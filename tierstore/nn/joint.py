@@ -1,0 +1,177 @@
+"""One lookup for several features, of tables that share a space and a layout.
+
+    rows = layer.in_space(ids, features, lengths)              # ids are checked here alone
+    batch = layer.lease_rows(rows, features.touched(lengths))  # one lease for all of them
+    layer.take_gradient(batch, gradient)                       # one sum by row
+
+`ids` are those of all features, one behind the other, and `rows` the rows of the space that they
+stand for. What is made of the rows of a feature lies between: `look_up` returns them as they are,
+pooled bags add them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierstore._door import interrupts_deferred
+from tierstore._table.host import Lease
+from tierstore._table.joint import Features, JointTable
+from tierstore.errors import InvalidInputError
+from tierstore.nn.autograd import Batch, accumulates
+from tierstore.nn.average import Average
+from tierstore.nn.layer import RowsLayer
+
+__all__ = ["JointLayer"]
+
+
+class JointLayer(RowsLayer):
+    """A layer over a field of tables that are looked up and trained as one.
+
+    Attributes:
+        table: the tables, by rows of their space.
+    """
+
+    table: JointTable
+
+    def __init__(self, table: JointTable, field: str) -> None:
+        """Put a layer over a field of a joint table."""
+        super().__init__(table, field)
+        self._averages: list[Average] = []
+
+    def look_up(
+        self, ids: Tensor, features: Features, lengths: Sequence[int]
+    ) -> tuple[Tensor, ...]:
+        """Return the rows of each feature, `(length, dim)`.
+
+        Args:
+            ids: int64 `(n,)`, those of all features one behind the other.
+            features: which.
+            lengths: how many ids each has.
+        """
+        self.refuse_transforms()
+        rows = self.in_space(ids, features, lengths)
+        if self._trains():
+            apply: Callable[..., tuple[Tensor, ...]] = _Lookup.apply
+            return apply(self._own, self, rows, features, lengths)
+        read = self.read_rows(rows, features.touched(lengths))
+        return tuple(torch.unsafe_split_with_sizes(read, lengths))
+
+    def refuse_transforms(self) -> None:
+        """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
+        self._refuse_tracing()
+        if torch._C._are_functorch_transforms_active():
+            raise InvalidInputError(
+                "a collection cannot be looked up within torch.func; TieredEmbedding can"
+            )
+
+    def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of the space that ids stand for; see `JointTable.in_space`."""
+        return self.table.in_space(ids, features, lengths)
+
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+        """Lease rows whose gradient may come, of the tables `touched`."""
+        if self._averages:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
+        self._settle()
+        return Batch(self.table, rows, None, self._abandoned, touched)
+
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
+        return bool(self._averages) or super().expands(nbytes)
+
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease rows that take no part in training, of the tables `touched`."""
+        self._settle()
+        return self.table.lease(rows, touched)
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return rows that take no part in training, `(n, dim)`."""
+        self._settle()
+        if self._averages:
+            first = self._averages[0]
+            steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
+            values = self.table.read(rows, first.names, touched)
+            tables = self.table.location.tables_of(rows)
+            return first.after(steps[tables][:, None], values).to(self._anchor)
+        found: Tensor = self.table.read(rows, self.field, touched)
+        return found.to(self._anchor)
+
+    def take_gradient(
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        touched: frozenset[int],
+        positions: Tensor | None = None,
+    ) -> None:
+        """Keep the gradient of rows, summed by row, for the optimizer; see `Batch.gradient`."""
+        self._check_optimizer()
+        if touched:
+            own = gradient.to(self.table.device, self._dtype)
+            self._own.add(batch.gradient(own, positions, touched))
+
+    def average(self) -> None:
+        """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
+        averages = [Average(table, self.field) for table in self.table.tables]
+        for each in averages:
+            each.check_kept()
+        self._averages = averages
+        self.requires_grad_(False)
+
+    def extra_repr(self) -> str:
+        """Name the tables."""
+        return f"{self.table.name}, {self.embedding_dim}"
+
+    # What state dicts hold is up to the collection: which tables are looked up together depends on
+    # the budget that the store was opened with.
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        """Add nothing."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        """Take nothing."""
+
+
+class _Lookup(torch.autograd.Function):
+    """Look up rows of several features; see `autograd.Lookup`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parameter: Tensor,
+        layer: JointLayer,
+        rows: Tensor,
+        features: Features,
+        lengths: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        """Return the rows of each feature, as no views of each other: they may be changed."""
+        ctx.set_materialize_grads(False)
+        ctx.layer, ctx.features, ctx.lengths = layer, features, lengths
+        with interrupts_deferred():  # once for all that follows
+            ctx.batch = layer.lease_rows(rows, features.touched(lengths))
+            found = layer._rows_of(ctx.batch)
+        return tuple(torch.unsafe_split_with_sizes(found, lengths))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        """Give the layer the gradient of the features that have one."""
+        nothing = None, None, None, None, None
+        if not accumulates(ctx.next_functions[0][0]):
+            return nothing
+        given = [each is not None for each in gradients]
+        positions, features, lengths = None, ctx.features, ctx.lengths
+        if not all(given):  # as if the others had not been looked up
+            if not any(given):
+                return nothing
+            parts = ctx.batch.positions.split(lengths)
+            positions = torch.cat(tuple(compress(parts, given)))
+            lengths = [length if each else 0 for length, each in zip(lengths, given, strict=True)]
+            gradients = tuple(compress(gradients, given))
+        touched = features.touched(lengths)
+        ctx.layer.take_gradient(ctx.batch, torch.cat(gradients), touched, positions)
+        return nothing

@@ -1,0 +1,206 @@
+"""What every layer over rows has: a parameter, a type, a device, and lookups that train it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tierstore._table.joint import JointTable
+from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn.autograd import Abandoned, Batch, Gradient
+from tierstore.nn.remote import RemoteBatch
+from tierstore.nn.rows import RowsParameter
+
+__all__ = ["RowsLayer"]
+
+_MUCH = 64 << 20
+
+
+class RowsLayer(torch.nn.Module):
+    """A layer over a field of a table, or of tables that are looked up as one.
+
+    Of a table that several ranks share, the rows of each are trained there.
+
+    Attributes:
+        table: the table, or the tables.
+        field: the field that is looked up and trained.
+        embedding_dim: elements of a row.
+        rows: the parameter.
+    """
+
+    rows: RowsParameter
+    _own: RowsParameter
+
+    def __init__(self, table: Table | JointTable | DistributedTable, field: str) -> None:
+        """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
+        super().__init__()
+        item = table.spec.layout.field(field)
+        if not item.element.trainable:
+            raise InvalidTypeError(
+                f"field {field!r} of table {table.name!r} is {item.dtype}, and torch trains "
+                "floats alone; read it with table.read"
+            )
+        self._dtype = item.element.torch_dtype()
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
+        shard = table.shard if isinstance(table, DistributedTable) else table
+        rows = _parameter_over(shard, field, empty)
+        self.table: Any = rows.table if shard is table else table
+        self._shard: Any = rows.table
+        """The rows of this rank."""
+        self.field: str = field
+        self.embedding_dim: int = item.dim
+        self._begin(empty, rows)
+
+    def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
+        """Take a parameter, and be of the type and on the device of an empty tensor."""
+        self.rows = rows
+        self.__dict__["_own"] = rows  # also where something replaces what is registered
+        rows.layers.add(self)
+        self._trained: bool = rows.requires_grad
+        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
+        self._abandoned = Abandoned()
+        self._follow(empty)
+
+    def _follow(self, empty: Tensor) -> None:
+        """Be of the type and on the device of an empty tensor, `(0, dim)`."""
+        self._anchor = empty.detach().requires_grad_()
+        """What compiled graphs hang rows on: unlike the parameter, it is always empty."""
+        self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
+        self._own.rest(self._anchor)
+
+    # -- what lookups call
+
+    @staticmethod
+    def _refuse_tracing() -> None:
+        """Raise InvalidInputError in `torch.jit.trace`."""
+        if torch.jit.is_tracing():
+            raise InvalidInputError(
+                "torch.jit.trace would bake the rows of this batch into the program; use "
+                "torch.export.export, whose programs look rows up"
+            )
+
+    def _trains(self) -> bool:
+        """Whether a lookup keeps its rows for a gradient.
+
+        Raises InvalidInputError if what replaced the parameter of the layer wants one.
+        """
+        parameter = self._parameters["rows"]
+        if parameter is self._own:
+            return self._trained and torch.is_grad_enabled()
+        if parameter is not None and (
+            (parameter.requires_grad and torch.is_grad_enabled()) or _is_differentiated(parameter)
+        ):
+            raise InvalidInputError(
+                f"a {type(parameter).__name__} replaced the parameter of the layer over table "
+                f"{self.table.name!r}; its gradient would not be that of the rows. Give "
+                "fully_shard ignored_params=set(emb.parameters()), and torch.func.functional_call "
+                "the parameters of other layers only"
+            )
+        return False
+
+    def _settle(self) -> None:
+        """Release what batches left behind, and write what was written into the parameter."""
+        self._abandoned.release()
+        self._own.settle()
+
+    def _leased(self, ids: Tensor, padding_idx: int | None) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
+        self._settle()
+        if isinstance(self.table, DistributedTable):
+            return RemoteBatch(self.table, ids, padding_idx, self._abandoned)
+        return Batch(self.table, ids, padding_idx, self._abandoned)
+
+    def _rows_of(self, batch: Batch | RemoteBatch) -> Tensor:
+        """Return the row of each id of a batch."""
+        return batch.rows(self.field).to(self._anchor)
+
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training.
+
+        On the host that is faster than to find the distinct rows, as long as it takes little room.
+        """
+        return _first_of(self._shard)._space.gpu is None and nbytes <= _MUCH
+
+    def take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of distinct rows for the optimizer."""
+        self._check_optimizer()
+        self._own.add(gradient)
+
+    def _check_own(self, what: str) -> None:
+        """Raise InvalidInputError for what cannot be looked up on other ranks."""
+        if isinstance(self.table, DistributedTable):
+            raise InvalidInputError(
+                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
+                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Raise InvalidInputError for a gradient that no optimizer would take."""
+        if not self._own.optimizers:
+            raise InvalidInputError(
+                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
+                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
+                "with requires_grad_(False)"
+            )
+
+    # -- as a module
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Convert the layer; the rows stay in the type and on the device of the table."""
+        rows = self._parameters.pop("rows")
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._parameters["rows"] = rows
+        with torch.no_grad():
+            empty = fn(self._anchor)
+        self._follow(empty)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return another layer over the same table, not trained yet; rows are not copied."""
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(self.__dict__)
+        other._parameters = {}
+        rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
+        if type(rows) is not RowsParameter:
+            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
+            rows.requires_grad = self._own.requires_grad
+        other._begin(self._anchor, rows)
+        return other
+
+
+def _first_of(table: Table | JointTable) -> Table:
+    return table if isinstance(table, Table) else table.tables[0]
+
+
+_over: weakref.WeakKeyDictionary[Table, weakref.WeakValueDictionary[Any, RowsParameter]]
+_over = weakref.WeakKeyDictionary()
+
+
+def _parameter_over(table: Table | JointTable, field: str, empty: Tensor) -> RowsParameter:
+    """Return the parameter of the layers over a field: theirs, or a new one."""
+    first, key = (
+        (table, field) if isinstance(table, Table) else (table.tables[0], (table.tables, field))
+    )
+    fields = _over.setdefault(first, weakref.WeakValueDictionary())
+    if key not in fields:
+        made = fields[key] = RowsParameter(table, field, empty)
+        return made
+    return fields[key]
+
+
+def _is_differentiated(parameter: Any) -> bool:
+    """Tell whether a transform of torch.func differentiates with respect to a tensor."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(parameter):
+        if functorch.is_gradtrackingtensor(parameter):
+            return True
+        parameter = functorch.get_unwrapped(parameter)
+    return False

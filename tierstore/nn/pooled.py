@@ -1,0 +1,307 @@
+"""The two ways to pool bags of leased rows: by torch's operators, and by kernels on the records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+
+from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._table.host import Lease
+from tierstore._tiers.gpu.abi import RECORDS
+from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
+from tierstore.nn.autograd import Batch, Gradient, cleared
+from tierstore.spec import Field
+
+if TYPE_CHECKING:
+    from tierstore.nn.pooling import Columns, Part
+
+__all__ = ["MODES", "Composed", "Launched", "Pooled", "positions_of"]
+
+_SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
+_Pool: Any = _SOURCE.structure("Pool")
+MODES = {mode: _SOURCE.constants[mode.upper()] for mode in ("sum", "mean", "max")}
+_KERNEL_TYPES = {
+    element.torch_dtype(): element.kernel for element in ELEMENT_TYPES.values() if element.kernel
+}
+_LARGE = 1 << 28
+"""Bytes of a gradient above which the number of its rows is waited for, to take no more."""
+
+
+class Pooled(Protocol):
+    """What a backward pass needs of bags that were pooled."""
+
+    def backward(
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
+
+        `gradient` is that of what all bags of the call came to, `(batch, width)`; for `given` see
+        `Part.trained_positions`.
+        """
+
+
+class Composed:
+    """Bags pooled by torch, of the distinct rows, or of `expanded` rows, one for each id."""
+
+    def __init__(
+        self,
+        part: Part,
+        rows: Tensor,
+        ids: Tensor,
+        padding: int | None,
+        *,
+        expanded: bool = True,
+        weighed: bool = False,
+    ) -> None:
+        self._part, self._rows, self._ids, self._padding = part, rows, ids, padding
+        self._expanded, weights = expanded, part.bags.weights
+        self._weights: Tensor | None = None
+        if weights is not None:
+            self._weights = weights.detach().to(rows).requires_grad_(weighed)
+        self._offsets = part.bags.offsets.to(rows.device, torch.int64)
+        self._found: list[Tensor] = []
+
+    def forward(self, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
+        columns, batch = self._part.columns, self._part.columns.batch(self._part.bags)
+        with torch.enable_grad():
+            self._found = [self._of_run(run, batch) for run in columns.runs]
+        if out is None and columns.width == columns.dim:
+            return self._found[0].detach()
+        if out is None:
+            out = self._rows.new_empty(batch, columns.width)
+        for run, found in zip(columns.runs, self._found, strict=True):
+            target = columns.part(out, run)
+            target.copy_(found.detach().view(target.shape))
+        return out
+
+    def _of_run(self, run: tuple[int, int], batch: int) -> Tensor:
+        """Return what the bags of a run come to, `(bags, dim)`."""
+        columns, ids, weights, offsets = self._part.columns, self._ids, self._weights, self._offsets
+        if len(columns.runs) > 1:
+            offsets = offsets[run[0] * batch : run[1] * batch + 1]
+            begin, end = int(offsets[0]), int(offsets[-1])
+            offsets, ids = offsets - begin, ids[begin:end]
+            weights = None if weights is None else weights[begin:end]
+        mode = columns.modes[run[0]]
+        return embedding_bag(
+            ids,
+            self._rows if self._by_torch(mode) else self._rows.detach(),
+            offsets,
+            mode=mode,
+            per_sample_weights=weights if mode == "sum" else None,
+            include_last_offset=True,
+            padding_idx=self._padding,
+        )
+
+    def backward(
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
+        part, columns = self._part, self._part.columns
+        gradients = [
+            columns.part(gradient.to(found), run).reshape(found.shape)
+            for run, found in zip(columns.runs, self._found, strict=True)
+        ]
+        by_torch = any(map(self._by_torch, columns.modes))
+        wanted = [(self._rows, trained and by_torch), (self._weights, weighed)]
+        of = [each for each, needed in wanted if needed and each is not None]
+        pairs = zip(self._found, gradients, strict=True)
+        graphs = [(found, each) for found, each in pairs if found.requires_grad]
+        results: tuple[Tensor, ...] = ()
+        if of:
+            outputs, seeds = zip(*graphs, strict=True)
+            results = torch.autograd.grad(
+                outputs, of, seeds, retain_graph=True, materialize_grads=True
+            )
+        of_weights = results[-1] if weighed else None
+        if not trained:
+            return None, of_weights
+        positions, touched = part.trained_positions(batch, given), part.touched(given)
+        dtype = part.item.element.torch_dtype()
+        if self._expanded:
+            return batch.gradient(results[0].to(dtype), positions, touched), of_weights
+        total = self._in_order(torch.cat(gradients))
+        if by_torch:
+            total += results[0]
+        return batch.gathered(total.to(dtype), positions, touched), of_weights
+
+    def _by_torch(self, mode: str) -> bool:
+        """Tell whether torch's operator makes the gradient of rows of bags of a mode.
+
+        Those of sums and means of distinct rows it adds up in an order that hangs on all ids.
+        """
+        return self._expanded or mode == "max"
+
+    def _in_order(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the distinct rows, of their sums and means, summed by bag.
+
+        In the order of the ids: the bags of a row are the ids of a bag, of the transposed matrix.
+        """
+        modes, bags = self._part.columns.modes, len(self._part.bags)
+        lengths, weights = self._offsets.diff(), self._weights
+        of = torch.arange(bags).repeat_interleave(lengths)
+        ids = self._ids[: len(of)]
+        kinds = torch.tensor([MODES[mode] for mode in modes]).repeat_interleave(bags // len(modes))
+        counts = None
+        if self._padding is not None:
+            counts = ids != self._padding
+        if "max" in modes:
+            sums = kinds[of] != MODES["max"]
+            counts = sums if counts is None else counts & sums
+        if counts is not None:
+            of, ids = of[counts], ids[counts]
+            weights = None if weights is None else weights[: len(counts)][counts]
+        if "mean" in modes:
+            size = torch.where(kinds == MODES["mean"], of.bincount(minlength=bags), 1).clamp(min=1)
+            gradient = gradient * size.double().reciprocal().to(gradient.dtype)[:, None]
+        order = ids.argsort(stable=True)
+        starts = pad(ids.bincount(minlength=len(self._rows)).cumsum(0), (1, 0))
+        return embedding_bag(
+            of[order],
+            gradient.contiguous(),
+            starts,
+            mode="sum",
+            per_sample_weights=None if weights is None else weights.detach()[order],
+            include_last_offset=True,
+        )
+
+
+class Launched:
+    """Bags pooled by a kernel on the records."""
+
+    @staticmethod
+    def knows(item: Field, dtype: torch.dtype) -> bool:
+        """Tell whether the kernel can pool a field into a type."""
+        return item.element.kernel is not None and dtype in _KERNEL_TYPES
+
+    def __init__(
+        self, part: Part, lease: Lease, dtype: torch.dtype, *, trained: bool, weighed: bool
+    ) -> None:
+        self._part, columns, bags = part, part.columns, part.bags
+        on: Any = lease.device
+        self._dtype, self._device = dtype, torch.device(on.torch_name)
+        start = part.layer.table.spec.layout.span(part.layer.field)[0]
+        self._kernels = _kernels_for(part.item, start, columns, dtype)
+        work = self._work = _Pool(all=len(bags), batch=columns.batch(bags))
+        work.dim, work.width, work.start = columns.dim, columns.width, start
+        self._offsets = bags.offsets.to(self._device, torch.int64).contiguous()
+        self._features = columns.described(self._device)
+        work.offsets, work.features = self._offsets.data_ptr(), self._features.data_ptr()
+        if bags.weights is not None:
+            self._weights = bags.weights.detach().to(self._device, torch.float32).contiguous()
+            work.weights = self._weights.data_ptr()
+        if trained or weighed:
+            self._share = torch.empty(len(bags), device=self._device)
+            work.share = self._share.data_ptr()
+        if trained and "max" in columns.modes:
+            shape = len(bags), columns.dim
+            self._chosen = torch.empty(shape, dtype=torch.int32, device=self._device)
+            work.chosen = self._chosen.data_ptr()
+        self._positions: Any = None
+        if bags.ends_in_padding:
+            inside, padding = bags.split(positions_of(lease))
+            self._positions = torch.where(inside == padding, -1, inside)
+        if weighed:  # of the rows as they are: a step may write them before the backward pass
+            self._rows = lease.read(part.layer.field)
+            work.rows = self._rows.data_ptr()
+            if self._positions is None:
+                self._positions = positions_of(lease)
+
+    def forward(self, lease: Lease, out: Tensor | None) -> Tensor:
+        """Return what the bags come to, in `out` unless it is None."""
+        work, kernels = self._work, self._kernels
+        if out is None:
+            out = torch.empty(work.batch, work.width, dtype=self._dtype, device=self._device)
+        work.bags = out.data_ptr()
+        self._launch(kernels.pool, lease, work.all * kernels.lanes, self._positions)
+        return out
+
+    def backward(
+        self,
+        batch: Batch,
+        gradient: Tensor,
+        given: Sequence[bool] | None,
+        *,
+        trained: bool,
+        weighed: bool,
+    ) -> tuple[Gradient | None, Tensor | None]:
+        """Return the gradients; see `Pooled.backward`."""
+        part, work, kernels = self._part, self._work, self._kernels
+        batch = batch.renewed(part.touched())
+        gradient = gradient.to(self._device, self._dtype).contiguous()
+        if gradient.data_ptr() % 16:
+            gradient = gradient.clone()
+        work.bags = gradient.data_ptr()
+        whole = of_weights = None
+        if weighed:
+            of_weights = torch.empty(len(self._weights), device=self._device)
+            work.of_weights = of_weights.data_ptr()
+            self._launch(kernels.weigh, batch.lease, len(of_weights), self._positions)
+        if trained:
+            batch.lease.trim(wait=4 * work.dim * batch.lease.bound > _LARGE)
+            total = cleared(batch.lease, work.dim)
+            work.total = total.data_ptr()
+            positions = part.trained_positions(batch, given)
+            self._launch(kernels.scatter, batch.lease, batch.size, positions)
+            of_rows = total.to(part.item.element.torch_dtype())
+            whole = batch.gathered(of_rows, positions, part.touched(given))
+        return whole, of_weights
+
+    def _launch(self, kernel: Kernel, lease: Lease, items: int, positions: Tensor | None) -> None:
+        """Launch a kernel for these positions, or those of the lease."""
+        given = None if positions is None else (positions.data_ptr(), len(positions))
+        lease.launch(kernel, self._work, items, positions=given)
+
+
+def positions_of(lease: Lease) -> Tensor:
+    """Return the position of the row of each id, `(n,)`."""
+    return torch.as_tensor(lease.positions).reshape(-1)
+
+
+class _Kernels:
+    """The kernels for rows and results of some types and widths.
+
+    Attributes:
+        lanes: threads that a bag gets.
+    """
+
+    def __init__(self, macros: dict[str, object], packs: int) -> None:
+        self.pool = Kernel(_SOURCE, "pool", as_large_as_the_work, macros)
+        self.scatter = Kernel(_SOURCE, "scatter", macros=macros)
+        self.weigh = Kernel(_SOURCE, "weigh", macros=macros)
+        self.lanes = min(32, 1 << (packs - 1).bit_length())
+
+
+_kernels: dict[tuple[Any, ...], _Kernels] = {}
+
+
+def _kernels_for(item: Field, start: int, columns: Columns, dtype: torch.dtype) -> _Kernels:
+    """Return the kernels for a field that begins at a byte of a record."""
+    size = item.storage.itemsize
+    vector = math.gcd(16 // size, item.dim, start // size)
+    aligned = math.gcd(vector, columns.aligned)
+    maxima = int("max" in columns.modes)
+    key = item.element.kernel, dtype, item.dim, vector, aligned, maxima
+    if key not in _kernels:
+        macros = {"ROW": item.element.kernel, "OUT": _KERNEL_TYPES[dtype]}
+        widths = {"VECTOR": vector, "COLUMNS": aligned, "MAXIMA": maxima}
+        _kernels[key] = _Kernels({**macros, **widths}, item.dim // vector)
+    return _kernels[key]

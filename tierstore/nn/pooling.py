@@ -1,0 +1,303 @@
+"""Bags of rows, pooled where the rows are: none is written out for an id, in either direction.
+
+A call is parts, one for each layer, whose bags become columns of one tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tierstore._door import interrupts_deferred
+from tierstore._table.host import Lease
+from tierstore.nn.autograd import Batch, Gradient, accumulates
+from tierstore.nn.jagged import Bags
+from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
+from tierstore.spec import Field
+
+__all__ = ["Columns", "Part", "pool", "read_pooled", "type_of"]
+
+
+class Columns:
+    """The columns that the bags of some features of one dim become, and how they are pooled.
+
+    The bags of a feature follow one another, equally many of each.
+
+    Attributes:
+        modes: "sum", "mean" or "max" of each feature.
+        first: the first column of each.
+        dim: how many each has.
+        width: of the output, columns of other features included.
+        aligned: what every first column is a multiple of.
+    """
+
+    def __init__(
+        self, modes: tuple[str, ...], first: tuple[int, ...], dim: int, width: int
+    ) -> None:
+        """Describe the columns."""
+        self.modes = modes
+        self.first = first
+        self.dim = dim
+        self.width = width
+        self.aligned: int = math.gcd(width, *first)
+        self._described: dict[torch.device, Tensor] = {}
+
+    def batch(self, bags: Bags) -> int:
+        """Return the number of bags of each feature."""
+        return len(bags) // len(self.modes)
+
+    def described(self, device: torch.device) -> Tensor:
+        """Return them for the kernels, int32 `(features, 2)`."""
+        if device not in self._described:
+            modes = [MODES[mode] for mode in self.modes]
+            both = torch.tensor([self.first, modes], dtype=torch.int32)
+            self._described[device] = both.T.contiguous().to(device)
+        return self._described[device]
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """The first feature and the end of each run of one mode and neighbouring columns."""
+        found, first = [], 0
+        for k in range(1, len(self.modes) + 1):
+            if (
+                k == len(self.modes)
+                or self.modes[k] != self.modes[first]
+                or self.first[k] != self.first[k - 1] + self.dim
+            ):
+                found.append((first, k))
+                first = k
+        return found
+
+    def part(self, of: Tensor, run: tuple[int, int]) -> Tensor:
+        """Return a run's columns of `(batch, width)`, `(features, batch, dim)`, as a view."""
+        first, end = run
+        start = self.first[first]
+        columns = of[:, start : start + (end - first) * self.dim]
+        return columns.unflatten(1, (end - first, self.dim)).transpose(0, 1)
+
+
+class Layer(Protocol):
+    """What pooling asks of a layer over rows."""
+
+    table: Any
+    field: str
+    _own: Any
+    _anchor: Tensor
+
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+        """Lease rows whose gradient may come."""
+
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+        """Lease rows that take no part in training."""
+
+    def expands(self, nbytes: int) -> bool:
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training."""
+
+    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return rows that take no part in training, `(n, dim)`."""
+
+    def take_whole(self, gradient: Gradient) -> None:
+        """Keep the gradient of distinct rows for the optimizer."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The bags of a call that one layer pools.
+
+    A kernel pools them on a GPU, in float32 and in the order of the ids; the gradients of a row are
+    then added in no particular order. On the host torch pools the distinct rows, with the results
+    of `torch.nn.EmbeddingBag` to the bit. So it does, over a row for each id, on a GPU with
+    `torch.use_deterministic_algorithms(True)` and for types that the kernel cannot compute with.
+
+    Attributes:
+        layer: the layer.
+        columns: where the bags go.
+        bags: all of them, by feature.
+        tables: the number of each feature's table in the layer.
+        lengths: how many ids each feature has.
+        places: which of the call's features they are.
+    """
+
+    layer: Layer
+    columns: Columns
+    bags: Bags
+    tables: tuple[int, ...]
+    lengths: Sequence[int]
+    places: tuple[int, ...]
+
+    @property
+    def item(self) -> Field:
+        """The field that is pooled."""
+        found: Field = self.layer.table.spec.layout.field(self.layer.field)
+        return found
+
+    def touched(self, given: Sequence[bool] | None = None) -> frozenset[int]:
+        """Return the numbers of the tables that have ids, of the features `given`; all if None."""
+        return frozenset(compress(self.tables, self._given_lengths(given)))
+
+    def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
+        """Return the position of each id's row, -1 for the ids of other features than `given`.
+
+        None where all ids of the batch are trained.
+        """
+        lengths = self._given_lengths(given)
+        if lengths == list(self.lengths):
+            return batch.trained_positions
+        found = batch.positions.reshape(-1).clone()
+        for piece, length in zip(found.split(list(self.lengths)), lengths, strict=True):
+            if not length:
+                piece.fill_(-1)
+        return found
+
+    def _given_lengths(self, given: Sequence[bool] | None) -> list[int]:
+        """Return how many ids each feature has, none where it is not given."""
+        if given is None:
+            return list(self.lengths)
+        pairs = zip(self.lengths, self.places, strict=True)
+        return [length if given[place] else 0 for length, place in pairs]
+
+    def pool(
+        self,
+        lease: Lease,
+        dtype: torch.dtype,
+        out: Tensor | None,
+        *,
+        trained: bool = False,
+        weighed: bool = False,
+    ) -> tuple[Tensor, Pooled]:
+        """Return what the bags come to, `(batch, width)`, and what a backward pass needs.
+
+        Args:
+            lease: on the rows of their ids.
+            dtype: of the result.
+            out: where to write the columns; a new tensor if None.
+            trained: whether the rows need a gradient.
+            weighed: whether the weights need one.
+        """
+        pooled: Launched | Composed
+        ordered = torch.are_deterministic_algorithms_enabled()
+        if lease.device is not None and not ordered and Launched.knows(self.item, dtype):
+            pooled = Launched(self, lease, dtype, trained=trained, weighed=weighed)
+            return pooled.forward(lease, out), pooled
+        positions, expanded = positions_of(lease), lease.device is not None
+        padding: int | None
+        if expanded:
+            rows = lease.expand(self.layer.field)
+            ids, padding = self.bags.places(positions)
+        else:
+            rows = lease.read(self.layer.field)
+            ids, last = self.bags.split(positions)
+            padding = None if last is None else int(last)
+        rows = rows.to(dtype).requires_grad_(trained)
+        pooled = Composed(self, rows, ids, padding, expanded=expanded, weighed=weighed)
+        return pooled.forward(out), pooled
+
+    def pool_rows(self, rows: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Return what bags come to, given the row of each id."""
+        ids, padding = self.bags.places(self.bags.ids.to(rows.device))
+        return Composed(self, rows.to(dtype), ids, padding).forward(out)
+
+
+def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> tuple[Tensor, ...]:
+    """Return what the bags of a call come to, `(batch, width)`, and the columns of each feature.
+
+    Layers get the gradients of their rows, and bags those of their weights. A feature that gets no
+    gradient is not trained. The columns are no views of the whole, whose memory they share.
+
+    Args:
+        parts: of the same store, and equally many bags for each feature.
+        split: how many columns each feature has; None leaves them out.
+    """
+    parameters = [part.layer._own for part in parts]
+    weights = [part.bags.weights for part in parts]
+    found: tuple[Tensor, ...] = _Lookup.apply(parts, split, *parameters, *weights)
+    return found
+
+
+def read_pooled(parts: Sequence[Part]) -> Tensor:
+    """Return what the bags of a call come to, `(batch, width)`, with no part in training."""
+    out: Any = None
+    dtype = type_of(parts)
+    for part in parts:
+        layer, ids = part.layer, part.bags.ids
+        if layer.expands(part.item.nbytes * len(ids)):
+            out = part.pool_rows(layer.read_rows(ids, part.touched()), dtype, out)
+        else:
+            with layer.read_lease(ids, part.touched()) as lease:
+                out, _ = part.pool(lease, dtype, out)
+    found: Tensor = out.to(parts[0].layer._anchor.device)
+    return found
+
+
+def type_of(parts: Sequence[Part]) -> torch.dtype:
+    """Return the type that takes the rows of all layers."""
+    return functools.reduce(torch.promote_types, (part.layer._anchor.dtype for part in parts))
+
+
+class _Lookup(torch.autograd.Function):
+    """Look up and pool bags of rows outside graphs; see `autograd.Lookup`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Sequence[Part], split: Sequence[int] | None, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return what `pool` does; `tensors` are the parameters of the parts, then weights."""
+        ctx.set_materialize_grads(False)
+        ctx.parts, ctx.split, ctx.pooled = parts, split, []
+        out: Any = None
+        dtype, needed = type_of(parts), ctx.needs_input_grad[2:]
+        with interrupts_deferred():  # once for all that follows
+            for part, trained, weighed in zip(
+                parts, needed[: len(parts)], needed[len(parts) :], strict=True
+            ):
+                batch = part.layer.lease_rows(part.bags.ids, part.touched())
+                out, pooled = part.pool(batch.lease, dtype, out, trained=trained, weighed=weighed)
+                ctx.pooled.append((batch, pooled))
+        out = out.to(parts[0].layer._anchor.device)
+        return (out, *(() if split is None else torch.unsafe_split_with_sizes(out, split, 1)))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, of_all: Tensor | None, *of_each: Tensor | None) -> tuple[Any, ...]:
+        """Give the layers the gradient of their rows, and return those of the weights."""
+        needed, behind = ctx.needs_input_grad[2:], len(ctx.parts)
+        found: list[Tensor | None] = [None] * len(needed)
+        gradient, given = _joined(of_all, of_each, ctx.split)
+        for k, (part, (batch, pooled)) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
+            if gradient is None or not part.touched(given):
+                continue
+            trained = needed[k] and accumulates(ctx.next_functions[k][0])
+            weighed = needed[behind + k]
+            whole, found[behind + k] = pooled.backward(
+                batch, gradient, given, trained=trained, weighed=weighed
+            )
+            if whole is not None:
+                part.layer.take_whole(whole)
+        return None, None, *found
+
+
+def _joined(
+    of_all: Tensor | None, of_each: Sequence[Tensor | None], split: Sequence[int] | None
+) -> tuple[Tensor | None, list[bool] | None]:
+    """Return the gradient of all columns, and which features have one; None where all have."""
+    given = [each is not None for each in of_each]
+    if split is None or not any(given):
+        return of_all, None
+    like = next(each for each in of_each if each is not None)
+    columns = torch.cat(
+        [
+            like.new_zeros(len(like), width) if each is None else each
+            for each, width in zip(of_each, split, strict=True)
+        ],
+        1,
+    )
+    if of_all is None:
+        return columns, None if all(given) else given
+    return columns + of_all, None
