@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tierstore import attaching as attaching
     from tierstore import budget as budget
     from tierstore import checkpoint as checkpoint
+    from tierstore import distributed as distributed
     from tierstore import errors as errors
     from tierstore import exporting as exporting
     from tierstore import importing as importing
@@ -128,6 +129,7 @@ _MODULES = frozenset(
         "attaching",
         "budget",
         "checkpoint",
+        "distributed",
         "errors",
         "exporting",
         "importing",
