@@ -404,6 +404,9 @@ class Version:
     """A version that can be opened: its number, step, manifest number and deltas.
 
     `names` are the names under which it is kept, `payload` the names of its committed values.
+    `time` is when it was committed, in seconds since 1970 UTC, None if that was not recorded.
+    `written_rows` and `written_bytes` are those of its own deltas: of the commit, unless a
+    background compaction has added those of commits before.
     """
 
     version: int
@@ -413,11 +416,15 @@ class Version:
     delta_bytes: int
     names: tuple[str, ...] = ()
     payload: tuple[str, ...] = ()
+    time: int | None = None
+    written_rows: int = 0
+    written_bytes: int = 0
 
     @classmethod
     def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
         """Describe the version of a manifest; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
+        own = [delta for delta in deltas if delta.version == manifest.version]
         return cls(
             manifest.version,
             manifest.step,
@@ -426,6 +433,9 @@ class Version:
             sum(delta.size for delta in deltas),
             tuple(name for name, version in names.items() if version == manifest.version),
             tuple(manifest.payload),
+            manifest.time or None,
+            sum(delta.rows for delta in own),
+            sum(delta.size for delta in own),
         )
 
 

@@ -173,8 +173,9 @@ class Manifest:
     store; a version that restores an older one has the mark of that one. `payload_mark` is the mark
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
-    one's history and the older version that it restored. `format` is the format of the file that
-    was read; manifests are always written in the current format.
+    one's history and the older version that it restored. `time` is when the version was
+    committed, in seconds since 1970 UTC, 0 if unknown. `format` is the format of the file that was
+    read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -192,6 +193,7 @@ class Manifest:
     payload_mark: str = ""
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
+    time: int = 0
     format: int = field(default=FORMAT, compare=False)
 
     def paths(self) -> set[str]:
@@ -283,6 +285,7 @@ class Manifest:
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+            **({"time": self.time} if self.time else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -298,7 +301,7 @@ class Manifest:
         version, number = _version(body, "version"), body.integer("format")
         is_first = number == 1
         if not is_first:
-            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
+            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks", "time"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -333,6 +336,7 @@ class Manifest:
             payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
+            time=body.natural("time") if "time" in body else 0,
             format=number,
         )
 

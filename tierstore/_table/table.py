@@ -577,6 +577,21 @@ class Table:
         for begin in range(0, self.rows, step):
             yield self._block(extent, begin, min(begin + step, self.rows), 0, width, damaged)
 
+    def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the records of rows `(n, record_bytes)`, for tables on the host."""
+        batch = self._batch(ids, record=False)
+        found: npt.NDArray[np.uint8] = self._access.read(
+            batch, 0, self._layout.record_bytes, admit=False
+        )
+        return found
+
+    def _write_records(self, ids: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write records `(n, record_bytes)` over those of rows, for tables on the host."""
+        if self._space.gpu is not None:
+            raise InvalidInputError("open the store without a device to write whole records")
+        batch = self._batch(ids, record=False)
+        self._access.write(batch, [(0, self._layout.record_bytes, records)])
+
     def _block(
         self, extent: Extent, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
     ) -> npt.NDArray[np.uint8]:
