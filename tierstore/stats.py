@@ -257,7 +257,9 @@ class TierInformation:
 class TableInformation:
     """One table: its shape, its files and its tiers.
 
-    `disk_bytes` is the size of the base and its checksums. `delta_rows` and `delta_bytes` count
+    `disk_bytes` is the size of the base and its checksums, `allocated_bytes` what the files of the
+    generation take on the disk: less where blocks were never written, as of sparse tables. `keys`
+    is the kind of external keys, "int64" or "str", or None. `delta_rows` and `delta_bytes` count
     what was committed since the last fold; `index_bytes` is the most memory that their index can
     take.
     """
@@ -275,6 +277,10 @@ class TableInformation:
     base: str
     index_bytes: int
     tiers: tuple[TierInformation, ...]
+    allocated_bytes: int = 0
+    keys: str | None = None
+    sparse: bool = False
+    compression: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the object that `tierstore inspect --json` prints."""

@@ -62,6 +62,9 @@ def test_a_patch_brings_a_copy_up_to_date(run, run_json, changed, tmp_path):
     assert failed["error"]["type"] == "VersionError"
     assert "already" in failed["error"]["message"]
     run("diff", changed, 3, "--out", file, code=1)
+    run("diff", changed, 4, "--out", tmp_path / "none", code=10)
+    run("diff", changed, "later", "--out", tmp_path / "none", code=10)
+    assert not (tmp_path / "none").exists()
     run("diff", changed, 3, "--out", file, "--force")
     file.write_bytes(file.read_bytes()[:-1])
     run("patch", copy, file, code=3)

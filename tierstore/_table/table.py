@@ -691,6 +691,10 @@ class Table:
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
             tiers=tiers,
+            allocated_bytes=self._generation.allocated_bytes,
+            keys=None if (keys := self._generation.info.keys) is None else keys.kind,
+            sparse=self.spec.sparse,
+            compression=self.spec.compression,
         )
 
     def _can_follow(self, info: TableInfo) -> bool:

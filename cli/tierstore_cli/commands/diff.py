@@ -1,4 +1,4 @@
-"""Show which rows changed between two versions, or write them to a patch."""
+"""Show which rows changed between two versions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tierstore import Table
 from tierstore.budget import format_bytes
 from tierstore_cli.command import Command
+from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, TABLE, Place, VersionType, full_name
@@ -49,7 +50,7 @@ def diff(
     Versions are numbers or names that are kept; `tierstore log` lists them. The time depends on the
     rows that were written in between, not on the size of the tables. Rows that were added count.
     With --ids, a row is a line: table, id, and the key if there is one, divided by tabs. STORE may
-    be written meanwhile.
+    be written meanwhile. With --out, the exit code is 10 if V1 is V2, and nothing is written.
 
     \b
     Examples:
@@ -64,6 +65,11 @@ def diff(
     with open_store(store, version=new) as opened:
         data: dict[str, Any] = {"store": full_name(store), "from": old, "to": opened.version}
         if patch is not None:
+            if any(
+                each.version == opened.version and old in (each.version, *each.names)
+                for each in opened.versions()
+            ):
+                raise Unchanged(f"{old} is version {opened.version} itself; nothing written")
             made = opened.write_patch(patch, old, force=force)
             data |= {"from": made.from_version, "tables": made.rows}
             data |= {"out": full_name(patch), "bytes": made.bytes}
