@@ -244,6 +244,10 @@ class Batch:
             trained = trained[:-1, None]
         return Gradient(self, values, trained, touched)
 
+    def counts(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return what tells which features have ids, given how many each has on this rank."""
+        return lengths
+
     def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
 
