@@ -20,10 +20,12 @@ from tierstore_cli.params import (
     READ_STORE,
     TABLE,
     VERSION,
+    Part,
     Place,
     PlaceType,
     RowRange,
     Rows,
+    Share,
     full_name,
 )
 from tierstore_cli.progress import Progress
@@ -38,6 +40,7 @@ from tierstore_cli.text import some_rows
 @TABLE
 @FIELD
 @click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
+@click.option("--part", type=Part(), help="Export only part K of N equal parts, counted from 0.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
@@ -52,6 +55,7 @@ def export(
     table: str | None,
     field: str | None,
     rows: Rows | None,
+    part: Share | None,
     version: int | str | None,
     dtype: str | None,
     keys: str | None,
@@ -64,7 +68,8 @@ def export(
     Rows are streamed, so memory does not grow with the table. The table's keys are written if the
     format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
     The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format.
+    fsspec; - is standard output and needs --format. Processes that share an export write one --part
+    each, to files of their own and of the same --version.
 
     \b
     Examples:
@@ -72,6 +77,7 @@ def export(
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier part-3.parquet --version 812 --part 3/16
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
@@ -93,7 +99,7 @@ def export(
             chosen,
             place,
             field=field,
-            rows=choose_rows(chosen, rows),
+            rows=choose_rows(chosen, rows, part),
             dtype=dtype,
             keys=keys,
             memory=memory,
