@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tierstore.optim import TieredOptimizer
 
 pytestmark = pytest.mark.slow
 
-ROWS = {"user": 40, "item": 300, "word": 11, "wide": 60}
+ROWS = {"user": 40, "item": 300, "word": 2, "wide": 60}
 FEATURES = {"user": "user", "item": "item", "bought": "item", "word": "word", "wide": "wide"}
 BATCH = 48
 
@@ -86,6 +87,7 @@ def train(store: Any, rank: int, ranks: int, kind: str) -> None:
 
 
 def train_and_commit(rank: int, path: Path, kind: str) -> list[int]:
+    warnings.simplefilter("error")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     calls, send = [0], dist.all_to_all_single
 

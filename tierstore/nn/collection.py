@@ -95,7 +95,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for name, (table, field) in self._sources.items():
             key = alike(_shard(table), field)
             self._places[name] = numbers[key], joined[key][table]
-            warn_of_zeros(_shard(table), field)
+            warn_of_zeros(table, field)
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
 
     @property
