@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tierstore import _rowcopy
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, initial_records
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
@@ -211,5 +211,5 @@ class Unversioned:
         self.info = TableInfo(spec, "")
         self.tier = tier
 
-    def keys(self) -> None:
+    def keys(self, info: KeysInfo | None) -> None:
         """Return None: there are no keys."""

@@ -28,13 +28,14 @@ from tierstore._disk.base import (
     write_digest,
 )
 from tierstore._disk.delta import Delta, LiveDelta
-from tierstore._disk.keys import KeyFile, Keys, open_keys
+from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys, write_index
 from tierstore._disk.manifest import (
     DELTA_NAME,
     DIGEST_NAME,
     KEYS_NAME,
     DeltaInfo,
     DigestInfo,
+    KeysInfo,
     TableInfo,
     unique_name,
 )
@@ -354,15 +355,24 @@ class Generation:
         self._coming = []
         self.info = info
 
-    def keys(self) -> Keys | None:
-        """Open the external keys, if any."""
-        info = self.info.keys
+    def keys(self, info: KeysInfo | None) -> Keys | None:
+        """Open external keys, if any; a writer replaces an index that is missing or damaged."""
         if info is None:
             return None
+
+        def index() -> KeyFile:
+            with self.directory.use() as directory:
+                return open_index(directory, info)
+
+        def rewrite(parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+            with self.directory.use() as directory:
+                write_index(directory, info, parts)
+
+        rows, new_index = self.info.spec.rows, None if self._next_seq is None else rewrite
         if self._held:
-            return Keys(self._held, info, self.info.spec.rows)
+            return Keys(self._held, info, rows, index=index)
         with self.directory.use() as directory:
-            return Keys(open_keys(directory, info), info, self.info.spec.rows)
+            return Keys(open_keys(directory, info), info, rows, index=index, rewrite=new_index)
 
     def bind(self, upto: int) -> DigestInfo:
         """Write a durable digest of the base after merging the deltas up to a version."""

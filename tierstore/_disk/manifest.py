@@ -49,7 +49,7 @@ MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
 DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
-KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
@@ -91,10 +91,18 @@ class PayloadInfo:
 
 @dataclass(frozen=True)
 class KeysInfo:
-    """External keys of a table's rows: "int64" or "str", and the size and crc32c of each file."""
+    """External keys of a table's rows: their kind, and the size and crc32c of each file.
+
+    Keys are "int64", "uint64" or "str". Their index, which is derived from them, is in no manifest.
+    """
 
     kind: str
     files: dict[str, tuple[int, int]]
+
+    @property
+    def index(self) -> str:
+        """The name of the file of their index."""
+        return min(self.files).rpartition(".")[0] + ".index"
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class TableInfo:
         found = {generation}
         for delta in self.deltas:
             found.add(f"{generation}/{delta.name}")
-        for name in () if self.keys is None else self.keys.files:
+        for name in () if self.keys is None else (*self.keys.files, self.keys.index):
             found.add(f"{generation}/{name}")
         if self.digest is not None:
             found.add(f"{generation}/{self.digest.name}")
@@ -231,7 +239,11 @@ class Manifest:
         """Return which tables differ from those of another manifest before this one."""
         if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            changed = [name for name, info in self.tables.items() if known.get(name) is not info]
+            changed = [
+                name
+                for name, info in self.tables.items()
+                if name not in known or known[name] is not info
+            ]
             found = Difference(changed, known.keys() - self.tables.keys())
             object.__setattr__(self, "_differs", (weakref.ref(before), found))
             return found
@@ -545,8 +557,8 @@ def _keys(section: Section) -> KeysInfo:
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
             raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
-    kind = section.matching("kind", re.compile("int64|str"))
-    endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
+    kind = section.matching("kind", re.compile("int64|uint64|str"))
+    endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
     found = {name.rpartition(".")[2] for name in sizes}
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._disk.partitioning import Shard
 from tierstore._disk.records import BLOCK_BYTES
 from tierstore._disk.tier import DiskTier
@@ -154,7 +154,7 @@ class PartitionedGeneration:
         """Whether it lies over the same open files as another."""
         return isinstance(other, PartitionedGeneration) and self.tier.tiers == other.tier.tiers
 
-    def keys(self) -> None:
+    def keys(self, info: KeysInfo | None) -> None:
         """Return None: rows of partitions have no external keys."""
 
     @property

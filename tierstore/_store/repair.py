@@ -334,7 +334,7 @@ def _copy_keys(
     except TierStoreError as error:
         return None, str(error)
     with target.directory(generation) as directory:
-        return write_keys(directory, keys.tolist(), info.spec.rows), ""
+        return write_keys(directory, keys, info.spec.rows), ""
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
 from tierstore._disk.generation import Generation
+from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._store.ledger import Ledger
@@ -527,6 +528,11 @@ class State:
             raise InvalidInputError(
                 f"{count} rows are not committed; commit or roll back before you {what}"
             )
+        for name in self.touched.keys:
+            raise InvalidInputError(
+                f"the keys of table {name!r} are not committed; commit or roll back before you "
+                f"{what}"
+            )
 
     def discard(self) -> None:
         """Drop everything written since the last commit."""
@@ -534,6 +540,20 @@ class State:
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
+        for name in list(self.touched.keys):
+            self.drop_coming_keys(name)
+
+    def drop_coming_keys(self, name: str) -> None:
+        """Remove the keys that the next commit was to give to a table."""
+        info, table = self.touched.keys.pop(name, None), self.tables.get(name)
+        if table is not None:
+            table._forget_keys()
+        if table is not None and info is not None:
+            with (
+                contextlib.suppress(TierStoreError, OSError),  # the next writer removes them
+                table._generation.directory.use() as directory,
+            ):
+                remove_keys(directory, info)
 
     def release(self) -> None:
         """Release memory, files and locks in any state; no file is removed.

@@ -15,7 +15,7 @@ from tierstore._disk import base as bases
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.keys import Keys, open_keys
+from tierstore._disk.keys import indexed_keys
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import folds_kept_away
@@ -480,17 +480,19 @@ class _Check:
         """Return whether the keys of a table are intact."""
         if info.keys is None:
             return True
-        name = min(info.keys.files)
+        name, keys = min(info.keys.files), None
         if name not in self._files:
             try:
                 if directory is not None:
-                    Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)
+                    keys = indexed_keys(directory, info.keys, info.spec.rows)
                 elif opened is not None:
-                    opened.keys()
+                    keys = opened.keys(info.keys)
                 self._files[name] = True
             except TierStoreError as error:
                 self._files[name] = False
                 self.report.bad_files.append(f"{where}: keys: {error}")
+            if keys is not None and (damage := keys.index_damage()):
+                self.report.bad_files.append(f"{where}: {info.keys.index}: {damage}")
         return self._files[name]
 
 

@@ -115,7 +115,7 @@ class TieredEmbeddingBag(TieredEmbedding):
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids whose gradient may come."""
-        return self._lease_rows(rows)
+        return self._batch(rows)
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids that take no part in training."""

@@ -25,7 +25,7 @@ from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
-from tierstore.nn.layer import RowsLayer
+from tierstore.nn.layer import RowsLayer, tracing_refused
 from tierstore.nn.remote import RemoteBatch, RemoteLease
 
 __all__ = ["JointLayer"]
@@ -65,7 +65,8 @@ class JointLayer(RowsLayer):
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
-        self._refuse_tracing()
+        if torch.jit.is_tracing():
+            raise tracing_refused()
         if torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
                 "a collection cannot be looked up within torch.func; TieredEmbedding can"
@@ -91,7 +92,7 @@ class JointLayer(RowsLayer):
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
-        self._settle()
+        self._own.settle()
         if self._averages:
             first = self._averages[0]
             steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
@@ -109,7 +110,6 @@ class JointLayer(RowsLayer):
         positions: Tensor | None = None,
     ) -> None:
         """Keep the gradient of rows, summed by row, for the optimizer; see `Batch.gradient`."""
-        self._check_optimizer()
         if touched:
             own = gradient.to(self.table.device, self._dtype)
             self._own.add(batch.gradient(own, positions, touched))
@@ -154,7 +154,7 @@ class _Lookup(torch.autograd.Function):
         ctx.layer, ctx.features, ctx.lengths = layer, features, lengths
         with interrupts_deferred():  # once for all that follows
             ctx.batch = layer.lease_rows(rows, features.touched(lengths))
-            found = layer._rows_of(ctx.batch)
+            found = ctx.batch.lease.expand(layer.field).to(layer._anchor)
         return tuple(torch.unsafe_split_with_sizes(found, lengths))
 
     @staticmethod
