@@ -20,17 +20,18 @@ from tierstore._formats.base import FORMATS
 from tierstore.errors import FormatError
 
 CASES = 300
-PARQUET_CASES = 60  # each starts a process
+DECODED = (".parquet", ".arrow", ".h5")
+DECODED_CASES = 60  # each starts a process
 SECONDS = 300  # for one case, where most take a millisecond: what takes longer has no end
 
 
 def good_file(directory: Path, suffix: str) -> Path:
     path, matrix = directory / f"good{suffix}", random_matrix(23, 5)
-    if suffix == ".pt":
+    if suffix in (".pt", ".pth", ".ckpt"):
         torch = pytest.importorskip("torch")  # for writing
         tensors = {"weight": torch.from_numpy(matrix), "keys": torch.arange(23) * 2, "n": {"x": 1}}
         torch.save(tensors, path)
-    elif suffix == ".json":
+    elif suffix in (".json", ".h5"):
         write_without_us(path, matrix)
     elif suffix == ".jsonl":
         pairs = zip(random_words(23), matrix.tolist(), strict=True)
@@ -73,13 +74,17 @@ def read_all(path: Path) -> None:
         assert keys is None or len(keys) == source.rows
 
 
-@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", ".txt")])
+SAME = (".txt", ".feather", ".hdf5", ".pth", ".ckpt")
+"""Suffixes of formats that have another one."""
+
+
+@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", *SAME)])
 @pytest.mark.fault(55)
 @pytest.mark.slow
 def test_damaged_files(tmp_path, suffix):
     content = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / f"bad{suffix}"
-    cases = PARQUET_CASES if suffix == ".parquet" else CASES
+    cases = DECODED_CASES if suffix in DECODED else CASES
     refused = 0
     for case in range(cases):
         path.write_bytes(damaged(content, np.random.default_rng([case, len(suffix)])))

@@ -68,9 +68,18 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
-    Raises InvalidInputError that lists the readable or writable formats.
+    A directory to read may have any name: then the files in it decide. Raises InvalidInputError
+    that lists the readable or writable formats.
     """
     suffix = format_suffix(path)
+    if suffix not in FORMATS and not write and path.is_dir():
+        claiming = {type(each): each for each in FORMATS.values() if each.claims(path)}
+        if len(claiming) > 1:
+            raise InvalidInputError(
+                f"{path}: a directory of files of several formats; put those of one into their own"
+            )
+        if claiming:
+            return next(iter(claiming.values()))
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
     if suffix not in known or (write and is_packed(path)):
         verb = "written" if write else "read"
@@ -98,7 +107,7 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
-        if format_suffix(Path(text[:colon])) in FORMATS:
+        if format_suffix(Path(text[:colon])) in FORMATS or (colon and Path(text[:colon]).is_dir()):
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
@@ -185,9 +194,12 @@ def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     """
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
-    if format_suffix(file) not in able:
+    if format_suffix(file) not in able and not file.is_dir():
         raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
-    return format_of(file).read_keys(file, name, memory)
+    format_ = format_of(file)
+    if not format_.holds_keys_alone:
+        raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
+    return format_.read_keys(file, name, memory)
 
 
 class Sink:

@@ -30,6 +30,7 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
     choose,
+    element_of,
     note_unread,
 )
 from tierstore._formats.files import (
@@ -74,8 +75,12 @@ class NpyHeader:
     @property
     def element(self) -> str | None:
         """Name of the element type if a table supports these numbers, in either byte order."""
-        element = ELEMENT_TYPES.get(self.dtype.name)
-        return None if element is None or element.as_bits else element.name
+        return element_of(self.dtype.name)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a table supports these numbers, in rows."""
+        return self.element is not None and len(self.shape) == 2
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -155,7 +160,7 @@ class _ColumnMajorSource(SpanSource):
     """A Fortran-ordered array, such as a saved transposed one: needs one read per column."""
 
     def _block(self, start: int, count: int) -> Array:
-        block = np.empty((count, self.dim), self._stored.newbyteorder("<"))
+        block = np.empty((count, self.dim), ELEMENT_TYPES[self.dtype].stored)
         for column in range(self.dim):
             block[:, column] = self._elements(column * self.rows + start, count)
         return block
@@ -175,7 +180,7 @@ class Npy(Format):
         """Open a matrix in either order and byte order."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             header = read_header(file.stream(), path)
-            if header.element is None or len(header.shape) != 2:
+            if header.element is None or not header.is_matrix:
                 raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
             expected = header.nbytes + header.data_bytes
             if file.size != expected:
@@ -185,10 +190,7 @@ class Npy(Format):
                 )
             rows, dim = header.shape
             kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
-            big_endian = header.dtype.str.startswith(">")
-            return kind(
-                file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian
-            )
+            return kind(file, rows, dim, header.element, offset=header.nbytes, stored=header.dtype)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -309,7 +311,7 @@ class _NpzSource(Source):
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for block in self._archive.read(self._name, block_rows * self.dim):
-            yield block.reshape(-1, self.dim)
+            yield block.reshape(-1, self.dim).astype(ELEMENT_TYPES[self.dtype].stored, copy=False)
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -359,12 +361,9 @@ class Npz(Format):
         """Open a matrix among the arrays."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             archive = Arrays(file)
-            matrices = {
-                name: header
-                for name, header in archive.headers.items()
-                if header.element and len(header.shape) == 2
-            }
-            name = choose(path, wanted, matrices, archive.described)
+            able = {name: each for name, each in archive.headers.items() if each.is_matrix}
+            floats = {name: each for name, each in able.items() if each.dtype.kind == "f"}
+            name = choose(path, wanted, floats, archive.described, able)
             if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
                 raise FormatError(
                     f"{path}: {name!r} is stored by columns; save it after np.ascontiguousarray"

@@ -31,6 +31,7 @@ from tierstore._formats.base import (
     Wanted,
     Write,
     choose,
+    element_of,
     note_unread,
 )
 from tierstore._formats.files import parsing
@@ -106,7 +107,7 @@ def _element(array: Any) -> str | None:
         element = ELEMENT_TYPES.get(name)
         if element is not None and array.dtype.newbyteorder("<") == element.stored:
             return name
-    return None
+    return element_of(array.dtype.name)
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
@@ -182,7 +183,8 @@ def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> 
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
-    name = choose(path, wanted, matrices, described)
+        floats = {n: matrices[n] for n in matrices if str(arrays[n].dtype) not in ("int8", "uint8")}
+    name = choose(path, wanted, floats, described, matrices)
     with parsing(path, "zarr array", Exception):
         return _ZarrSource(path, arrays[name], arrays, allowance)
 
