@@ -187,7 +187,7 @@ class Hdf5File:
                 yield f"{prefix}{name}", entry
 
     def _kind(self, dataset: Any) -> dict[str, Any]:
-        shape = dataset.shape or ()
+        shape: tuple[int, ...] = dataset.shape or ()
         kind: dict[str, Any] = {
             "text": f"{dataset.dtype} {shape}",
             "rows": shape[0] if shape else 0,
