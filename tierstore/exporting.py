@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
-from tierstore._formats import format_of, locate, open_sink, read_keys
+from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
@@ -66,16 +66,18 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
-            `.csv`, `.bin`, `.fvecs` or `.fbin`. A URL for fsspec, such as "s3://bucket/items.zarr",
-            and a zarr store are accepted too: these have no rename, so readers see them grow, and
-            `import_table` refuses them until they are complete.
+            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. A URL for
+            fsspec, such as "s3://bucket/items.zarr", and a zarr store are accepted too: these have
+            no rename, so readers see them grow, and `import_table` refuses them until they are
+            complete.
         field: the field to write; the first if None.
         rows: the range of rows as (start, stop); all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
-            FILE.parquet:COLUMN. None uses the table's keys if the format can hold keys. Without
-            keys, `.vec`, `.bin` and `.tsv` number the rows.
+            FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
+            cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
+            `.tsv` number the rows.
         memory: limit in bytes for reading a file of keys.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
@@ -110,6 +112,7 @@ def export_table(
     start, stop = _checked_range(rows, table.rows)
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
+    keys = _keys_of(table, keys, start, stop)
     converter = Converter(stored.dtype, wanted)
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
@@ -120,7 +123,7 @@ def export_table(
         dim=stored.dim,
         dtype=wanted,
         field=field,
-        keys=_keys_of(table, path, keys, start, stop),
+        keys=keys,
         first_row=start,
         force=force,
     ) as sink:
@@ -146,15 +149,16 @@ def export_table(
         nbytes,
         converter.overflowed,
         skipped or [],
-        _notes(table, path),
+        _notes(path, keyed=keys is not None),
     )
 
 
-def _notes(table: Table, path: Path) -> tuple[str, ...]:
-    """Return what was left out, a sentence each."""
-    if table.keys is None or format_of(path, write=True).keys != "never":
+def _notes(path: Path, *, keyed: bool) -> tuple[str, ...]:
+    """Return what is not in the file, a sentence each."""
+    if not keyed or format_of(path, write=True).keys != "never":
         return ()
-    return (f"the {table.rows:,} keys of the table are not written: {path.suffix} files hold none",)
+    beside = keys_beside(path).name
+    return (f"the keys are in {beside}, as {path.suffix} files hold none",)
 
 
 def _checked_choice(damaged: str) -> str:
@@ -188,10 +192,10 @@ def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
     return start, stop
 
 
-def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
+def _keys_of(table: Table, keys: Any, start: int, stop: int) -> Any:
     """Return the keys of rows start..stop-1, or None."""
     if keys is None:
-        if table.keys is None or format_of(path, write=True).keys == "never":
+        if table.keys is None:
             return None
         keys = table.keys
     if len(keys) not in (table.rows, stop - start):

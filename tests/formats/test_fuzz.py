@@ -74,11 +74,12 @@ def read_all(path: Path) -> None:
         assert keys is None or len(keys) == source.rows
 
 
+DIRECTORIES = (".zarr", ".projector")
 SAME = (".txt", ".feather", ".hdf5", ".pth", ".ckpt")
 """Suffixes of formats that have another one."""
 
 
-@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", *SAME)])
+@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (*DIRECTORIES, *SAME)])
 @pytest.mark.fault(55)
 @pytest.mark.slow
 def test_damaged_files(tmp_path, suffix):
@@ -92,10 +93,11 @@ def test_damaged_files(tmp_path, suffix):
     assert refused > cases // 10
 
 
+@pytest.mark.parametrize("suffix", DIRECTORIES)
 @pytest.mark.slow
-def test_damaged_directories(tmp_path):
-    good = good_file(tmp_path, ".zarr")
-    path = tmp_path / "bad.zarr"
+def test_damaged_directories(tmp_path, suffix):
+    good = good_file(tmp_path, suffix)
+    path = tmp_path / f"bad{suffix}"
     refused = 0
     for case in range(CASES):
         rng = np.random.default_rng(case)
@@ -130,9 +132,9 @@ def test_noise(tmp_path, suffix):
     for case in range(100):
         rng = np.random.default_rng(case)
         noise = rng.bytes(int(rng.integers(1, 5000)))
-        if suffix == ".zarr":
+        if suffix in DIRECTORIES:
             path.mkdir(exist_ok=True)
-            (path / "zarr.json").write_bytes(noise)
+            (path / {".zarr": "zarr.json", ".projector": "vectors.tsv"}[suffix]).write_bytes(noise)
         else:
             path.write_bytes(noise)
         with pytest.raises(FormatError):

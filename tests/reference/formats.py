@@ -76,6 +76,11 @@ def _feather(path: Path, matrix: Matrix) -> None:
     feather.write_feather(pyarrow.table({"weight": column}), path)
 
 
+def _projector(path: Path, matrix: Matrix) -> None:
+    path.mkdir()
+    np.savetxt(path / "vectors.tsv", matrix, delimiter="\t")
+
+
 def _hdf5(path: Path, matrix: Matrix) -> None:
     with pytest.importorskip("h5py").File(path, "w") as file:
         file["model/weight"] = matrix
@@ -96,6 +101,7 @@ WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
     ".npy": np.save,
     ".npz": lambda path, matrix: np.savez(path, weight=matrix),
     ".parquet": _parquet,
+    ".projector": _projector,
     ".pt": _torch,
     ".pth": _torch,
     ".safetensors": lambda path, matrix: pytest.importorskip("safetensors.numpy").save_file(

@@ -35,6 +35,7 @@ from tierstore._formats.base import (
     block_rows_for,
 )
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
@@ -54,6 +55,7 @@ __all__ = [
     "Source",
     "TextOptions",
     "format_of",
+    "keys_beside",
     "locate",
     "open_sink",
     "open_source",
@@ -272,6 +274,11 @@ class Sink:
             self._held = 0
 
 
+def keys_beside(path: Path) -> Path:
+    """Return the file of keys beside one that cannot hold them: `items.keys.npy`."""
+    return path.with_name(f"{path.stem}.keys.npy")
+
+
 def open_sink(
     path: Any,
     *,
@@ -296,7 +303,8 @@ def open_sink(
         dtype: element type of the blocks. If the format does not support it, the narrowest type
             that represents its values exactly is written; if there is none, it is refused.
         field: name of the matrix, if the format has names.
-        keys: one integer or string per row, in a sequence that is only sliced, or None.
+        keys: one integer or string per row, in a sequence that is only sliced, or None. They are
+            written to a file of their own beside a file that has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
         force: replace an existing file.
@@ -322,6 +330,9 @@ def _sink(
         stack.enter_context(_explained(target.path))
         if target.store is None:
             partial = stack.enter_context(publish(target.path, force=force))
+            if content.keys is not None and format_.keys == "never":
+                beside = stack.enter_context(publish(keys_beside(target.path), force=force))
+                write_keys(beside, content.keys)
             write = stack.enter_context(format_.write(partial, content))
         else:
             write = stack.enter_context(
@@ -343,12 +354,6 @@ def _content(
     first_row: int,
 ) -> Content:
     """Check that the format supports the data to write."""
-    if keys is not None and format_.keys == "never":
-        able = [name for name, each in FORMATS.items() if each.is_written and each.keys != "never"]
-        raise InvalidInputError(
-            f"{path}: {path.suffix} files cannot hold keys; choose one of {' '.join(able)}, or "
-            "omit the keys"
-        )
     if keys is not None and field in _RESERVED:
         raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
     if rows < 0 or dim < 1:

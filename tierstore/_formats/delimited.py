@@ -465,9 +465,9 @@ def _quoted(word: bytes, sep: bytes) -> bytes:
 
 
 def format_rows(
-    words: Sequence[bytes], block: Array, separator: bytes, *, nan: bytes = b"nan"
+    words: Sequence[bytes] | None, block: Array, separator: bytes, *, nan: bytes = b"nan"
 ) -> bytes:
-    """Return lines of a word and the numbers of its row, in decimal and exact.
+    """Return lines of a word, if any, and the numbers of its row, in decimal and exact.
 
     Nine significant digits distinguish all float32 values, seventeen all float64 values.
     """
@@ -476,6 +476,8 @@ def format_rows(
     lines = [numbers % tuple(row) for row in block.tolist()]
     if nan != b"nan" and np.isnan(block).any():
         lines = [line.replace(b"nan", nan) for line in lines]
+    if words is None:
+        return b"".join([line[len(separator) :] for line in lines])
     return b"".join([word + line for word, line in zip(words, lines, strict=True)])
 
 

@@ -1,5 +1,7 @@
 """NumPy's files: .npy, a matrix, or only keys; .npz, a zip archive of .npy arrays.
 
+The keys of a matrix in .npy are written to a file of their own beside it, `items.keys.npy`.
+
 In .npz the matrix has the name of its field and the keys the name `keys`. Entries are streamed in
 both directions. They are written uncompressed, as by `np.savez`; files of `np.savez_compressed` can
 be read too. String keys are an array of fixed-width strings, which `np.load` opens without pickle.
@@ -40,12 +42,13 @@ from tierstore._formats.files import (
     open_input,
     parsing,
     unless_it_fails,
+    write_sparsely,
 )
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header"]
+__all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header", "write_keys"]
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
@@ -190,14 +193,21 @@ class Npy(Format):
                 )
             rows, dim = header.shape
             kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
-            return kind(file, rows, dim, header.element, offset=header.nbytes, stored=header.dtype)
+            source = kind(
+                file, rows, dim, header.element, offset=header.nbytes, stored=header.dtype
+            )
+            beside = path.with_name(f"{path.stem}.keys.npy")
+            if beside.exists():
+                source.notes = (f"not read: the keys in {beside.name}; --keys {beside} reads them",)
+            return source
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
         """Write the header, then blocks as they come."""
         with path.open("xb") as file:
             file.write(format_header(content.storage, (content.rows, content.dim)))
-            yield lambda _, block: file.write(block.data)
+            yield lambda _, block: write_sparsely(file, block)
+            file.truncate(file.tell())
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
         """Read a 1-D array of integers or fixed-width strings."""
@@ -329,20 +339,25 @@ class _NpzSource(Source):
         self._file.close()
 
 
-def _write_keys(archive: zipfile.ZipFile, keys: KeyColumn) -> None:
+def write_keys(path: Path, keys: KeyColumn) -> None:
+    """Write keys to a new .npy file; raises InvalidInputError for those it cannot hold."""
+    with path.open("xb") as file:
+        _write_keys(file, keys)
+
+
+def _write_keys(file: IO[bytes], keys: KeyColumn) -> None:
     dtype = np.dtype("<i8") if keys.integers else _string_dtype(keys)
-    with archive.open(zipfile.ZipInfo(f"{_KEYS}.npy"), "w", force_zip64=True) as entry:
-        entry.write(format_header(dtype, (len(keys),)))
-        for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
-            entry.write(np.array(block, dtype).tobytes())
+    file.write(format_header(dtype, (len(keys),)))
+    for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
+        file.write(np.array(block, dtype).tobytes())
 
 
 def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
-    keys.reject(lambda key: key.endswith("\0"), "ends in NUL, which .npz cannot hold")
+    keys.reject(lambda key: key.endswith("\0"), "ends in NUL, which arrays of NumPy cannot hold")
     longest = max((len(key) for block in keys.string_blocks() for key in block), default=0)
     if longest > MAX_KEY_LENGTH:
         raise InvalidInputError(
-            f"the longest key has {longest} characters and .npz would pad all others to it; "
+            f"the longest key has {longest} characters and NumPy would pad all others to it; "
             f"at most {MAX_KEY_LENGTH}: write .parquet or .safetensors instead"
         )
     return np.dtype(f"<U{max(1, longest)}")
@@ -375,7 +390,9 @@ class Npz(Format):
         """Write the keys, then the matrix block by block."""
         with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
             if content.keys is not None:
-                _write_keys(archive, content.keys)
+                name = zipfile.ZipInfo(f"{_KEYS}.npy")
+                with archive.open(name, "w", force_zip64=True) as entry:
+                    _write_keys(entry, content.keys)
             with archive.open(
                 zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True
             ) as entry:

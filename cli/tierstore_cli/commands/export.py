@@ -59,10 +59,12 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
+    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector.
 
-    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
-    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
+    or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
+    .bin, .tsv and .csv number the rows of a table without keys.
     The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
     fsspec; - is standard output and needs --format.
 
@@ -119,7 +121,7 @@ def export(
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
-        out.note(f"Note: {note}")
+        out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
     if streamed:
         return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
