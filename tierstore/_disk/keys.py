@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._checksum import crc32c
 from tierstore._disk.manifest import KeysInfo
+from tierstore._strings import Strings, may_repeat
 from tierstore.errors import (
     FILE_CURE,
     CorruptStoreError,
@@ -198,31 +199,40 @@ def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> Keys
     `keys` are `rows` distinct ints or strings. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
-    listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
-    if len(listed) != rows:
-        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
+    if len(keys) != rows:
+        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(keys)}")
     stem = f"keys.{uuid.uuid4().hex[:8]}."
-    kinds: set[type] = {type(key) for key in listed}
-    if kinds == {int}:
-        _check_distinct(listed)
-        try:
-            array = np.array(listed, "<i8")
-        except OverflowError:
-            raise InvalidInputError("keys must fit into int64; one of these is larger") from None
-        kind, files = "int64", {stem + "npy": _npy_header(rows) + array.tobytes()}
-    elif kinds == {str}:
-        _check_distinct(listed)
-        encoded = [text.encode() for text in listed]
-        offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
-        kind = "str"
-        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
+    packed = _packed(keys)
+    _check_distinct(packed)
+    files: dict[str, bytes | memoryview]
+    if isinstance(packed, Strings):
+        offsets = packed.offsets.astype("<i8", copy=False).data.cast("B")
+        kind, files = "str", {stem + "utf8": packed.blob, stem + "offsets": offsets}
     else:
-        names = ", ".join(sorted(each.__name__ for each in kinds))
-        raise InvalidTypeError(f"keys must be all ints or all strings, not {names}")
+        kind, files = "int64", {stem + "npy": _npy_header(rows) + packed.tobytes()}
     for name, data in files.items():
         directory.write_file(name, data)
     directory.sync()
     return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
+
+
+def _packed(keys: Any) -> npt.NDArray[np.int64] | Strings:
+    """Return keys in little memory; raises InvalidInputError, InvalidTypeError."""
+    if isinstance(keys, Strings):
+        return keys
+    if isinstance(keys, np.ndarray) and keys.dtype.kind == "i":
+        return keys.astype("<i8", copy=False)
+    listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
+    kinds: set[type] = {type(key) for key in listed}
+    if kinds == {str}:
+        return Strings(listed)
+    if kinds != {int}:
+        names = ", ".join(sorted(each.__name__ for each in kinds))
+        raise InvalidTypeError(f"keys must be all ints or all strings, not {names}")
+    try:
+        return np.array(listed, "<i8")
+    except OverflowError:
+        raise InvalidInputError("keys must fit into int64; one of these is larger") from None
 
 
 def remove_keys(directory: _io.Directory, info: KeysInfo) -> None:
@@ -231,9 +241,11 @@ def remove_keys(directory: _io.Directory, info: KeysInfo) -> None:
         directory.unlink(name)
 
 
-def _check_distinct(keys: list[Any]) -> None:
+def _check_distinct(keys: npt.NDArray[np.int64] | Strings) -> None:
+    if not may_repeat(keys):
+        return
     seen: set[Any] = set()
-    for key in keys:
+    for key in keys.tolist() if isinstance(keys, np.ndarray) else keys:
         if key in seen:
             raise InvalidInputError(f"the key {key!r} occurs more than once")
         seen.add(key)

@@ -37,6 +37,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, blob_to_strings
+from tierstore._strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
 from tierstore.errors import FormatError, MissingExtraError, StoreIOError
 
@@ -332,10 +333,10 @@ def column_keys(columns: Columns, column: str) -> Keys:
     if columns.kinds[column]["key"] == "integer":
         keys: Keys = columns.integers(column)
     else:
-        strings: list[str] = []
+        strings = Strings()
         for _, (offsets, text) in columns.blocks([column], _KEY_ROWS):
             ends = np.frombuffer(offsets, np.int64)
-            strings += blob_to_strings(columns.path, text, ends, columns.allowance)
+            blob_to_strings(columns.path, text, ends, columns.allowance, strings)
         keys = strings
     rows = columns.rows_of(column)
     if len(keys) != rows:
