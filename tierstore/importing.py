@@ -18,9 +18,9 @@ from tierstore._formats import TextOptions, open_source, read_keys
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
+from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
-from tierstore._strings import Strings, may_repeat
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec

@@ -37,7 +37,7 @@ from tierstore._formats.base import (
 )
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, blob_to_strings
-from tierstore._strings import Strings
+from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance, Size, format_bytes
 from tierstore.errors import FormatError, MissingExtraError, StoreIOError
 

@@ -21,7 +21,7 @@ from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import Array, Format, Source, Wanted, choose
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
 from tierstore._formats.keys import Keys
-from tierstore._strings import Strings
+from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST, OBJECT_BYTES
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._strings import Strings
+from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 

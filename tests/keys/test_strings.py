@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_words
-from tierstore._strings import Strings, may_repeat
+from tierstore._keys.strings import Strings, may_repeat
 
 WORDS = ["", "é🙂", *random_words(50), ""]
 
