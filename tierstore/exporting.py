@@ -67,9 +67,9 @@ def export_table(
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
             `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. A URL for
-            fsspec, such as "s3://bucket/items.zarr", and a zarr store are accepted too: these have
-            no rename, so readers see them grow, and `import_table` refuses them until they are
-            complete.
+            fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
+            `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
+            see them grow, and `import_table` refuses them until they are complete.
         field: the field to write; the first if None.
         rows: the range of rows as (start, stop); all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None. If the
@@ -98,8 +98,8 @@ def export_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     target = locate(out, write=True)
-    path, into_store = target.path, target.store is not None
-    if not into_store:
+    path, elsewhere = target.path, target.store is not None or target.url is not None
+    if not elsewhere:
         _refuse_inside_store(path)
     if field is None:
         field = next(iter(table.fields))
@@ -140,7 +140,7 @@ def export_table(
 
     converter.warn(f"field {field!r}")
     width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
-    nbytes = (stop - start) * width if into_store else _size(path)
+    nbytes = (stop - start) * width if elsewhere else _size(path)
     return ExportResult(
         path,
         stop - start,

@@ -23,6 +23,7 @@ import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats._encoding import is_packed
+from tierstore._formats._remote import publish_remote
 from tierstore._formats.base import (
     FORMATS,
     Array,
@@ -117,6 +118,18 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     return Path(text), None
 
 
+def _locate_file(url: str, able: list[str], *, write: bool) -> Location:
+    """Return the location of a file at a URL, to which streams are written."""
+    path = Path(url)
+    if not write:
+        raise InvalidInputError(
+            f"{url}: only {' '.join(able)} is read from a URL; copy the file to a disk first"
+        )
+    if format_of(path, write=True).is_directory:
+        raise InvalidInputError(f"{url}: a directory, which is not written to a URL")
+    return Location(path, url=url)
+
+
 @dataclass(frozen=True)
 class Location:
     """The location of vectors.
@@ -125,10 +138,12 @@ class Location:
         path: the file, with `:NAME` if given; for a zarr store its name, whose suffix selects the
             format.
         store: the zarr store, or None for a file.
+        url: where a file is that is not on a disk, or None.
     """
 
     path: Path
     store: Any = None
+    url: str | None = None
 
 
 def locate(where: Any, *, write: bool = False) -> Location:
@@ -141,9 +156,7 @@ def locate(where: Any, *, write: bool = False) -> Location:
     able = [suffix for suffix, each in FORMATS.items() if each.takes_stores]
     if isinstance(where, str) and "://" in where:
         if Path(where.rstrip("/")).suffix not in able:
-            raise InvalidInputError(
-                f"{where}: only {' '.join(able)} can be read from and written to a URL"
-            )
+            return _locate_file(where, able, write=write)
         where = reach(where, write=write)
     if isinstance(where, str | os.PathLike):
         return Location(Path(where))
@@ -330,7 +343,13 @@ def _sink(
     """Write to a location, and publish the complete result."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
-        if target.store is None:
+        if target.url is not None:
+            if content.keys is not None and format_.keys == "never":
+                name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
+                write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
+            file: Any = stack.enter_context(publish_remote(target.url, force=force))
+            write = stack.enter_context(format_.write(file, content))
+        elif target.store is None:
             partial = stack.enter_context(publish(target.path, force=force))
             if content.keys is not None and format_.keys == "never":
                 beside = stack.enter_context(publish(keys_beside(target.path), force=force))

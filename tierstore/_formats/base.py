@@ -269,6 +269,7 @@ class Format(ABC):
         keys: whether written files never, optionally or always have keys.
         block_bytes: size of the blocks that `write` gets.
         takes_stores: whether the format supports zarr stores in addition to paths.
+        is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
     """
 
@@ -276,6 +277,7 @@ class Format(ABC):
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
+    is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -308,7 +310,8 @@ class Format(ABC):
     def write(self, path: Path, content: Content) -> AbstractContextManager[Write]:
         """Create a file at a new path; it is complete when the context ends without an error.
 
-        Only if `is_written`.
+        Only if `is_written`. Unless `is_directory`, `path` may be a `RemoteFile`, which can only be
+        opened.
         """
         raise NotImplementedError
 

@@ -25,6 +25,7 @@ __all__ = [
     "Archive",
     "Closing",
     "InputFile",
+    "end_sparsely",
     "open_input",
     "parsing",
     "unless_it_fails",
@@ -157,15 +158,24 @@ _PIECE_BYTES = 1 << 16
 def write_sparsely(file: IO[bytes], block: npt.NDArray[Any]) -> None:
     """Write a C-contiguous block, with a hole for each piece of zeros if the file can have holes.
 
-    A last hole becomes part of a file only when it is truncated to its position.
+    A last hole becomes part of a file only in `end_sparsely`.
     """
     data = block.reshape(-1).view(np.uint8)
+    if not isinstance(file, io.BufferedWriter):  # a stream to elsewhere
+        file.write(data.data)
+        return
     for start in range(0, data.size, _PIECE_BYTES):
         piece = data[start : start + _PIECE_BYTES]
         if piece.any():
             file.write(piece.data)
         else:
             file.seek(piece.size, io.SEEK_CUR)
+
+
+def end_sparsely(file: IO[bytes]) -> None:
+    """Let a file that `write_sparsely` wrote end at its position."""
+    if isinstance(file, io.BufferedWriter):
+        file.truncate(file.tell())
 
 
 class _Closeable(Protocol):

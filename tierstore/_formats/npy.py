@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._formats._remote import RemoteFile
 from tierstore._formats.base import (
     Array,
     Content,
@@ -39,6 +40,7 @@ from tierstore._formats.files import (
     ZIP_ERRORS,
     Archive,
     InputFile,
+    end_sparsely,
     open_input,
     parsing,
     unless_it_fails,
@@ -209,7 +211,7 @@ class Npy(Format):
         with path.open("xb") as file:
             file.write(format_header(content.storage, (content.rows, content.dim)))
             yield lambda _, block: write_sparsely(file, block)
-            file.truncate(file.tell())
+            end_sparsely(file)
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
         """Read a 1-D array of integers or fixed-width strings."""
@@ -341,7 +343,7 @@ class _NpzSource(Source):
         self._file.close()
 
 
-def write_keys(path: Path, keys: KeyColumn) -> None:
+def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
     """Write keys to a new .npy file; raises InvalidInputError for those it cannot hold."""
     with path.open("xb") as file:
         _write_keys(file, keys)

@@ -67,6 +67,7 @@ class Projector(Format):
     """Rows of numbers and their labels, in a directory."""
 
     suffixes = (".projector",)
+    is_directory = True
     block_bytes = 1 << 20
 
     def holds(self, element: ElementType) -> bool:

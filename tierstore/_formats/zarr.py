@@ -262,6 +262,7 @@ class Zarr(Format):
 
     suffixes = (".zarr",)
     takes_stores = True
+    is_directory = True
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in a directory, checking the size of its metadata first."""

@@ -65,8 +65,8 @@ def export(
     Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
     or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
     .bin, .tsv and .csv number the rows of a table without keys.
-    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format.
+    The export reads one version, and STORE may be written meanwhile. OUT may be a URL for fsspec,
+    but not of a .projector; - is standard output and needs --format.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def export(
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
-      tierstore export emb.tier s3://bucket/items.zarr --table item
+      tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
     if streamed and out.as_json:
