@@ -87,13 +87,15 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
+    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector.
 
-    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
-    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
-    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format. Processes that share an export write one --part
-    each, to files of their own and of the same --version.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
+    or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
+    .bin, .tsv and .csv number the rows of a table without keys. The export reads one version, and
+    STORE may be written meanwhile. OUT may be a URL for fsspec, but not of a .projector; - is
+    standard output and needs --format. Processes that share an export write one --part each, to
+    files of their own and of the same --version.
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
@@ -111,7 +113,7 @@ def export(
       tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier changed.parquet --since yesterday
       tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
-      tierstore export emb.tier s3://bucket/items.zarr --table item
+      tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
     if streamed and out.as_json:
@@ -171,7 +173,7 @@ def export(
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
-        out.note(f"Note: {note}")
+        out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
     if streamed:
         return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
