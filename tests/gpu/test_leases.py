@@ -364,10 +364,10 @@ def test_a_lease_on_the_host_whose_release_was_interrupted_can_be_released(
     table = store["t"]
     lease = table.lease([1, 2, 3])
 
-    def interrupted(**_: object) -> None:
+    def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._state.door, "call", interrupted)
+    monkeypatch.setattr(Call, "__enter__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     monkeypatch.undo()
