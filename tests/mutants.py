@@ -394,8 +394,8 @@ MUTANTS = [
     ),
     Mutant(
         "_table/address.py",
-        "elif flat.min() >= 0 and flat.max() < rows:",
-        "elif flat.max() < rows:",
+        "if flat.min() >= 0 and flat.max() < rows:",
+        "if flat.max() < rows:",
         "tests/table/test_ids.py",
     ),
     Mutant(

@@ -293,7 +293,7 @@ class Table:
         and the next call that waits raises.
         """
         try:
-            if isinstance(field, list | tuple):
+            if isinstance(field, (list, tuple)):  # a union would be made each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
             access = self._access  # before its fields; see `_attach`
             item, lo, hi = self._spans[self._named(field)]
