@@ -52,8 +52,8 @@ def publish_remote(url: str, *, force: bool) -> Iterator[RemoteFile]:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install 'tierstore[s3]', or fsspec and the "
-            "package for this kind of store"
+            f"{url} cannot be reached ({error}); pip install fsspec and the package for "
+            "this kind of store, such as s3fs"
         ) from error
     except ValueError as error:
         raise InvalidInputError(f"{url} cannot be reached: {error}") from error
