@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tierstore._disk.base import Progress
+from tierstore._disk.generation import as_kept, initial_records
 from tierstore._disk.manifest import TableInfo
+from tierstore._disk.partitioning import Shard
+from tierstore._store.alter import Rewrite
 from tierstore._store.copy import Overall
+from tierstore._store.store import Store
 from tierstore.distributed.prepared import agreed
 from tierstore.errors import CommitFailedError, InvalidInputError, RanksError, TierStoreError
-from tierstore.initializers import Constant
+from tierstore.initializers import Constant, Initializer
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore.distributed.store import DistributedStore
 
-__all__ = ["alter_tables"]
+__all__ = ["alter_tables", "grow"]
+
+_HELD_BYTES = 256 << 20
+"""Records of new rows that a rank holds at a time."""
+
+
+Rows = npt.NDArray[np.int64]
+Records = npt.NDArray[np.uint8]
 
 
 def alter_tables(
@@ -50,6 +64,93 @@ def alter_tables(
 
     specs = {name: _altered(store._tables[name].spec, changes[name], added[name]) for name in added}
     _change(store, "alter", specs, alter)
+
+
+def grow(
+    store: DistributedStore,
+    name: str,
+    rows: int,
+    init: Initializer | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Grow a table; see `DistributedStore.grow`."""
+    store._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
+    store[name]
+    info = store._manifest.tables[name]
+    if rows < info.spec.rows:
+        raise InvalidInputError(f"a table cannot shrink: {info.spec.rows} rows to {rows}")
+    spec = dataclasses.replace(info.spec, rows=rows, chunk_rows=None)
+    if init is not None:
+        first, item = next(iter(spec.fields.items()))
+        bound = init.bound(name, (rows, item.dim))
+        if init.text:  # one seed for all ranks
+            bound = store._ranks.gather("draw the same values", bound)[0]
+        fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
+        spec = dataclasses.replace(spec, fields=fields, init=None)
+
+    def grown() -> dict[str, TableInfo]:
+        parts, shard = store._parts.numbered(), store._parts.shard(rows)
+        new = -(-rows // shard.partitions) - info.spec.rows // shard.partitions
+        some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
+        report = Overall(progress, len(parts) * shard.blocks)
+        for first in range(0, len(parts), some):
+            held = parts[first : first + some]
+            of = _new_records(spec, info.spec.rows, shard, [number for number, _ in held])
+            for number, part in held:
+                _extend(part, name, shard.blocks, *of[number], report)
+                report.passed(shard.blocks)
+        return {name: dataclasses.replace(info, spec=as_kept(spec))}
+
+    own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
+    _change(store, "grow", {name: own}, grown)
+
+
+def _new_records(
+    spec: TableSpec, start: int, shard: Shard, numbers: Sequence[int]
+) -> dict[int, tuple[Rows, Records]]:
+    """Return the first records of rows from `start` on, with their rows, of some partitions."""
+    found: dict[int, list[tuple[Rows, Records]]] = {number: [] for number in numbers}
+    for records in initial_records(spec, start):
+        ids = np.arange(start, start + len(records))
+        partitions = shard.partition_of(ids)
+        for number in numbers:
+            which = partitions == number
+            found[number].append((ids[which] // shard.partitions, records[which]))
+        start += len(records)
+    none = np.empty(0, np.int64), np.empty((0, spec.layout.record_bytes), np.uint8)
+    return {
+        number: (
+            np.concatenate([none[0], *(rows for rows, _ in each)]),
+            np.concatenate([none[1], *(records for _, records in each)]),
+        )
+        for number, each in found.items()
+    }
+
+
+def _extend(
+    part: Store, name: str, rows: int, at: Rows, records: Records, progress: Progress
+) -> None:
+    """Write a table of a partition anew, with so many rows, and these records at some of the last.
+
+    The last row that it had may stand for no id until now; those behind the records stand for none.
+    """
+    table = part[name]
+    if not at.size and rows == table.rows:
+        return
+
+    def blocks() -> Iterator[Records]:
+        done = 0
+        for block in table._records():
+            own = (at >= done) & (at < done + len(block))
+            block[at[own] - done] = records[own]
+            yield block
+            done += len(block)
+        rest = np.zeros((rows - done, records.shape[1]), np.uint8)
+        rest[at[at >= done] - done] = records[at >= done]
+        yield rest
+
+    spec = dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
+    part._rewrite(lambda: [Rewrite(name, spec, blocks(), table.scalars)], progress)
 
 
 def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Field]) -> TableSpec:

@@ -47,6 +47,7 @@ from tierstore.errors import (
     UnknownNameError,
     UpkeepWarning,
 )
+from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec, check_name
 from tierstore.stats import SpaceInformation, StoreInfo, Version
 
@@ -124,6 +125,8 @@ class DistributedStore(Mapping[str, Any]):
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}
         for name, info in self._manifest.tables.items():
+            if name in self._shared:
+                self._shared[name].resize(self.shard_of(info.spec))
             generation = self._parts.generation(name, info)
             specs[name] = generation.info.spec
             table = self._tables.get(name)
@@ -136,7 +139,6 @@ class DistributedStore(Mapping[str, Any]):
                 self._shared[name] = DistributedTable(
                     self._tables[name],
                     self.shard_of(spec),
-                    spec.rows,
                     self._ranks,
                     average=self.average,
                 )
@@ -440,6 +442,21 @@ class DistributedStore(Mapping[str, Any]):
         The first values of fields that are added must be constant.
         """
         schema.alter_tables(self, changes, progress)
+
+    def grow(
+        self,
+        name: str,
+        rows: int,
+        *,
+        init: Initializer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Grow a table to `rows` rows, as `Store.grow` does; a commit of its own. Collective.
+
+        New rows are those that a plain store would have, to the bit; without a seed, that of the
+        first rank counts. Rows to append are written afterwards.
+        """
+        schema.grow(self, name, whole_number("rows", rows), init, progress)
 
     # -- pointers, for states that hold no rows
 

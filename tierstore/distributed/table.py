@@ -36,14 +36,11 @@ class DistributedTable:
         exchange: what its rows go through.
     """
 
-    def __init__(
-        self, shard: Table, place: Shard, rows: int, ranks: Ranks, *, average: bool
-    ) -> None:
+    def __init__(self, shard: Table, place: Shard, ranks: Ranks, *, average: bool) -> None:
         """Put a table of all ranks over the shard of one."""
         self.shard = shard
         self.average = average
         self.place = place
-        self._rows = rows
         self._ranks = ranks
         self.exchange = Exchange(
             ranks,
@@ -62,7 +59,7 @@ class DistributedTable:
     @property
     def rows(self) -> int:
         """Number of rows on all ranks together."""
-        return self._rows
+        return self.place.rows
 
     @property
     def spec(self) -> TableSpec:
@@ -111,6 +108,10 @@ class DistributedTable:
 
     def __repr__(self) -> str:
         return f"DistributedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
+
+    def resize(self, place: Shard) -> None:
+        """Have as many rows as a shard of the table says, which grew."""
+        self.place = place
 
     def request(self, ids: Any) -> Request:
         """Ask the ranks that own them for the rows of ids of any shape. Collective.
