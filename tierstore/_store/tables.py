@@ -18,6 +18,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.versions import History
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
@@ -208,7 +209,8 @@ class Spaces:
                     elif name in self._tables:
                         self._tables[name]._attach(generation, space, extent)
                     else:
-                        self._tables[name] = Table(owner, name, generation, space, extent)
+                        kind = Table if generation.info.spec.keys is None else KeyedTable
+                        self._tables[name] = kind(owner, name, generation, space, extent)
         except BaseException:
             for generation in coming.values():
                 generation.close()

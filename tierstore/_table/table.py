@@ -400,7 +400,7 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(batch, pieces)
+            access.write(self._placed(batch), pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -423,6 +423,10 @@ class Table:
         batch = self._access.ids(ids)
         if record and self._recording is not None:
             self._recording.add(on_host(batch.rows))
+        return batch
+
+    def _placed(self, batch: Ids) -> Ids:
+        """Return a batch that is about to be written; a table by key gives new keys rows."""
         return batch
 
     def record(self, path: str | os.PathLike[str]) -> Recording:

@@ -1,0 +1,344 @@
+"""Tables by key against a Python dict."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+import tierstore
+from tierstore import Budget, Field, TableSpec
+from tierstore.errors import (
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    UnknownNameError,
+)
+
+DIM, CAPACITY = 3, 400
+INIT = tierstore.normal(std=0.1, seed=7)
+INTEGERS = st.sampled_from([*range(-4, 30), 2**63 - 1, -(2**63), *(n << 40 for n in range(1, 9))])
+TEXTS = st.sampled_from(["", "\0", "a", "a\0", "🙂", "x" * 300, *(f"user {n}" for n in range(30))])
+KEYS = {"int64": INTEGERS, "text": TEXTS}
+
+
+def spec(kind: str, rows: int = CAPACITY) -> TableSpec:
+    return TableSpec(rows, fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
+
+
+def given(kind: str, keys: list) -> object:
+    return np.array(keys, np.int64) if kind == "int64" else keys
+
+
+class KeyedMachine(RuleBasedStateMachine):
+    """Every key has its own row, through commits, rollbacks, restores and readers."""
+
+    kind = "int64"
+
+    @initialize()
+    def make(self) -> None:
+        self.path = Path(tempfile.mkdtemp()) / "s"
+        budget = Budget(host_rows=8)
+        self.store = tierstore.create(self.path, {"t": spec(self.kind)}, budget=budget, keep=5)
+        self.truth: dict[object, np.ndarray] = {}
+        self.versions = {self.store.version: ({}, [])}
+        self.committed = self.store.version
+        self.order: list[object] = []
+        self.first: dict[object, bytes] = {}
+        self.reader = tierstore.open(self.path, budget=budget)
+        self.number = 0
+
+    @property
+    def table(self) -> tierstore.KeyedTable:
+        return self.store["t"]
+
+    def state(self) -> tuple[dict, list]:
+        return {key: row.copy() for key, row in self.truth.items()}, list(self.order)
+
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        self.number += 1
+        rows = np.random.default_rng(self.number).standard_normal((len(keys), DIM), np.float32)
+        self.table.write(given(self.kind, keys), rows)
+        for key, row in zip(keys, rows, strict=True):
+            if key not in self.truth:
+                self.order.append(key)
+            self.truth[key] = row
+
+    @rule(data=st.data(), as_tensor=st.booleans())
+    def read(self, data: st.DataObject, as_tensor: bool) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        found = self.table.read(given(self.kind, keys), as_tensor=as_tensor)
+        for key, row in zip(keys, np.asarray(found), strict=True):
+            if key in self.truth:
+                assert np.array_equal(row, self.truth[key])
+            else:
+                assert row.tobytes() == self.first.setdefault(key, row.tobytes())
+        known = [key in self.truth for key in keys]
+        assert self.table.contains(given(self.kind, keys)).tolist() == known
+
+    @rule()
+    def commit(self) -> None:
+        self.committed = self.store.commit()
+        self.versions[self.committed] = self.state()
+
+    @rule()
+    def roll_back(self) -> None:
+        self.store.rollback()
+        self.take(*self.versions[self.committed])
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = tierstore.open(self.path, "r+", budget=Budget(host_rows=8), keep=5)
+        self.take(*self.versions[self.committed])
+
+    @rule()
+    def fold(self) -> None:
+        if not self.store.uncommitted_rows:
+            self.store.fold()
+
+    @rule(back=st.integers(1, 3))
+    def restore(self, back: int) -> None:
+        kept = [each.version for each in self.store.versions()]
+        older = kept[max(0, len(kept) - 1 - back)]
+        self.store.rollback()
+        self.store.restore(older)
+        self.committed = self.store.version
+        self.versions[self.committed] = self.versions[older]
+        self.take(*self.versions[older])
+
+    @rule()
+    def refresh(self) -> None:
+        self.reader.refresh()
+        truth, order = self.versions[self.reader.version]
+        table = self.reader["t"]
+        assert table.rows == len(order)
+        if order:
+            assert np.array_equal(table.read(given(self.kind, order)), [truth[k] for k in order])
+
+    @rule()
+    def verify(self) -> None:
+        report = self.store.verify()
+        assert not report.bad_files
+        assert not report.bad_rows
+
+    def take(self, truth: dict, order: list) -> None:
+        self.truth, self.order = {key: row.copy() for key, row in truth.items()}, list(order)
+
+    @invariant()
+    def every_key_has_its_row(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert self.table.rows == len(self.order)
+        assert list(self.table.keys) == self.order
+        if self.order:
+            rows = self.table.by_row.read(np.arange(len(self.order)))
+            assert np.array_equal(rows, [self.truth[key] for key in self.order])
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.reader.close()
+            self.store.close()
+            shutil.rmtree(self.path.parent)
+
+
+class TextMachine(KeyedMachine):
+    kind = "text"
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine])
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_by_key_is_a_dict(machine):
+    few = settings(
+        max_examples=20,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=few)
+
+
+@pytest.fixture(params=["int64", "text"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def store(tmp_path, kind):
+    with tierstore.create(tmp_path / "s", {"t": spec(kind)}, budget=Budget(host_rows=9)) as made:
+        yield made
+
+
+def some(kind: str, count: int, start: int = 0) -> object:
+    numbers = np.arange(start, start + count) * 7919 - 5
+    return numbers if kind == "int64" else [f"key {number}" for number in numbers]
+
+
+def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
+    keys = some(kind, 50)
+    found = []
+    for number, order in enumerate([range(50), range(49, -1, -1), [7, *range(50)]]):
+        budget = Budget(host_rows=[5, 100, 1][number])
+        with tierstore.create(tmp_path / f"{number}", {"t": spec(kind)}, budget=budget) as store:
+            table = store["t"]
+            read = table.read(keys)
+            for at in order:
+                table.lease([keys[at]]).release()
+            assert table.rows == 50
+            store.commit()
+            assert np.array_equal(table.read(keys), read)
+            found.append(read)
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert len(np.unique(found[0], axis=0)) == 50
+    assert 0.05 < found[0].std() < 0.2
+
+
+def test_reading_takes_no_place(store, kind):
+    table = store["t"]
+    table.read(some(kind, 20))
+    assert table.rows == 0
+    assert table.capacity == CAPACITY
+    assert store.uncommitted_rows == 0
+
+
+def test_fields_and_shapes(store, kind):
+    table, keys = store["t"], some(kind, 6)
+    square = np.array(keys, object if kind == "text" else None).reshape(2, 3)
+    table.write(square, np.arange(6.0, dtype=np.float32).reshape(2, 3, 1), "age")
+    both = table.read(square, ["weight", "age"])
+    assert both["age"].tolist() == [[[0], [1], [2]], [[3], [4], [5]]]
+    assert np.array_equal(both["weight"], table.read(some(kind, 6)).reshape(2, 3, DIM))
+    assert both["weight"].any()
+    table.write(keys[0], {"weight": np.ones(DIM), "age": [9.0]})
+    assert table[keys[0]].tolist() == [1, 1, 1]
+    assert keys[0] in table
+    assert some(kind, 1, 99)[0] not in table
+
+
+def test_what_cannot_be(store, kind):
+    table, keys = store["t"], some(kind, CAPACITY + 1)
+    with pytest.raises(InvalidTypeError):
+        table.write([1.5], np.ones((1, DIM)))
+    with pytest.raises(InvalidTypeError):
+        table.read(["a"] if kind == "int64" else [1])
+    with pytest.raises(InvalidInputError, match="shape"):
+        table.write(keys[:3], np.ones((2, DIM)))
+    assert table.rows == 0
+    with pytest.raises(InvalidInputError, match=r"holds 400 keys.*grow"):
+        table.write(keys, np.ones((CAPACITY + 1, DIM)))
+    assert table.rows == 0
+    with pytest.raises(InvalidTypeError, match="no order"):
+        table[0:3]
+    with pytest.raises(UnknownNameError):
+        table.lookup(keys[:1])
+    with pytest.raises(RowIndexError):
+        table.keys_of([0])
+    with pytest.raises(InvalidInputError, match="by key"):
+        store.set_keys("t", keys)
+    with pytest.raises(InvalidInputError, match="by key"):
+        store.append("t", np.ones((1, DIM), np.float32))
+    if kind == "text":
+        with pytest.raises(InvalidInputError, match="at most"):
+            table.write(["x" * (1 << 20)], np.ones((1, DIM)))
+    with pytest.raises(InvalidInputError, match="by row"):
+        TableSpec(5, 2, init=tierstore.from_array(np.ones((5, 2))), keys=kind)
+    with pytest.raises(InvalidInputError, match="int64"):
+        TableSpec(5, 2, keys="float")
+
+
+def test_schema_changes_and_copies_keep_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 30)
+    rows = np.random.default_rng(1).standard_normal((30, DIM), np.float32)
+    table.write(keys, rows)
+    store.commit()
+    store.add_fields("t", {"state": Field(2, init=tierstore.constant(0.5))})
+    assert np.array_equal(table.read(keys), rows)
+    assert (table.read(keys, "state") == 0.5).all()
+    more = some(kind, 5, 100)
+    first = table.read(more)
+    table.write(more, np.ones((5, 1), np.float32), "age")
+    assert (table.read(more, "state") == 0.5).all()
+    store.commit()
+    store.grow("t", 500)
+    assert table.capacity == 500
+    renamed = store.rename("t", "u")
+    store.save(tmp_path / "copy")
+    with tierstore.open(tmp_path / "copy") as copy:
+        for found in (renamed, copy["u"]):
+            assert found.rows == 35
+            assert found.capacity == 500
+            assert np.array_equal(found.read(keys), rows)
+            assert np.array_equal(found.read(more), first)
+            assert list(found.keys) == [*keys, *more]
+            assert found.read(more, "age").tolist() == [[1]] * 5
+            assert [len(each) for each, _ in found.items(block_rows=20)] == [20, 15]
+
+
+@pytest.mark.parametrize("change", ["cut", "flip", "gone"])
+def test_damaged_keys_are_noticed(store, kind, change):
+    table = store["t"]
+    table.write(some(kind, 9), np.ones((9, DIM)))
+    store.commit()
+    for path in sorted(store.path.glob("t/*/keys.*")):
+        content = path.read_bytes()
+        path.unlink()
+        if change == "cut":
+            path.write_bytes(content[:-1])
+        elif change == "flip":
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with (
+            tierstore.open(store.path)
+            if change != "gone"
+            else pytest.raises(CorruptStoreError) as reader
+        ):
+            if change == "gone":
+                tierstore.open(store.path)["t"]
+            else:
+                assert reader.verify().bad_files
+                with pytest.raises(CorruptStoreError):
+                    reader["t"].read(some(kind, 1))
+        path.write_bytes(content)
+
+
+def test_a_commit_appends_what_is_new(store, kind):
+    table = store["t"]
+    table.write(some(kind, 9), np.ones((9, DIM)))
+    store.commit()
+    before = {path: path.read_bytes() for path in store.path.glob("t/*/keys.*")}
+    table.write(some(kind, 3, 50), np.ones((3, DIM)))
+    store.commit()
+    after = {path: path.read_bytes() for path in store.path.glob("t/*/keys.*")}
+    assert before.keys() == after.keys()
+    assert all(after[path].startswith(data) for path, data in before.items())
+    assert all(len(after[path]) > len(data) for path, data in before.items())
+
+
+def test_going_back_does_not_overwrite_the_keys_of_kept_versions(store, kind):
+    table = store["t"]
+    table.write(some(kind, 4), np.ones((4, DIM)))
+    old = store.commit()
+    table.write(some(kind, 4, 50), np.ones((4, DIM)))
+    newer = store.commit(keep="newer")
+    store.restore(old)
+    table.write(some(kind, 4, 90), np.full((4, DIM), 2.0))
+    store.commit()
+    for version, start in ((newer, 50), (store.version, 90)):
+        with tierstore.open(store.path, version=version) as reader:
+            assert reader["t"].rows == 8
+            assert reader["t"].contains(some(kind, 4, start)).all()
+            assert not reader["t"].contains(some(kind, 4, 140 - start)).any()
