@@ -246,7 +246,7 @@ class Generation:
 
         Raises CorruptStoreError.
         """
-        if self._held or (self._next_seq is None and info.spec.keys is not None):
+        if self._next_seq is None and info.spec.keys is not None:
             self._held_next = self._hold_keys(info)
         known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
         found = [(delta, known.get(delta.name)) for delta in info.deltas]

@@ -145,6 +145,11 @@ def replaced(
         )
     if spec.keys is not None and (blocks is None) != (keys is None):
         raise InvalidInputError(f"table {name!r} is by key: give blocks= and keys=, or neither")
+    if spec.keys is not None and known is not None and blocks is not None:
+        raise InvalidInputError(
+            f"table {name!r} is by key, and has others too: write these rows, "
+            f"store[{name!r}].write(keys, rows)"
+        )
     if old is not None:
         if keys is None and spec.keys is None and old.rows == spec.rows:
             keys = _keys_of(old)

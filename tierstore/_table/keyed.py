@@ -102,7 +102,7 @@ class KeyedTable(Table):
         """Return for each key whether it has a row, in their shape."""
         return self.lookup(keys, missing=-1) >= 0
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: object) -> bool:  # type: ignore[override]
         """Whether a key has a row."""
         try:
             found = self.contains(key)
@@ -150,7 +150,7 @@ class KeyedTable(Table):
 
     # -- reading and writing
 
-    def read(  # type: ignore[override]
+    def read(
         self,
         keys: Any,
         field: str | list[str] | tuple[str, ...] | None = None,
@@ -213,10 +213,10 @@ class KeyedTable(Table):
 
     def _add(self, asked: Asked) -> npt.NDArray[np.int64]:
         """Return the rows of keys; those that have none get one, with their first values."""
+        found = self._map.find(asked)
+        if not (found < 0).any():
+            return found
         with self._owner.door.use(write=True), self._map.lock:
-            found = self._map.find(asked)
-            if not (found < 0).any():
-                return found
             before = len(self._map)
             found = self._map.add(asked)
             try:
@@ -242,11 +242,10 @@ class KeyedTable(Table):
             }
             self.by_row.write(block, values)
 
-    def _rows_for(self, keys: object, *, add: bool) -> Any:
-        """Return row numbers in the shape of keys, as a tensor; those without one get one."""
+    def _rows_for(self, keys: object) -> Any:
+        """Return row numbers in the shape of keys, as a tensor; keys without one get one."""
         asked, _ = self._asked(keys)
-        rows = self._add(asked) if add else self._map.find(asked)
-        return self._like(rows.reshape(asked.shape), "torch")
+        return self._like(self._add(asked).reshape(asked.shape), "torch")
 
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""

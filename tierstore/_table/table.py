@@ -144,6 +144,11 @@ class Table:
         return self.spec.rows
 
     @property
+    def by_row(self) -> Table:
+        """The table by row numbers: itself, but of a table by key."""
+        return self
+
+    @property
     def fields(self) -> dict[str, Field]:
         """The fields of a record, in order; the first is the one meant when none is named."""
         return dict(self._layout.fields)

@@ -81,7 +81,7 @@ def _rows(
 
 def _typed(table: Table, keys: tuple[str, ...]) -> list[str] | list[int]:
     """Return keys as whole numbers where those of the table are."""
-    if table.keys is None or isinstance(table.keys[0], str):
+    if table.keys is None or table.keys.kind in ("str", "text"):
         return list(keys)
     try:
         return list(map(int, keys))
