@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 import tierstore
 from tierstore import Budget, Field, TableSpec
+from tierstore._memory_table import MemoryTable
 from tierstore._table.keyed import KeyedTable
 from tierstore.errors import (
     CorruptStoreError,
@@ -349,3 +350,8 @@ def test_going_back_does_not_overwrite_the_keys_of_kept_versions(store, kind):
             assert reader["t"].rows == 8
             assert reader["t"].contains(some(kind, 4, start)).all()
             assert not reader["t"].contains(some(kind, 4, 140 - start)).any()
+
+
+def test_a_table_in_memory_has_no_keys(kind):
+    with pytest.raises(InvalidInputError, match="needs a store on the disk"):
+        MemoryTable(spec(kind))

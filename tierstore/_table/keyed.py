@@ -62,7 +62,7 @@ class KeyedTable(Table):
     versions with the rows. Rows are numbered in the order in which keys arrive, from 0 on; `scan`,
     `topk` and `by_row` go by these numbers.
 
-    >>> user = store["user"]
+    >>> user = store.create_table("hashes", tierstore.TableSpec(1000, 16, keys="int64"))
     >>> user.write([7, -5], np.ones((2, 16), np.float32))
     >>> user.rows, user.capacity
     (2, 1000)
