@@ -18,8 +18,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tierstore import attaching as attaching
     from tierstore import budget as budget
     from tierstore import checkpoint as checkpoint
+    from tierstore import distributed as distributed
     from tierstore import errors as errors
     from tierstore import exporting as exporting
     from tierstore import importing as importing
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
     from tierstore._table.table import Table as Table
+    from tierstore.attaching import Attached as Attached
+    from tierstore.attaching import attach as attach
     from tierstore.budget import Budget as Budget
     from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attached",
     "Budget",
     "Checkpoint",
     "ExportResult",
@@ -72,6 +77,7 @@ __all__ = [
     "Table",
     "TableSpec",
     "TierStoreError",
+    "attach",
     "constant",
     "create",
     "export_table",
@@ -90,6 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attached": "attaching",
     "Budget": "budget",
     "Checkpoint": "checkpoint",
     "ExportResult": "exporting",
@@ -99,6 +106,7 @@ _HOMES = {
     "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
+    "attach": "attaching",
     "constant": "initializers",
     "create": "_store.opening",
     "export_table": "exporting",
@@ -118,8 +126,10 @@ _HOMES = {
 
 _MODULES = frozenset(
     {
+        "attaching",
         "budget",
         "checkpoint",
+        "distributed",
         "errors",
         "exporting",
         "importing",

@@ -32,7 +32,7 @@ class KeyIndex:
     """The map of a table's keys.
 
     Attributes:
-        places: rows + 1 by open addressing; see `tierstore._keys.hashmap`.
+        places: rows + 1 by open addressing; see `hashmap`.
         codes: the code of each row's key.
     """
 

@@ -63,10 +63,6 @@ class Touched:
         self.scalars: dict[str, None] = {}
         self.keys: dict[str, KeysInfo | None] = {}
 
-    def names(self) -> list[str]:
-        """Return the names of all of them."""
-        return [*dict.fromkeys([*self.rows, *self.scalars, *self.keys])]
-
 
 class Owner(Protocol):
     """What the tables of a store share; `store` is None for a table in memory alone."""

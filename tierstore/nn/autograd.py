@@ -372,16 +372,16 @@ class Module(Protocol):
     _node: Any
     """What accumulates the gradient of its anchor."""
 
-    def _lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Any:
         """Lease the rows of ids whose gradient may come."""
 
-    def _rows_of(self, batch: Batch) -> Tensor:
+    def _rows_of(self, batch: Any) -> Tensor:
         """Return the row of each id of a batch."""
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Any, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
 
 
@@ -410,7 +410,7 @@ class Lookup(torch.autograd.Function):
 
 _numbers = itertools.count(1)
 _modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-_batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
+_batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def register(module: Module, table: Table, field: str) -> str:
@@ -445,10 +445,10 @@ def _named(name: str) -> Module:
 class _Owner(np.ndarray[Any, Any]):
     """Memory of a ticket, which owns the batch."""
 
-    batch: Batch
+    batch: Any
 
 
-def _ticket(batch: Batch) -> Tensor:
+def _ticket(batch: Any) -> Tensor:
     number = next(_numbers)
     memory = np.array(number, np.int64).view(_Owner)
     memory.batch = batch
@@ -456,7 +456,7 @@ def _ticket(batch: Batch) -> Tensor:
     return torch.from_numpy(memory)
 
 
-def _batch_of(ticket: Tensor) -> Batch:
+def _batch_of(ticket: Tensor) -> Any:
     batch = _batches.get(int(ticket))
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")

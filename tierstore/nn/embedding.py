@@ -16,12 +16,14 @@ from tierstore import initializers
 from tierstore._store.store import Store
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.layer import RowsLayer
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
@@ -54,7 +56,7 @@ class TieredEmbedding(RowsLayer):
 
     def __init__(
         self,
-        table: Table,
+        table: Table | DistributedTable,
         field: str | None = None,
         padding_idx: int | None = None,
         *,
@@ -69,9 +71,11 @@ class TieredEmbedding(RowsLayer):
         tells: a model of products of such rows never trains.
 
         Args:
-            table: a table of an open store; several layers may share it. Of a table by key a
-                forward pass takes keys, which may be texts in lists; while it trains, new ones get
-                a row, and in `eval()` or without gradients nothing is added.
+            table: a table of an open store; several layers may share it. One that ranks share
+                makes forward and backward passes collective: every rank takes part in each, if
+                with no ids. Of a table by key a forward pass takes keys, which may be texts in
+                lists; while it trains, new ones get a row, and in `eval()` or without gradients
+                nothing is added.
             field: the field to look up and train; the first if None.
             padding_idx: a row that takes no part in training, from the end if negative. It is
                 looked up like any other: write zeros there if padding should be zero.
@@ -80,7 +84,7 @@ class TieredEmbedding(RowsLayer):
             scale_grad_by_freq: refused.
             sparse: ignored; gradients are always of the touched rows alone.
         """
-        if not isinstance(table, Table):
+        if not isinstance(table, Table | DistributedTable):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
@@ -97,17 +101,20 @@ class TieredEmbedding(RowsLayer):
                 f"table {table.name!r} is by key, and {what} goes by row: use "
                 "TieredEmbedding without padding_idx"
             )
-        super().__init__(table.by_row, next(iter(table.fields)) if field is None else field)
+        super().__init__(
+            table if keyed is None else keyed.by_row,
+            next(iter(table.fields)) if field is None else field,
+        )
         self._keyed: KeyedTable | None = keyed
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self._average: Average | None = None
         if keyed is None:
-            warn_of_zeros(table, self.field)
+            warn_of_zeros(self._shard, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, self.table, self.field)
+        self._number = autograd.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -147,7 +154,8 @@ class TieredEmbedding(RowsLayer):
         """
         if self._keyed is not None:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
-        average = Average(self.table, self.field)
+        self._check_own("averages")
+        average = Average(self._shard, self.field)
         average.check_kept()
         layer = copy.deepcopy(self)
         layer._average = average
@@ -209,12 +217,11 @@ class TieredEmbedding(RowsLayer):
 
     # -- what the operators call
 
-    def _lease_rows(self, ids: Tensor) -> Batch:
+    def _lease_rows(self, ids: Tensor) -> Batch | RemoteBatch:
         """Lease the rows of ids whose gradient may come."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._settle()
-        return Batch(self.table, ids, self.padding_idx, self._abandoned)
+        return self._leased(ids, self.padding_idx)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -224,7 +231,7 @@ class TieredEmbedding(RowsLayer):
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         self._check_optimizer()
         if batch.size:

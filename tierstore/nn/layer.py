@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn.autograd import Abandoned, Batch, Gradient
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer"]
@@ -21,6 +23,8 @@ _MUCH = 64 << 20
 
 class RowsLayer(torch.nn.Module):
     """A layer over a field of a table, or of tables that are looked up as one.
+
+    Of a table that several ranks share, the rows of each are trained there.
 
     Attributes:
         table: the table, or the tables.
@@ -32,7 +36,7 @@ class RowsLayer(torch.nn.Module):
     rows: RowsParameter
     _own: RowsParameter
 
-    def __init__(self, table: Table | JointTable, field: str) -> None:
+    def __init__(self, table: Table | JointTable | DistributedTable, field: str) -> None:
         """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
         super().__init__()
         item = table.spec.layout.field(field)
@@ -43,8 +47,11 @@ class RowsLayer(torch.nn.Module):
             )
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        rows = _parameter_over(table, field, empty)
-        self.table: Any = rows.table
+        shard = table.shard if isinstance(table, DistributedTable) else table
+        rows = _parameter_over(shard, field, empty)
+        self.table: Any = rows.table if shard is table else table
+        self._shard: Any = rows.table
+        """The rows of this rank."""
         self.field: str = field
         self.embedding_dim: int = item.dim
         self._begin(empty, rows)
@@ -101,7 +108,14 @@ class RowsLayer(torch.nn.Module):
         self._abandoned.release()
         self._own.settle()
 
-    def _rows_of(self, batch: Batch) -> Tensor:
+    def _leased(self, ids: Tensor, padding_idx: int | None) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
+        self._settle()
+        if isinstance(self.table, DistributedTable):
+            return RemoteBatch(self.table, ids, padding_idx, self._abandoned)
+        return Batch(self.table, ids, padding_idx, self._abandoned)
+
+    def _rows_of(self, batch: Batch | RemoteBatch) -> Tensor:
         """Return the row of each id of a batch."""
         return batch.rows(self.field).to(self._anchor)
 
@@ -110,12 +124,20 @@ class RowsLayer(torch.nn.Module):
 
         On the host that is faster than to find the distinct rows, as long as it takes little room.
         """
-        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+        return _first_of(self._shard)._space.gpu is None and nbytes <= _MUCH
 
     def take_whole(self, gradient: Gradient) -> None:
         """Keep the gradient of distinct rows for the optimizer."""
         self._check_optimizer()
         self._own.add(gradient)
+
+    def _check_own(self, what: str) -> None:
+        """Raise InvalidInputError for what cannot be looked up on other ranks."""
+        if isinstance(self.table, DistributedTable):
+            raise InvalidInputError(
+                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
+                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
+            )
 
     def _check_optimizer(self) -> None:
         """Raise InvalidInputError for a gradient that no optimizer would take."""
@@ -148,7 +170,7 @@ class RowsLayer(torch.nn.Module):
         other._parameters = {}
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
