@@ -259,6 +259,8 @@ def test_what_cannot_be(store, kind):
     with pytest.raises(InvalidInputError, match="by key"):
         store.set_keys("t", keys)
     with pytest.raises(InvalidInputError, match="by key"):
+        store.grow("t", 500, keys=keys[:100])
+    with pytest.raises(InvalidInputError, match="by key"):
         store.append("t", np.ones((1, DIM), np.float32))
     if kind == "text":
         with pytest.raises(InvalidInputError, match="at most"):
@@ -355,3 +357,46 @@ def test_going_back_does_not_overwrite_the_keys_of_kept_versions(store, kind):
 def test_a_table_in_memory_has_no_keys(kind):
     with pytest.raises(InvalidInputError, match="needs a store on the disk"):
         MemoryTable(spec(kind))
+
+
+@pytest.mark.parametrize("on_conflict", ["newest", "mean", "keep"])
+def test_merging_tables(store, kind, tmp_path, on_conflict):
+    rng = np.random.default_rng(8)
+    mine, others = rng.standard_normal((2, 20, DIM), np.float32)
+    table, shared = store["t"], slice(10, 20)
+    table.write(some(kind, 20), mine)
+    with tierstore.create(tmp_path / "o", {"o": spec(kind)}) as other:
+        other["o"].write(some(kind, 20, 10), {"weight": others, "age": mine[:, :1]})
+        other.commit()
+        assert table.merge(other["o"], on_conflict=on_conflict) == 10
+        with pytest.raises(InvalidInputError, match="itself"):
+            table.merge(table)
+        with pytest.raises(InvalidInputError, match="newest"):
+            table.merge(other["o"], on_conflict="first")
+        with pytest.raises(InvalidInputError, match="other fields"):
+            table.merge(other.create_table("p", TableSpec(9, 2, keys=kind)))
+    store.commit()
+    expected = {
+        "newest": others[:10],
+        "keep": mine[shared],
+        "mean": (mine[shared] + others[:10]) / 2,
+    }[on_conflict]
+    whole = np.concatenate([mine[:10], expected, others[10:]])
+    assert np.array_equal(table.read(some(kind, 30)), whole)
+    assert np.array_equal(table.read(some(kind, 10, 20), "age"), mine[10:, :1])
+    assert table.rows == 30
+
+
+def test_keys_by_row(store, kind):
+    table, keys = store["t"], some(kind, 5)
+    table.write(keys, ones(5))
+    store.commit()
+    assert table.keys[2] == keys[2] == table.keys[-3]
+    assert [*table.keys[1:3]] == [*keys[1:3]]
+    assert [*table.keys[np.array([4, 0])]] == [keys[4], keys[0]]
+    assert len(table.keys) == 5
+    for outside in (5, -6):
+        with pytest.raises(IndexError):
+            table.keys[outside]
+    with pytest.raises(RowIndexError):
+        table.keys[np.array([5])]

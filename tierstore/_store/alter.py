@@ -235,6 +235,8 @@ def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any]
         spec = dataclasses.replace(spec, fields=fields, init=None)
 
     if spec.keys is not None:
+        if keys is not None:
+            raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
         return Rewrite(table.name, spec, table._records(), table.scalars, _keys_of(table))
 
     def blocks() -> Blocks:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._disk.base import Progress
 from tierstore._disk.generation import first_records
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table.address import Ids, host_ids, is_torch
@@ -48,9 +50,12 @@ class RowKeys(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return the key of a row, or an array of keys for a slice or an array of rows."""
-        rows = np.arange(len(self))[index]
-        keys = self._table.keys_of(rows)
-        return keys.item() if keys.ndim == 0 else keys
+        rows = range(len(self))
+        if isinstance(index, slice):
+            return self._table.keys_of(np.arange(*index.indices(len(rows))))
+        if np.ndim(index):
+            return self._table.keys_of(index)
+        return self._table.keys_of(rows[operator.index(index)]).item()
 
 
 class KeyedTable(Table):
@@ -147,6 +152,60 @@ class KeyedTable(Table):
         if is_torch(keys):
             kind, keys = "torch", keys.numpy(force=True)  # type: ignore[attr-defined]
         return self._map.asked(keys), kind
+
+    def merge(
+        self,
+        other: KeyedTable,
+        *,
+        on_conflict: Literal["newest", "mean", "keep"] = "newest",
+        progress: Progress | None = None,
+    ) -> int:
+        """Take the rows of another table by key; return how many keys are new.
+
+        Args:
+            other: a table with keys of the same kind and the same fields, of this or another store;
+                it is only read.
+            on_conflict: what becomes of a key that both have: "newest" takes the row of `other`,
+                "keep" keeps the own one, "mean" the mean of both, of every field.
+            progress: called with rows done and in all.
+
+        What is merged is durable after `store.commit()`. Raises InvalidInputError for tables that
+        do not fit, before anything has changed, and where there is no place for all keys; then
+        some blocks of rows are merged and uncommitted.
+        """
+        self._check_mergeable(other, on_conflict)
+        before = self.rows
+        for start in range(0, other.rows, _BLOCK_ROWS):
+            rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
+            keys = other.keys_of(rows)
+            values = other.by_row.read(rows, list(other.fields), cache=False)
+            known = self.contains(keys)
+            if on_conflict == "keep":
+                keys = keys[~known]
+                values = {name: each[~known] for name, each in values.items()}
+            elif on_conflict == "mean" and known.any():
+                own = self.read(keys[known], list(self.fields))
+                for name, each in values.items():
+                    each[known] = (each[known] + own[name]) / 2
+            self.write(keys, values)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, other.rows)
+        return self.rows - before
+
+    def _check_mergeable(self, other: KeyedTable, on_conflict: str) -> None:
+        if on_conflict not in ("newest", "mean", "keep"):
+            raise InvalidInputError(
+                f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}"
+            )
+        if not isinstance(other, KeyedTable):
+            raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
+        if other.spec.keys != self.spec.keys or other.fields != self.fields:
+            raise InvalidInputError(
+                f"table {other.name!r} has other fields or {other.spec.keys} keys, and "
+                f"{self.name!r} {self.spec.keys}"
+            )
+        if other._generation is self._generation:
+            raise InvalidInputError(f"table {self.name!r} cannot be merged with itself")
 
     # -- reading and writing
 
