@@ -183,7 +183,8 @@ def kind(request):
 
 @pytest.fixture
 def store(tmp_path, kind):
-    with tierstore.create(tmp_path / "s", {"t": spec(kind)}, budget=Budget(host_rows=9)) as made:
+    budget = Budget(host_rows=9)
+    with tierstore.create(tmp_path / "s", {"t": spec(kind)}, budget=budget, keep=9) as made:
         yield made
 
 
@@ -400,3 +401,34 @@ def test_keys_by_row(store, kind):
             table.keys[outside]
     with pytest.raises(RowIndexError):
         table.keys[np.array([5])]
+
+
+def test_a_table_can_become_one_by_key_and_back(store, kind):
+    store.create_table("u", TableSpec(5, DIM, init=INIT))
+    plain, before = store["u"].read([0]), store.version
+    store.drop("u")
+    store.create_table("u", spec(kind))
+    store["u"].write(some(kind, 3), ones(3))
+    after = store.commit()
+    store.restore(before)
+    assert np.array_equal(store["u"].read([0]), plain)
+    with tierstore.open(store.path, version=after) as reader:
+        assert np.array_equal(reader["u"].read(some(kind, 3)), ones(3))
+        reader.refresh()
+        assert np.array_equal(reader["u"].read([0]), plain)
+
+
+def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
+    table = store["t"]
+    table.write(some(kind, 9), ones(9))
+    store.commit()
+    with tierstore.open(store.path) as reader:
+        shown = reader["t"]
+        assert shown.contains(some(kind, 9)).all()
+        table.write(some(kind, 9, 30), ones(9))
+        store.commit()
+        before = shown._generation.key_map
+        reader.refresh()
+        assert shown.contains(some(kind, 9, 30)).all()
+        assert shown.contains(some(kind, 9)).all()
+        assert shown._generation.key_map is before

@@ -369,7 +369,9 @@ class Generation:
         changed = self.tier.changed(deltas, folded)
         self.tier.follow(deltas)
         if info.keys != self.info.keys:
-            self._held, self._map = self._held_next, None
+            self._held = self._held_next
+            if not _continues(info.keys, self.info.keys):
+                self._map = None
         self.info = info
         return changed
 
@@ -394,15 +396,13 @@ class Generation:
 
     @property
     def key_map(self) -> KeyMap:
-        """The map of a table by key, filled from its files when it is first asked for."""
-        if self._map is None:
-            kind, info = self.info.spec.keys or "int64", self.info.keys
-            made = key_map(kind)
-            if info is not None:
-                files = self._held or self._hold_keys(self.info)
-                load_keys(made, files, info, self.info.spec.rows)
-            self._map = made
-        return self._map
+        """The map of a table by key, filled from its files when it is asked for."""
+        info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
+        if info is not None and len(found) < info.count:
+            files = self._held or self._hold_keys(self.info)
+            load_keys(found, files, info, self.info.spec.rows)
+        self._map = found
+        return found
 
     @property
     def key_count(self) -> int:
@@ -524,6 +524,13 @@ class Generation:
         self.tier.close()
         self._held = {}
         self.directory.close()
+
+
+def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:
+    """Whether the first keys of a table by key are those of another version."""
+    if keys is None or before is None:
+        return before is None
+    return keys.files.keys() == before.files.keys() and keys.count >= before.count
 
 
 def remove_generation(table: _io.Directory, name: str) -> None:

@@ -91,7 +91,10 @@ class KeyMap(ABC):
 
     @abstractmethod
     def load(self, parts: Parts) -> None:
-        """Take stored keys; raises CorruptStoreError if they are no keys or not distinct."""
+        """Take stored keys, of which the map may have the first ones.
+
+        Raises CorruptStoreError if they are no keys or not distinct.
+        """
 
 
 def key_map(kind: str) -> KeyMap:
@@ -139,9 +142,11 @@ class _Integers(KeyMap):
             return {"int64": codes.astype("<u8").view(np.uint8)}
 
     def load(self, parts: Parts) -> None:
-        codes = parts["int64"].view("<u8").astype(np.uint64)
+        codes = parts["int64"].view("<u8")
         with self.lock:
-            if not np.array_equal(self._map.add(codes), np.arange(codes.size)):
+            start = len(self)
+            found = self._map.add(codes[start:].astype(np.uint64))
+            if not np.array_equal(found, np.arange(start, codes.size)):
                 raise CorruptStoreError("a key occurs more than once")
 
 
@@ -233,9 +238,10 @@ class _Texts(KeyMap):
         except UnicodeDecodeError as error:
             raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
         with self.lock:
-            codes = Texts(blob, offsets).hashes()
+            start = len(self)
+            codes = Texts(blob, offsets[start:]).hashes()
             self._blob, self._offsets = blob.copy(), offsets
-            if not np.array_equal(self._map.append(codes), np.arange(codes.size)):
+            if not np.array_equal(self._map.append(codes), np.arange(start, start + codes.size)):
                 raise CorruptStoreError("a key occurs more than once")
 
 

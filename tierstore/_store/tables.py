@@ -235,12 +235,12 @@ class Spaces:
                 for extent in space.extents:
                     self._of[extent.table] = space
                     name, generation = extent.table, coming.pop(extent.table, None)
+                    kind = Table if known[name].info.spec.keys is None else KeyedTable
                     if generation is None:
                         self._tables[name]._move(space, extent)
-                    elif name in self._tables:
+                    elif type(self._tables.get(name)) is kind:
                         self._tables[name]._attach(generation, space, extent)
                     else:
-                        kind = Table if generation.info.spec.keys is None else KeyedTable
                         self._tables[name] = kind(owner, name, generation, space, extent)
         except BaseException:
             for generation in coming.values():
