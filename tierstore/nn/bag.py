@@ -119,11 +119,11 @@ class TieredEmbeddingBag(TieredEmbedding):
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids whose gradient may come."""
-        return self._lease_rows(rows)
+        return self._batch(rows)
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
         """Lease the rows of ids that take no part in training."""
-        self._settle()
+        self._own.settle()
         lease: Lease = self.table.lease(rows)
         return lease
 

@@ -183,7 +183,6 @@ class TieredEmbedding(RowsLayer):
             return self._look_up_keys(ids, self._keyed)
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
-        self._refuse_tracing()
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
                 return autograd.lookup(ids, self._anchor, self._number)[0]
@@ -217,15 +216,24 @@ class TieredEmbedding(RowsLayer):
 
     # -- what the operators call
 
-    def _lease_rows(self, ids: Tensor) -> Batch | RemoteBatch:
-        """Lease the rows of ids whose gradient may come."""
+    def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
+        """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
+        batch = self._batch(ids)
+        rows = batch.rows(self.field)
+        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
+
+    def _batch(self, ids: Tensor) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        return self._leased(ids, self.padding_idx)
+        self._own.settle()
+        if isinstance(self.table, DistributedTable):
+            return RemoteBatch(self.table, ids, self.padding_idx, self._own.abandoned)
+        return Batch(self.table, ids, self.padding_idx, self._own.abandoned)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
-        self._settle()
+        self._own.settle()
         if self._average is not None:
             return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
@@ -233,7 +241,6 @@ class TieredEmbedding(RowsLayer):
 
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        self._check_optimizer()
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
             self._own.add(batch.gradient(own))

@@ -12,11 +12,9 @@ from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn.autograd import Abandoned, Batch, Gradient
-from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsLayer"]
+__all__ = ["RowsLayer", "tracing_refused"]
 
 _MUCH = 64 << 20
 
@@ -63,7 +61,6 @@ class RowsLayer(torch.nn.Module):
         rows.layers.add(self)
         self._trained: bool = rows.requires_grad
         """Whether the parameter requires a gradient; graphs are compiled for one answer."""
-        self._abandoned = Abandoned()
         self._follow(empty)
 
     def _follow(self, empty: Tensor) -> None:
@@ -75,20 +72,14 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
-    @staticmethod
-    def _refuse_tracing() -> None:
-        """Raise InvalidInputError in `torch.jit.trace`."""
-        if torch.jit.is_tracing():
-            raise InvalidInputError(
-                "torch.jit.trace would bake the rows of this batch into the program; use "
-                "torch.export.export, whose programs look rows up"
-            )
-
     def _trains(self) -> bool:
         """Whether a lookup keeps its rows for a gradient.
 
-        Raises InvalidInputError if what replaced the parameter of the layer wants one.
+        Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
+        layer wants a gradient.
         """
+        if torch.jit.is_tracing():
+            raise tracing_refused()
         parameter = self._parameters["rows"]
         if parameter is self._own:
             return self._trained and torch.is_grad_enabled()
@@ -103,22 +94,6 @@ class RowsLayer(torch.nn.Module):
             )
         return False
 
-    def _settle(self) -> None:
-        """Release what batches left behind, and write what was written into the parameter."""
-        self._abandoned.release()
-        self._own.settle()
-
-    def _leased(self, ids: Tensor, padding_idx: int | None) -> Batch | RemoteBatch:
-        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
-        self._settle()
-        if isinstance(self.table, DistributedTable):
-            return RemoteBatch(self.table, ids, padding_idx, self._abandoned)
-        return Batch(self.table, ids, padding_idx, self._abandoned)
-
-    def _rows_of(self, batch: Batch | RemoteBatch) -> Tensor:
-        """Return the row of each id of a batch."""
-        return batch.rows(self.field).to(self._anchor)
-
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
@@ -126,26 +101,12 @@ class RowsLayer(torch.nn.Module):
         """
         return _first_of(self._shard)._space.gpu is None and nbytes <= _MUCH
 
-    def take_whole(self, gradient: Gradient) -> None:
-        """Keep the gradient of distinct rows for the optimizer."""
-        self._check_optimizer()
-        self._own.add(gradient)
-
     def _check_own(self, what: str) -> None:
         """Raise InvalidInputError for what cannot be looked up on other ranks."""
         if isinstance(self.table, DistributedTable):
             raise InvalidInputError(
                 f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
                 "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
-            )
-
-    def _check_optimizer(self) -> None:
-        """Raise InvalidInputError for a gradient that no optimizer would take."""
-        if not self._own.optimizers:
-            raise InvalidInputError(
-                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
-                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
-                "with requires_grad_(False)"
             )
 
     # -- as a module
@@ -194,6 +155,14 @@ def _parameter_over(table: Table | JointTable, field: str, empty: Tensor) -> Row
         made = fields[key] = RowsParameter(table, field, empty)
         return made
     return fields[key]
+
+
+def tracing_refused() -> InvalidInputError:
+    """Return the error for a lookup in `torch.jit.trace`."""
+    return InvalidInputError(
+        "torch.jit.trace would bake the rows of this batch into the program; use "
+        "torch.export.export, whose programs look rows up"
+    )
 
 
 def _is_differentiated(parameter: Any) -> bool:

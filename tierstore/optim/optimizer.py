@@ -28,6 +28,8 @@ from tierstore.optim.trained import Project, Share, TrainedField
 
 __all__ = ["TieredOptimizer"]
 
+_ROWS = (RowsParameter, TableRows)
+
 Trained: TypeAlias = (
     torch.nn.Module
     | Iterable[torch.nn.Module]
@@ -224,7 +226,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 in_place = InPlace(
                     self._class, rows.table, rows.field, first.fields, at_random=first.at_random
                 )
-            made.append(TrainedField(rows, states[rows], in_place, project, self._ema))
+            made.append(TrainedField(rows, states[rows], plans[rows], in_place, project, self._ema))
         return made
 
     def _planned(self, rows: RowsParameter, options: Mapping[str, Any]) -> StatePlan:
@@ -284,42 +286,41 @@ class TieredOptimizer(torch.optim.Optimizer):
         if not self._replicated:
             _check_alone(self._fields.values())
         for field in self._fields.values():
-            for state in field.states:
-                state.check_owner()
+            field.check_owner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with interrupts_deferred():
-            touched = {rows: rows.gradient_for(self) for rows in self._fields}
+            gradients = []
+            for rows, field in self._fields.items():
+                gradient = rows.gradient_for(self)
+                if gradient is not None:
+                    gradients.append((field, gradient))
             try:
-                self._update(touched)
+                self._update(gradients)
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
                 raise
-            for rows, gradient in touched.items():
-                if gradient is not None:
-                    rows.used(self)
+            for field, _ in gradients:
+                field.rows.used(self)
         return loss
 
-    def _update(self, touched: Mapping[Any, Gradient | None]) -> None:
+    def _update(self, gradients: Sequence[tuple[TrainedField, Gradient]]) -> None:
         """Update rows in their slots where that can be done, and all else with the torch optimizer.
 
         For its step, copies of the rows take the place of the parameters of the layers.
         """
         groups, states = self._inner.param_groups, self._inner.state
-        every = [group["params"] for group in groups]
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
-        given: list[list[torch.nn.Parameter]] = [
-            [each for each in listed if type(each) not in (RowsParameter, TableRows)]
-            for listed in every
-        ]
-        for rows, gradient in touched.items():
-            if gradient is None:
-                continue
-            field = self._fields[rows]
+        every, given = [], []
+        for group in groups:
+            every.append(group["params"])
+            given.append([each for each in group["params"] if type(each) not in _ROWS])
+        for field, gradient in gradients:
+            on_device = gradient.batch.lease.device is not None
             for share in field.shares(gradient):
-                if field.step_in_place(gradient, share, groups[share.group]):
+                if on_device and field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:
