@@ -69,6 +69,7 @@ def test_evaluation_adds_nothing(store, kind):
     expected = table.read(keys)
     with torch.no_grad():
         assert np.array_equal(layer(keys).numpy(), expected)
+    layer.prefetch(keys)
     layer.eval()
     assert np.array_equal(layer(keys).detach().numpy(), expected)
     assert table.rows == 0

@@ -203,8 +203,7 @@ class TieredEmbedding(RowsLayer):
                 f"table {table.name!r} is by key: keys are looked up outside of torch.compile and "
                 "torch.func, so keep this layer out of them"
             )
-        self._refuse_tracing()
-        if self.training and self._trains():
+        if self._trains() and self.training:
             return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
         self._settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
@@ -212,7 +211,8 @@ class TieredEmbedding(RowsLayer):
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        (self._keyed or self.table).prefetch(ids, window=window)
+        table = self.table if self._keyed is None else self._keyed
+        table.prefetch(ids, window=window)
 
     # -- what the operators call
 
