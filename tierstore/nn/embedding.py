@@ -205,7 +205,7 @@ class TieredEmbedding(RowsLayer):
             )
         if self._trains() and self.training:
             return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
-        self._settle()
+        self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
         return rows.to(self._anchor)
 
