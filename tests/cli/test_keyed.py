@@ -24,9 +24,20 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
     with tierstore.open(tmp_path / "other") as other:
         assert other["user"].lookup(keys).tolist() == [0, 1, 2]
         assert np.array_equal(other["user"].read([0, 1, 2]), rows)
+    run("put", path, "--key", keys[0], "9 9 9 9")
+    assert run("get", path, "--key", keys[0]).stdout.split("\t")[2:] == ["9", "9", "9", "9\n"]
+    assert run_json("near", path, "--key", keys[1], "-k", 1)
+    run("keys", "forget", path, code=1)
+    new = -1 if kind == "int64" else "new"
+    with tierstore.open(path, "r+") as store:
+        before = store.version
+        store["user"].write([new, keys[0]], rows[:2])
+        store.commit()
+    found = run_json("diff", path, before, "--ids")
+    assert found["rows"]["user"] == {"ids": [0, 3], "keys": [keys[0], new]}
     assert run_json("grow", path, "--table", "user", "--rows", 3000)["added"] == 2000
     run("verify", path)
     run("repair", path, tmp_path / "repaired")
     with tierstore.open(tmp_path / "repaired") as repaired:
-        assert np.array_equal(repaired["user"].read(keys), rows)
+        assert np.array_equal(repaired["user"].read([new, keys[2]]), rows[[0, 2]])
         assert repaired["user"].capacity == 3000

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
 _FILLED_BYTES = 64 << 20
@@ -375,6 +378,15 @@ class Generation:
         self.info = info
         return changed
 
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names that identify the base: rows of generations with the same differ by deltas."""
+        return (self.info.generation,)
+
+    def delta_rows(self) -> dict[str, Rows]:
+        """Return the rows of each committed delta, by its name."""
+        return {delta.info.name: np.asarray(delta.ids) for delta in self.tier.deltas}
+
     def committed(self, info: TableInfo) -> None:
         """Adopt a published manifest: the sealed delta is committed, others may be gone."""
         if info.deltas is not self.info.deltas:
@@ -510,6 +522,18 @@ class Generation:
         """Bytes of the base and its checksums."""
         spec = self.info.spec
         return BACKENDS[spec.backend].disk_bytes(self.directory, spec) + 4 * spec.rows
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the files of the generation take on the disk; `disk_bytes` for objects."""
+        path = Path(self.directory.path)
+        if not path.is_dir():
+            return self.disk_bytes
+        found = 0
+        for each in path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a writer may remove files
+                found += each.lstat().st_blocks
+        return found * _BLOCK_BYTES
 
     @property
     def base_path(self) -> str:

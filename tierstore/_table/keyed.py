@@ -35,7 +35,7 @@ class RowKeys(Sequence[Any]):
     def __init__(self, table: KeyedTable) -> None:
         """Show the keys of a table, those that are added later too."""
         self._table = table
-        self.kind: str = table.spec.keys or ""
+        self.kind: str = "str" if table.spec.keys == "text" else "int64"
 
     def __repr__(self) -> str:
         return f"RowKeys({len(self)} of {self.kind})"
@@ -47,6 +47,10 @@ class RowKeys(Sequence[Any]):
     def __contains__(self, key: object) -> bool:
         """Whether a row has the key."""
         return key in self._table
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the row of each key; see `KeyedTable.lookup`."""
+        return self._table.lookup(keys, missing=missing)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the key of a row, or an array of keys for a slice or an array of rows."""

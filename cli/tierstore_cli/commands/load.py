@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import click
 
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
+from tierstore_cli.opening import awaited
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
@@ -87,18 +89,21 @@ def load(
             _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
             return
         with Progress("loading") as progress:
-            done = import_table(
-                store,
-                file,
-                table=table,
-                field=field,
-                keys=keys,
-                dtype=dtype,
-                duplicates=duplicates,
-                memory=memory,
-                allow_untested=allow_untested,
-                progress=progress,
-                **text,
+            done = awaited(
+                partial(
+                    import_table,
+                    store,
+                    file,
+                    table=table,
+                    field=field,
+                    keys=keys,
+                    dtype=dtype,
+                    duplicates=duplicates,
+                    memory=memory,
+                    allow_untested=allow_untested,
+                    progress=progress,
+                    **text,
+                )
             )
     say_reading(out, done)
     data = {
