@@ -261,7 +261,7 @@ class KeyedTable(Table):
         return torch.from_numpy(rows).to(self.device)
 
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
-        """Find the rows of keys, -1 for those without one."""
+        """Find the rows of keys that are to be written, -1 for those that `_placed` adds."""
         asked, kind = self._asked(ids)
         batch = KeyBatch(self._map.find(asked), asked.shape, kind)
         batch.asked = asked

@@ -591,7 +591,7 @@ class Table:
 
     def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the records of rows `(n, record_bytes)`, for tables on the host."""
-        batch = self._batch(ids, record=False)
+        batch = self._access.ids(ids)
         found: npt.NDArray[np.uint8] = self._access.read(
             batch, 0, self._layout.record_bytes, admit=False
         )
@@ -601,7 +601,7 @@ class Table:
         """Write records `(n, record_bytes)` over those of rows, for tables on the host."""
         if self._space.gpu is not None:
             raise InvalidInputError("open the store without a device to write whole records")
-        batch = self._batch(ids, record=False)
+        batch = self._access.ids(ids)
         self._access.write(batch, [(0, self._layout.record_bytes, records)])
 
     def _block(
