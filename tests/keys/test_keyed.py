@@ -432,3 +432,37 @@ def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
         assert shown.contains(some(kind, 9, 30)).all()
         assert shown.contains(some(kind, 9)).all()
         assert shown._generation.key_map is before
+
+
+def test_some_rows_are_exported_with_their_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 6)
+    rows = np.random.default_rng(2).standard_normal((6, DIM), np.float32)
+    table.write(keys, rows)
+    store.commit()
+    tierstore.export_table(table, tmp_path / "some.npz", rows=[4, 1])
+    tierstore.export_table(table, tmp_path / "all.npz")
+    for name, picked in (("some", [4, 1]), ("all", range(6))):
+        source = tierstore.create(tmp_path / name, {"x": TableSpec(1, 1)})
+        with source:
+            tierstore.import_table(source, tmp_path / f"{name}.npz", table="t")
+            assert np.array_equal(source["t"].read(range(len(picked))), rows[list(picked)])
+            assert list(source["t"].keys) == [keys[row] for row in picked]
+
+
+def test_patches_change_values_and_refuse_new_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 6)
+    table.write(keys, ones(6))
+    first = store.commit()
+    store.save(tmp_path / "copy")
+    rows = np.random.default_rng(2).standard_normal((2, DIM), np.float32)
+    table.write(keys[2:4], rows)
+    second = store.commit()
+    store.write_patch(tmp_path / "values.patch", first, second)
+    with tierstore.open(tmp_path / "copy", "r+") as copy:
+        copy.apply_patch(tmp_path / "values.patch")
+        assert np.array_equal(copy["t"].read(keys[2:4]), rows)
+        assert np.array_equal(copy["t"].read(keys[:2]), ones(2))
+    table.write(some(kind, 1, 50), ones(1))
+    third = store.commit()
+    with pytest.raises(InvalidInputError, match=r"other rows|other keys"):
+        store.write_patch(tmp_path / "keys.patch", second, third)
