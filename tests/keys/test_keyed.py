@@ -466,3 +466,32 @@ def test_patches_change_values_and_refuse_new_keys(store, kind, tmp_path):
     third = store.commit()
     with pytest.raises(InvalidInputError, match=r"other rows|other keys"):
         store.write_patch(tmp_path / "keys.patch", second, third)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"backend": "zarr"}, {"backend": "zarr", "compression": "zstd"}]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_element_types_and_backends(kind, tmp_path, options, dtype):
+    fields = {
+        "weight": Field(DIM, dtype, INIT),
+        "age": Field(1, "float64", tierstore.uniform(1, 2)),
+    }
+    made = TableSpec(50, fields=fields, keys=kind, **options)
+    keys = some(kind, 20)
+    with tierstore.create(tmp_path / "s", {"t": made}, budget=Budget(host_rows=4)) as store:
+        table = store["t"]
+        first = table.read(keys, ["weight", "age"])
+        out = np.empty((20, 1))
+        assert table.read(keys, "age", out=out) is out
+        assert np.array_equal(out, first["age"])
+        table.write(keys[:10], first["age"][:10] + 1, "age")
+        store.commit()
+        store.fold()
+    with tierstore.open(tmp_path / "s") as store:
+        again = store["t"].read(keys, ["weight", "age"])
+        assert np.array_equal(again["weight"], first["weight"])
+        assert np.array_equal(again["age"][:10], first["age"][:10] + 1)
+        assert np.array_equal(again["age"][10:], first["age"][10:])
+        tensors = store["t"].read(keys, as_tensor=True)
+        assert np.array_equal(tensors.float().numpy(), first["weight"].astype(np.float32))
