@@ -24,10 +24,12 @@ from tierstore_cli.params import (
     READ_STORE,
     TABLE,
     VERSION,
+    Part,
     Place,
     PlaceType,
     RowRange,
     Rows,
+    Share,
     VersionType,
     full_name,
 )
@@ -58,6 +60,7 @@ from tierstore_cli.text import some_rows
     metavar="V",
     help="Export only if a row of the table changed since version V.",
 )
+@click.option("--part", type=Part(), help="Export only part K of N equal parts, counted from 0.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
@@ -76,6 +79,7 @@ def export(
     key_file: str | None,
     since: int | str | None,
     unless_like: int | str | None,
+    part: Share | None,
     version: int | str | None,
     dtype: str | None,
     keys: str | None,
@@ -88,7 +92,8 @@ def export(
     Rows are streamed, so memory does not grow with the table. The table's keys are written if the
     format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
     The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format.
+    fsspec; - is standard output and needs --format. Processes that share an export write one --part
+    each, to files of their own and of the same --version.
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
@@ -100,6 +105,7 @@ def export(
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier part-3.parquet --version 812 --part 3/16
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
@@ -115,6 +121,8 @@ def export(
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
     if len(given) > 1:
         raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
+    if part is not None and given and rows is None:
+        raise click.UsageError("--part is that of all rows, or of --rows")
     with (
         into_stream(suffix) if streamed else nullcontext(target) as place,
         open_store(store, version=version) as opened,
@@ -130,7 +138,7 @@ def export(
         elif since is not None:
             picked = _changed(opened, chosen, since)
         else:
-            picked = choose_rows(chosen, rows)
+            picked = choose_rows(chosen, rows, part)
         if unless_like is not None:
             _changed(opened, chosen, unless_like)
         done = export_table(
