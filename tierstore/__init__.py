@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
+    from tierstore._table.keyed import KeyedTable as KeyedTable
     from tierstore._table.table import Table as Table
     from tierstore.attaching import Attached as Attached
     from tierstore.attaching import attach as attach
@@ -74,6 +75,7 @@ __all__ = [
     "ExportResult",
     "Field",
     "ImportResult",
+    "KeyedTable",
     "Store",
     "Table",
     "TableSpec",
@@ -103,6 +105,7 @@ _HOMES = {
     "ExportResult": "exporting",
     "Field": "spec",
     "ImportResult": "importing",
+    "KeyedTable": "_table.keyed",
     "Store": "_store.store",
     "Table": "_table.table",
     "TableSpec": "spec",

@@ -204,7 +204,7 @@ def _sampled(table: Table, also: npt.NDArray[np.int64]) -> _Sample:
         drawn = np.random.default_rng(0).choice(table.rows, count, replace=False, shuffle=False)
         ids = np.sort(drawn).astype(np.int64)
     ids = np.concatenate([also, np.setdiff1d(ids, also)])
-    rows = table.read(ids, cache=False).astype(np.float64)
+    rows = table.by_row.read(ids, cache=False).astype(np.float64)
     finite = np.isfinite(rows).all(axis=1)
     ids, rows = ids[finite], rows[finite]
     keys = [None] * len(ids) if table.keys is None else np.asarray(table.keys[ids]).tolist()
@@ -257,7 +257,7 @@ def _nearest(table: Table, chosen: Any, k: int) -> tuple[npt.NDArray[np.int64], 
     if isinstance(chosen, bool) or not isinstance(chosen, int | str):
         raise InvalidInputError(f"a row is an id (int) or a key (str), not {chosen!r}")
     row = np.array([chosen]) if isinstance(chosen, int) else table.lookup([chosen])
-    query = table.read(row, cache=False)
+    query = table.by_row.read(row, cache=False)
     scores, ids = table.topk(query, k, exclude=[row], metric="cosine")
     known = ids[0] >= 0
     return np.concatenate([row, ids[0][known]]), np.concatenate([[1.0], scores[0][known]])

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
@@ -49,10 +49,11 @@ MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
 DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
-KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index)", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index|int64|ends)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
+_COUNTED = (".int64", ".ends")
 _NOWHERE = re.compile("")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
@@ -104,6 +105,12 @@ class KeysInfo:
         """The name of the file of their index."""
         return min(self.files).rpartition(".")[0] + ".index"
 
+    @property
+    def count(self) -> int:
+        """The number of keys of a table by key: a file of it has eight bytes for each."""
+        sized = (size for name, (size, _) in self.files.items() if name.endswith(_COUNTED))
+        return next(sized) // 8
+
 
 @dataclass(frozen=True)
 class DigestInfo:
@@ -153,6 +160,7 @@ class TableInfo:
             "scalars": self.scalars,
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
+            **({} if spec.keys is None else {"by": spec.keys}),
         }
         return canonical(content)
 
@@ -473,7 +481,7 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys"}
+        | {"generation", "deltas", "scalars", "keys", "by"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
@@ -485,7 +493,7 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
             _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
         ),
         scalars=_scalars(section.section("scalars")),
-        keys=None if section.value("keys") is None else _keys(section.section("keys")),
+        keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),
         digest=None if unbound else _digest(section.section("digest")),
     )
 
@@ -510,6 +518,7 @@ def _spec(section: Section) -> TableSpec:
             sparse=section.flag("sparse"),
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
+            keys=cast(Any, section.text("by")) if "by" in section else None,
         )
     except FormatError:
         raise
@@ -553,7 +562,7 @@ def _digest(section: Section) -> DigestInfo:
     )
 
 
-def _keys(section: Section) -> KeysInfo:
+def _keys(section: Section, by: str | None) -> KeysInfo:
     section.only({"kind", "files"})
     files = section.section("files")
     sizes: dict[str, tuple[int, int]] = {}
@@ -564,9 +573,13 @@ def _keys(section: Section) -> KeysInfo:
         sizes[name] = (pair[0], pair[1])
     kind = section.matching("kind", re.compile("int64|uint64|str"))
     endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
+    if by is not None:
+        endings = {"utf8", "ends"} if by == "text" else {"int64"}
     found = {name.rpartition(".")[2] for name in sizes}
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)
     ):
         raise FormatError(f"{section.name}: {sorted(sizes)} are not the files of {kind} keys")
+    if by is not None and any(sizes[name][0] % 8 for name in sizes if name.endswith(_COUNTED)):
+        raise FormatError(f"{section.name}: {sorted(sizes)} end within a key")
     return KeysInfo(kind, sizes)

@@ -542,6 +542,8 @@ class State:
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
+        for table in self.tables.values():
+            table._generation.drop_new_keys()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 

@@ -140,6 +140,11 @@ class Table:
         return self.spec.rows
 
     @property
+    def by_row(self) -> Table:
+        """The table by row numbers: itself, but of a table by key."""
+        return self
+
+    @property
     def fields(self) -> dict[str, Field]:
         """The fields of a record, in order; the first is the one meant when none is named."""
         return dict(self._layout.fields)
@@ -396,7 +401,7 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(batch, pieces)
+            access.write(self._placed(batch), pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -419,6 +424,10 @@ class Table:
         batch = self._access.ids(ids)
         if record and self._recording is not None:
             self._recording.add(on_host(batch.rows))
+        return batch
+
+    def _placed(self, batch: Ids) -> Ids:
+        """Return a batch that is about to be written; a table by key gives new keys rows."""
         return batch
 
     def record(self, path: str | os.PathLike[str]) -> Recording:
@@ -582,7 +591,7 @@ class Table:
 
     def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the records of rows `(n, record_bytes)`, for tables on the host."""
-        batch = self._batch(ids, record=False)
+        batch = self._access.ids(ids)
         found: npt.NDArray[np.uint8] = self._access.read(
             batch, 0, self._layout.record_bytes, admit=False
         )
@@ -592,7 +601,7 @@ class Table:
         """Write records `(n, record_bytes)` over those of rows, for tables on the host."""
         if self._space.gpu is not None:
             raise InvalidInputError("open the store without a device to write whole records")
-        batch = self._batch(ids, record=False)
+        batch = self._access.ids(ids)
         self._access.write(batch, [(0, self._layout.record_bytes, records)])
 
     def _block(

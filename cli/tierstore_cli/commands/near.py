@@ -60,7 +60,7 @@ def near(
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
-        query = chosen.read(ids, field, cache=False)
+        query = chosen.by_row.read(ids, field, cache=False)
         scores, found = chosen.topk(query, count, field, exclude=[ids], metric=by)
         rows = _rows(chosen, scores[0], found[0])
         data = {

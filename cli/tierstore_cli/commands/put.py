@@ -55,12 +55,12 @@ def put(
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
         (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
-        before = chosen.read([number], field)
+        before = chosen.by_row.read([number], field)
         if vector.size != before.size:
             raise click.UsageError(f"{vector.size} values; {field} has {before.size} elements")
         with np.errstate(over="ignore"):
-            chosen.write([number], vector.astype(before.dtype)[None], field)
-        if np.isinf(chosen.read([number], field)).sum() > np.isinf(vector).sum():
+            chosen.by_row.write([number], vector.astype(before.dtype)[None], field)
+        if np.isinf(chosen.by_row.read([number], field)).sum() > np.isinf(vector).sum():
             opened.rollback()
             raise click.UsageError(f"a value is too large for {chosen.fields[field].dtype}")
         version = opened.commit()
