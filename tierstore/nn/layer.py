@@ -41,7 +41,8 @@ class RowsLayer(torch.nn.Module):
                 "floats alone; read it with table.read"
             )
         self._dtype = item.element.torch_dtype()
-        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
+        self._device: str = table.device
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
         rows = _parameter_over(table, field, empty)
         self.table: Any = rows.table
         self.field: str = field

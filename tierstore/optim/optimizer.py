@@ -277,8 +277,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
-        if self._fields and not self._replicated:
-            _check_alone()
+        distributed = torch.distributed
+        in_group = distributed.is_available() and distributed.is_initialized()
+        if in_group and self._fields and not self._replicated:
+            _check_alone(distributed.get_world_size())
         for field in self._fields.values():
             field.check_owner()
         loss = None
@@ -468,12 +470,9 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone() -> None:
+def _check_alone(ranks: int) -> None:
     """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    if (ranks := distributed.get_world_size()) > 1:
+    if ranks > 1:
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
             "rank would train rows of its own. Train on one rank, or give the optimizer "
