@@ -313,12 +313,12 @@ class HostLease:
 
     def read(self, field: str) -> Any:
         """Return one field of the distinct rows, a fresh `(bound, dim)` array of the ids' kind."""
-        item, lo, hi = self._field(field)
+        item, lo, hi = self._fields.get(field) or self._field(field)
         return from_bytes(self._gather(lo, hi), item, self._ids)
 
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
-        item, lo, hi = self._field(field)
+        item, lo, hi = self._fields.get(field) or self._field(field)
         return from_bytes(self._gather(lo, hi, self._batch.rows), item, self._batch)
 
     def write(self, field: str, values: Any) -> None:
@@ -346,9 +346,8 @@ class HostLease:
         raise DeviceError("this lease is on the host, where no kernel can reach its rows")
 
     def _field(self, name: str) -> tuple[Field, int, int]:
-        """Return a field and its byte range; raises UnknownNameError."""
-        if name not in self._fields:
-            self._layout.field(name)
+        """Raise UnknownNameError for a field that is not there."""
+        self._layout.field(name)
         return self._fields[name]
 
     def _gather(self, lo: int, hi: int, positions: Any = None) -> Any:

@@ -415,7 +415,11 @@ class Table:
         Promotes the rows that are missing. Raises what `read` raises.
         """
         try:
-            return self._access.lease(self._batch(ids))
+            access = self._access
+            batch = access.ids(ids)
+            if self._recording is not None:
+                self._recording.add(on_host(batch.rows))
+            return access.lease(batch)
         except INTERNAL as error:
             raise internal_error(error) from error
 

@@ -188,7 +188,7 @@ class Columns:
 
         It is one piece where the fields leave no gap. Raises as `to_bytes` does.
         """
-        given = [values[name] for name in self.names]
+        given = list(map(values.__getitem__, self.names))
         if ids.kind == "torch" and self._alike and self._are_stored_so(given, ids.shape[0]):
             import torch
 

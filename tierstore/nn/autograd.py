@@ -109,20 +109,20 @@ class Abandoned:
 
     def __init__(self) -> None:
         """Start with none."""
-        self._leases: deque[Lease] = deque()
+        self.leases: deque[Lease] = deque()
 
     def add(self, lease: Lease) -> None:
         """Leave a lease to the next call."""
-        self._leases.append(lease)
+        self.leases.append(lease)
 
     def release(self) -> None:
         """Release all of them; after an error, the rest stays for the call after."""
-        while self._leases:
-            lease = self._leases.popleft()
+        while self.leases:
+            lease = self.leases.popleft()
             try:
                 lease.release()
             except BaseException:
-                self._leases.appendleft(lease)
+                self.leases.appendleft(lease)
                 raise
 
 
@@ -199,10 +199,6 @@ class Batch:
         """Whether the rows it looked up were dropped since, by a rollback."""
         return self.lease.dropped
 
-    def release(self) -> None:
-        """Let the rows go; harmless when repeated."""
-        self.lease.release()
-
     def gradient(
         self,
         of_each: Tensor,
@@ -220,13 +216,16 @@ class Batch:
         """
         if positions is None and self.counted is not None:
             positions = self.trained_positions
-        if self._goes_on():
+        if self.lease.ended:  # a graph that is run backward again after the step, for example
+            self._check_kept()
+            where = self.positions if positions is None else positions
+            total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
+        else:
             if self.lease.device is not None:
                 self.lease.trim(wait=False)
             total = summed(of_each, self.lease, positions)
-        else:  # a graph that is run backward again after the step, for example
-            where = self.positions if positions is None else positions
-            total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
+        if positions is None:
+            return Gradient(self, total, None, touched)
         return self._marked(total, positions, touched)
 
     def gathered(
@@ -239,16 +238,14 @@ class Batch:
 
         The other arguments are those of `gradient`, which sums them first.
         """
-        self._goes_on()
+        self._check_kept()
         positions = self.trained_positions if positions is None else positions
-        return self._marked(values, positions, touched)
-
-    def _marked(
-        self, values: Tensor, positions: Tensor | None, touched: frozenset[int]
-    ) -> Gradient:
-        """Return the gradient, with which rows `positions` names; None: all of them."""
         if positions is None:
             return Gradient(self, values, None, touched)
+        return self._marked(values, positions, touched)
+
+    def _marked(self, values: Tensor, positions: Tensor, touched: frozenset[int]) -> Gradient:
+        """Return the gradient of the rows that `positions` names."""
         trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
         trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
         return Gradient(self, values, trained[:-1, None], touched)
@@ -262,8 +259,9 @@ class Batch:
 
         Raises ClosedError where the rows that were looked up are no more, after a rollback.
         """
-        if self._goes_on():
+        if not self.lease.ended:
             return self
+        self._check_kept()
         other = Batch(self._table, self.ids, None, self._abandoned, touched)
         other.counted = self.counted
         return other
@@ -275,15 +273,12 @@ class Batch:
             return None
         return torch.where(self.counted.to(self.positions.device), self.positions, -1)
 
-    def _goes_on(self) -> bool:
-        """Tell whether the lease does; raises ClosedError where its rows are no more."""
-        if not self.lease.ended:
-            return True
-        if self.lease.dropped:
+    def _check_kept(self) -> None:
+        """Raise ClosedError where the rows that were looked up are no more, after a rollback."""
+        if self.lease.ended and self.lease.dropped:
             raise ClosedError(
                 "the store was rolled back since this forward pass; run it again for a gradient"
             )
-        return False
 
 
 @dataclass
@@ -304,11 +299,8 @@ class Gradient:
 
     def trim(self) -> None:
         """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
-        lease = self.batch.lease
-        if lease.device is None:
-            return
-        lease.trim(wait=True)
-        bound = lease.bound
+        self.batch.lease.trim(wait=True)
+        bound = self.batch.lease.bound
         self.values = self.values[:bound]
         self.trained = None if self.trained is None else self.trained[:bound]
 

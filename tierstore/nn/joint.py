@@ -111,7 +111,7 @@ class JointLayer(RowsLayer):
     ) -> None:
         """Keep the gradient of rows, summed by row, for the optimizer; see `Batch.gradient`."""
         if touched:
-            own = gradient.to(self.table.device, self._dtype)
+            own = gradient.to(self._device, self._dtype)
             self._own.add(batch.gradient(own, positions, touched))
 
     def average(self) -> None:

@@ -46,7 +46,8 @@ class RowsLayer(torch.nn.Module):
                 "floats alone; read it with table.read"
             )
         self._dtype = item.element.torch_dtype()
-        empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
+        self._device: str = table.device
+        empty = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
         self._is_shared = isinstance(table, Shared)
         shard = table.shard if isinstance(table, Shared) else table
         rows = _parameter_over(shard, field, empty)

@@ -283,7 +283,8 @@ class RowsParameter(torch.nn.Parameter):
 
     def settle(self) -> None:
         """Release what batches left behind; write into the table what the parameter was given."""
-        self.abandoned.release()
+        if self.abandoned.leases:
+            self.abandoned.release()
         if not self._shown or self._whole is None or not self._is_written():
             return
         element = self.table.spec.layout.field(self.field).element
@@ -313,13 +314,13 @@ class RowsParameter(torch.nn.Parameter):
         if self._shown:
             self.settle()
         for gradient in self._waiting:
-            gradient.batch.release()
+            gradient.batch.lease.release()
         self._waiting.clear()
         self._seen_by_hooks = 0
         if self._whole is not None:
-            self._whole.batch.release()
+            self._whole.batch.lease.release()
         if self._order is not None:
-            self._order.release()
+            self._order.lease.release()
         self._whole = self._order = None
         self._at_rest = True
         self._shown = self._kept = False
@@ -354,7 +355,7 @@ class RowsParameter(torch.nn.Parameter):
         if self._kept:
             self._order = whole.batch  # for values in the order of these rows may be written again
         else:
-            whole.batch.release()
+            whole.batch.lease.release()
 
     def _merge(self) -> None:
         """Merge the gradients of all batches, but of those that a rollback dropped."""
@@ -372,11 +373,11 @@ class RowsParameter(torch.nn.Parameter):
         if self._order is not None:
             whole = placed(self._order, parts)
             if whole is None:
-                self._order.release()
+                self._order.lease.release()
             self._order = None
         self._whole = merged(self.table, parts, self.abandoned) if whole is None else whole
         for part in parts:
-            part.batch.release()
+            part.batch.lease.release()
 
     def _end_pass(self) -> None:
         """Call hooks, now that every gradient of a backward pass has come."""
@@ -395,7 +396,7 @@ class RowsParameter(torch.nn.Parameter):
         if len(arrived) > 1 or not gradient.batch.usable:
             gradient = merged(self.table, arrived, self.abandoned)
             for part in arrived:
-                part.batch.release()
+                part.batch.lease.release()
         gradient.trim()
         for hook in list(self._hooks_before.values()):
             found = hook(gradient.values)

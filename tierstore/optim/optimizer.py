@@ -285,8 +285,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
-        if not self._replicated:
-            _check_alone(self._fields.values())
+        distributed = torch.distributed
+        in_group = distributed.is_available() and distributed.is_initialized()
+        if in_group and not self._replicated:
+            _check_alone(self._fields.values(), distributed.get_world_size())
         for field in self._fields.values():
             field.check_owner()
         loss = None
@@ -476,12 +478,8 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone(fields: Iterable[TrainedField]) -> None:
+def _check_alone(fields: Iterable[TrainedField], ranks: int) -> None:
     """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    ranks = distributed.get_world_size()
     if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "

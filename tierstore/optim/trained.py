@@ -147,8 +147,9 @@ class TrainedField:
 
         A state that the optimizer makes of the first gradient is left out before the first step.
         """
-        gradient.trim()
         lease, first = gradient.batch.lease, self.states[share.tables[0]]
+        if lease.device is not None:
+            gradient.trim()
         if share.trained is not None:
             share.trained = share.trained[: lease.bound]
         values, scalars = lease.read_columns(self._all()), first.table._scalars
@@ -171,7 +172,7 @@ class TrainedField:
     ) -> None:
         """Write the copy and its state over the rows of a share."""
         lease, weights = gradient.batch.lease, copy.detach()
-        first, columns = self.states[share.tables[0]], self._all()
+        first, columns = self.states[share.tables[0]], self._columns or self._all()
         if self._project is not None:
             weights = self._projected(self._project, weights)
         before = None if self._ema is None else self._averages[0].before(lease)
