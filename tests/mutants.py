@@ -219,8 +219,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/commit.py",
-        "deltas=(*info.deltas, delta), scalars=scalars",
-        "deltas=(*info.deltas, delta)",
+        "deltas=deltas, scalars=scalars, keys=keys",
+        "deltas=deltas, keys=keys",
         "tests/store/test_store.py tests/store/test_schema.py",
     ),
     Mutant(
@@ -515,14 +515,14 @@ MUTANTS = [
     ),
     Mutant(
         "optim/trained.py",
-        "        for number in share.tables:\n            self.states[number].count(state)",
-        "        self.states[share.tables[0]].count(state)",
+        "        for number in share.tables:\n",
+        "        for number in share.tables[:1]:\n",
         "tests/training/test_collections.py",
     ),
     Mutant(
         "optim/trained.py",
-        "                key = group, averaged, self.states[number].shared",
-        "                key = group, averaged, ()",
+        "                key = group, *map(tables[number]._scalars.get, names)",
+        "                key = (group,)",
         "tests/training/test_collections.py",
     ),
     Mutant(
@@ -550,7 +550,7 @@ MUTANTS = [
         "tests/training/test_in_place.py",
     ),
     Mutant(
-        "optim/state.py",
+        "optim/trained.py",
         "if begun or not kept.late:",
         "if True:",
         "tests/training/test_equivalence.py",

@@ -22,7 +22,7 @@ from tests.tiers.stack import ArrayTier, check, read
 from tierstore import Budget, Field, TableSpec
 from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
-from tierstore._door import Door
+from tierstore._door import Call, Door
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.uncached import Uncached
 from tierstore.errors import ClosedError
@@ -401,7 +401,7 @@ def test_a_call_beside_which_another_broke_off_does_not_return(
         except ClosedError as error:
             caught.append(error)
 
-    with blocked(monkeypatch, miss), pytest.raises(MemoryError), store._door.call():
+    with blocked(monkeypatch, miss), pytest.raises(MemoryError), Call(store._door):
         raise MemoryError
     assert store.closed and len(caught) == 1
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tierstore import _door as module
-from tierstore._door import Door, Use, interrupts_deferred
+from tierstore._door import Call, Door, interrupts_deferred
 from tierstore.errors import ClosedError, CommitFailedError, InternalError, InvalidInputError
 
 
@@ -143,12 +143,12 @@ def open_to_interrupts(door: Door) -> None:
 
 
 def beside(door: Door) -> None:
-    with door.call(), door.call():
+    with Call(door), Call(door):
         pass
 
 
 def alone_within_a_call(door: Door) -> None:
-    with door.call(), door.use(), door.call():
+    with Call(door), door.use(), Call(door):
         pass
 
 
@@ -266,8 +266,8 @@ def test_an_error_after_an_interruptible_part_closes_the_store(door: Door) -> No
     assert door.closed
 
 
-@pytest.mark.parametrize("enter", [Door.use, Door.call], ids=["use", "call"])
-def test_nothing_is_allocated_before_the_store_is_closed(enter: Callable[[Door], Use]) -> None:
+@pytest.mark.parametrize("enter", [Door.use, Call], ids=["use", "call"])
+def test_nothing_is_allocated_before_the_store_is_closed(enter: Callable[[Door], Call]) -> None:
     memory = pytest.importorskip("_testcapi")
     for number in range(60):
         door, entered = Door("somewhere", writable=True), False
@@ -310,10 +310,10 @@ def test_calls_run_beside_each_other_and_a_use_alone(door: Door) -> None:
     inside, over, done = threading.Barrier(3), threading.Event(), []
 
     def call() -> None:
-        with door.call():
+        with Call(door):
             inside.wait(60)
             over.wait(60)
-            with door.call():  # though a use waits
+            with Call(door):  # though a use waits
                 done.append("call")
 
     def use() -> None:
@@ -331,7 +331,7 @@ def test_calls_run_beside_each_other_and_a_use_alone(door: Door) -> None:
         pass
 
     def come_late() -> None:
-        with door.call():
+        with Call(door):
             done.append("late")
 
     late = threading.Thread(target=come_late)
@@ -348,7 +348,7 @@ def test_who_waits_for_a_call_can_be_interrupted(door: Door) -> None:
     inside, over = threading.Event(), threading.Event()
 
     def call() -> None:
-        with door.call():
+        with Call(door):
             inside.set()
             over.wait(60)
 
@@ -366,7 +366,7 @@ def test_who_waits_for_a_call_can_be_interrupted(door: Door) -> None:
 
 
 def test_a_call_that_another_broke_raises_at_its_end(door: Door) -> None:
-    with pytest.raises(ClosedError, match="interrupted in the middle"), door.call():
+    with pytest.raises(ClosedError, match="interrupted in the middle"), Call(door):
         breaking = threading.Thread(target=lambda: broken(door))
         breaking.start()
         breaking.join()
@@ -375,5 +375,5 @@ def test_a_call_that_another_broke_raises_at_its_end(door: Door) -> None:
 
 
 def broken(door: Door) -> None:
-    with contextlib.suppress(MemoryError), door.call():
+    with contextlib.suppress(MemoryError), Call(door):
         raise MemoryError

@@ -18,9 +18,16 @@ spans = st.tuples(st.integers(1, 12), st.integers(0, 2**32)).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
-@given(spans, st.integers(0, 40), st.sampled_from([np.int32, np.int64]), st.data())
-def test_byte_ranges_are_copied_as_numpy_would(span, count, kind, data):
+@settings(deadline=None, max_examples=120)
+@given(spans, st.integers(0, 40), st.sampled_from([np.int32, np.int64]), st.booleans(), st.data())
+def test_byte_ranges_are_copied_as_numpy_would(span, count, kind, small, data):
+    with pytest.MonkeyPatch.context() as patch:
+        if not small:
+            patch.setattr(_rowcopy, "_SMALL", -1)
+        assert_copied_as_numpy_would(span, count, kind, data)
+
+
+def assert_copied_as_numpy_would(span, count, kind, data):
     width, lo, seed = span
     hi = data.draw(st.integers(lo + 1, width)) if lo < width else width
     rng = np.random.default_rng(seed)
@@ -88,6 +95,7 @@ def test_without_threads_it_copies_by_itself(some, monkeypatch):
     _rowcopy._threads.cache_clear()
     monkeypatch.setattr(_rowcopy, "_most", lambda: 4)
     monkeypatch.setattr(_rowcopy, "_BYTES_PER_THREAD", 64)
+    monkeypatch.setattr(_rowcopy, "_SMALL", 0)
     monkeypatch.setattr(threading, "_start_new_thread", few)
     records = np.random.default_rng(1).integers(0, 256, (100, 64), np.uint8)
     slots = np.random.default_rng(2).permutation(100)

@@ -18,8 +18,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tierstore import attaching as attaching
     from tierstore import budget as budget
     from tierstore import checkpoint as checkpoint
+    from tierstore import distributed as distributed
     from tierstore import errors as errors
     from tierstore import exporting as exporting
     from tierstore import importing as importing
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
     from tierstore._table.table import Table as Table
+    from tierstore.attaching import Attached as Attached
+    from tierstore.attaching import attach as attach
     from tierstore.budget import Budget as Budget
     from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attached",
     "Budget",
     "Checkpoint",
     "ExportResult",
@@ -73,6 +78,7 @@ __all__ = [
     "Table",
     "TableSpec",
     "TierStoreError",
+    "attach",
     "constant",
     "create",
     "export_table",
@@ -91,6 +97,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attached": "attaching",
     "Budget": "budget",
     "Checkpoint": "checkpoint",
     "ExportResult": "exporting",
@@ -100,6 +107,7 @@ _HOMES = {
     "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
+    "attach": "attaching",
     "constant": "initializers",
     "create": "_store.opening",
     "export_table": "exporting",
@@ -119,8 +127,10 @@ _HOMES = {
 
 _MODULES = frozenset(
     {
+        "attaching",
         "budget",
         "checkpoint",
+        "distributed",
         "errors",
         "exporting",
         "importing",

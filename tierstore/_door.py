@@ -27,7 +27,15 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["INTERNAL", "Door", "Use", "internal_error", "internal_errors", "interrupts_deferred"]
+__all__ = [
+    "INTERNAL",
+    "Call",
+    "Door",
+    "Use",
+    "internal_error",
+    "internal_errors",
+    "interrupts_deferred",
+]
 
 _POLL_SECONDS = 0.05
 """Seconds between checks for an interrupt while a thread waits for the store."""
@@ -167,82 +175,49 @@ class _LetThrough:
             raise
 
 
-class Use(interrupts_deferred):
-    """One use of a store by one thread; see `Door.call` and `Door.use`.
+class Call(interrupts_deferred):
+    """One call of a store by one thread, beside those of other threads.
 
-    Interrupts are deferred from before any lock is taken until all are released: an interrupt in
-    between would leave the store locked.
+        with Call(door, write=True): ...
+
+    For operations that change state only through tiers, which lock themselves. Interrupts are
+    deferred from before anything is entered until all is left: an interrupt in between would leave
+    the store locked. Errors have the same effect as in a `Use`; if a concurrent call fails and
+    closes the store, this call raises ClosedError instead of returning.
     """
 
-    __slots__ = ("_alone", "_door", "_harmless", "_thread", "_write")
+    __slots__ = ("_door", "_harmless", "_thread", "_write")
 
-    def __init__(self, door: Door, *, write: bool, alone: bool = True) -> None:
+    def __init__(self, door: Door, *, write: bool = False) -> None:
         """Prepare to enter; no lock is held yet."""
         self._door = door
         self._write = write
-        self._alone = alone
         self._harmless: BaseException | None = None
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
-        """Defer interrupts, wait for other threads if needed, check that the store is usable."""
-        door = self._door
+        """Defer interrupts, wait for a use to end, check that the store is usable."""
+        door, thread = self._door, self._thread
         if os.getpid() != door.pid:
             door.check_process()
         self._handler = None
         if not interrupts_deferred._deferring:
             interrupts_deferred.__enter__(self)
         try:
-            if not self._alone and self._thread in door.calls:
-                door.calls[self._thread] += 1
-            else:
-                if not door.lock.acquire(blocking=False):
-                    self._wait()
-                if not self._alone:  # a call holds the lock only while it increments its count
-                    try:
-                        door.calls[self._thread] = 1
-                    finally:
-                        door.lock.release()
+            nested = thread in door.calls
+            if not nested and not door.lock.acquire(blocking=False):
+                self._wait()
+            try:  # a call holds the lock only while it increments its count
+                if door.reason or (self._write and not door.writable):
+                    door.check_open(write=self._write)
+                door.calls[thread] = door.calls[thread] + 1 if nested else 1
+            finally:
+                if not nested:
+                    door.lock.release()
         except BaseException:
             interrupts_deferred.__exit__(self)
             raise
-        try:
-            if self._alone and door.calls:
-                self._wait_for_calls()
-            if door.reason or (self._write and not door.writable):
-                door.check_open(write=self._write)
-        except BaseException:
-            self._leave()
-            raise
         return self
-
-    def _wait(self) -> None:
-        """Wait for the lock; an interrupt is raised at once."""
-        while not self._door.lock.acquire(timeout=_POLL_SECONDS):
-            self._tell()
-
-    def _wait_for_calls(self) -> None:
-        """Wait until no other thread is in a call; no new call starts meanwhile."""
-        door = self._door
-        door.fenced = True
-        while door.busy(self._thread):
-            door.ended.wait(_POLL_SECONDS)
-            door.ended.clear()
-            self._tell()
-        door.fenced = False
-
-    def _tell(self) -> None:
-        """Deliver a deferred interrupt."""
-        if self._handler is not None and self._caught:
-            self._handler(SIGINT, self._caught.pop())
-
-    def interruptible(self) -> AbstractContextManager[None]:
-        """Deliver interrupts in a part of this use, and keep the store open after any error.
-
-        For parts that take long or run code of the caller, and that leave no state in memory half
-        changed. An interrupt that Python drops there, as in a destructor, is raised at the end.
-        """
-        return _LetThrough(self)
 
     def __exit__(
         self,
@@ -250,15 +225,38 @@ class Use(interrupts_deferred):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """Release the locks; close the store after an error that requires it."""
+        """Leave; close the store after an error that requires it."""
+        # Nothing here allocates memory, as super() would: otherwise Ctrl-C might be deferred
+        # forever.
+        door = self._door
         try:
             if error is not None:
                 self._judge(error)
-            elif self._door.reason and not self._alone:
-                self._door.check_open(write=False)  # a concurrent call of another thread failed
+            elif door.reason:
+                door.check_open(write=False)  # a concurrent call of another thread failed
         finally:
-            self._harmless = None  # its traceback refers to this object
-            self._leave()
+            try:
+                if door.calls[self._thread] > 1:
+                    door.calls[self._thread] -= 1
+                else:
+                    del door.calls[self._thread]
+                    if door.fenced:
+                        door.ended.set()
+                if door.then is not None:
+                    door.finish()
+            finally:
+                if self._handler is not None:
+                    interrupts_deferred.__exit__(self)
+
+    def _wait(self) -> None:
+        """Wait for the lock; an interrupt is raised at once."""
+        while not self._door.lock.acquire(timeout=_POLL_SECONDS):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Deliver a deferred interrupt."""
+        if self._handler is not None and self._caught:
+            self._handler(SIGINT, self._caught.pop())
 
     def _judge(self, error: BaseException) -> None:
         """Close the store after an error that may leave its memory inconsistent.
@@ -284,23 +282,74 @@ class Use(interrupts_deferred):
                     error, "the store is closed, its last commit is intact"
                 ) from error
 
-    def _leave(self) -> None:
-        # Nothing here allocates memory, as super() would: otherwise Ctrl-C might be deferred
-        # forever.
+
+class Use(Call):
+    """One use of a store by one thread, while no other is inside; see `Door.use`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Defer interrupts, wait for other threads, check that the store is usable."""
         door = self._door
+        if os.getpid() != door.pid:
+            door.check_process()
+        self._handler = None
+        if not interrupts_deferred._deferring:
+            interrupts_deferred.__enter__(self)
         try:
-            if self._alone:
-                door.lock.release()
-            elif door.calls[self._thread] > 1:
-                door.calls[self._thread] -= 1
-            else:
-                del door.calls[self._thread]
-                if door.fenced:
-                    door.ended.set()
-            if door.then is not None and not door.held:
-                then, door.then = door.then, None
-                if then is not None:  # otherwise another leaving thread has taken it
-                    then()
+            if not door.lock.acquire(blocking=False):
+                self._wait()
+        except BaseException:
+            interrupts_deferred.__exit__(self)
+            raise
+        try:
+            if door.calls:
+                self._wait_for_calls()
+            if door.reason or (self._write and not door.writable):
+                door.check_open(write=self._write)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def _wait_for_calls(self) -> None:
+        """Wait until no other thread is in a call; no new call starts meanwhile."""
+        door = self._door
+        door.fenced = True
+        while door.busy(self._thread):
+            door.ended.wait(_POLL_SECONDS)
+            door.ended.clear()
+            self._tell()
+        door.fenced = False
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Deliver interrupts in a part of this use, and keep the store open after any error.
+
+        For parts that take long or run code of the caller, and that leave no state in memory half
+        changed. An interrupt that Python drops there, as in a destructor, is raised at the end.
+        """
+        return _LetThrough(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Release the lock; close the store after an error that requires it."""
+        try:
+            if error is not None:
+                self._judge(error)
+        finally:
+            self._harmless = None  # its traceback refers to this object
+            self._leave()
+
+    def _leave(self) -> None:
+        door = self._door  # nothing here allocates memory either
+        try:
+            door.lock.release()
+            if door.then is not None:
+                door.finish()
         finally:
             if self._handler is not None:
                 interrupts_deferred.__exit__(self)
@@ -309,7 +358,7 @@ class Use(interrupts_deferred):
 class Door:
     """Guards every public call of a store: checks that it is open in this process, and locks.
 
-    Calls (`call`) run concurrently; the tiers' own locks protect shared state. A use (`use`) is
+    Calls (`Call`) run concurrently; the tiers' own locks protect shared state. A use (`use`) is
     exclusive: it waits until no call is in progress, and no call starts before it ends. Commit,
     rollback, refresh, growth, folds and closing rely on this single fence, so that no version
     contains half a call. The thread that holds the fence may make calls itself.
@@ -347,15 +396,6 @@ class Door:
     def busy(self, thread: int) -> bool:
         """Whether a thread other than this one is in a call."""
         return len(self.calls) > (thread in self.calls)
-
-    def call(self, *, write: bool = False) -> Use:
-        """Enter concurrently with the calls of other threads; interrupts wait for the body.
-
-        For operations that change state only through tiers, which lock themselves. Errors have the
-        same effect as in `use`; if a concurrent call fails and closes the store, this call raises
-        ClosedError instead of returning.
-        """
-        return Use(self, write=write, alone=False)
 
     def use(self, *, write: bool = False) -> Use:
         """Enter exclusively, once all calls of other threads have ended; interrupts are deferred.
@@ -397,3 +437,10 @@ class Door:
         """
         self.reason = self.reason or reason
         self.then = self.then or then
+
+    def finish(self) -> None:
+        """Call what `close` left to do, once the calling thread is no longer inside."""
+        if not self.held:
+            then, self.then = self.then, None
+            if then is not None:  # otherwise another leaving thread has taken it
+                then()

@@ -219,11 +219,11 @@ def test_rows_are_held_until_their_step_or_as_long_as_a_backward_pass_may_come(
     kept = emb(torch.arange(5))
     for _ in range(10):
         emb(place.ids(9))
-    emb._abandoned.release()
+    emb.rows.abandoned.release()
     assert leases.sum() == 5
     kept.sum().backward()
     del kept
-    emb._abandoned.release()
+    emb.rows.abandoned.release()
     assert leases.sum() == 5
     opt.step()
     assert leases.sum() == 0

@@ -29,17 +29,19 @@ from tierstore._disk.base import (
     write_digest,
 )
 from tierstore._disk.delta import Delta, LiveDelta
-from tierstore._disk.keys import KeyFile, Keys, open_keys
+from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys, write_index
 from tierstore._disk.manifest import (
     DELTA_NAME,
     DIGEST_NAME,
     KEYS_NAME,
     DeltaInfo,
     DigestInfo,
+    KeysInfo,
     TableInfo,
     unique_name,
 )
 from tierstore._disk.merging import Compaction
+from tierstore._disk.partitioning import Shard
 from tierstore._disk.tier import DiskTier
 from tierstore.errors import CorruptStoreError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
@@ -47,7 +49,9 @@ from tierstore.spec import BACKENDS, TableSpec
 
 __all__ = [
     "Generation",
+    "as_kept",
     "create",
+    "create_partitions",
     "initial_records",
     "may_have_partial_files",
     "remove_generation",
@@ -60,6 +64,8 @@ _BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
+_FILLED_BYTES = 64 << 20
+"""Records that are distributed to partitions at a time."""
 _FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
 _NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 
@@ -101,14 +107,95 @@ def create(
     with table.make_directory(name) as directory:
         try:
             Base.create(directory, spec, blocks, progress).close()
-            sums = block_sums(directory, spec.rows)
-            digest = write_digest(directory, sums, unique_name("digest-", seq, ".crc"))
+            digest = _bound(directory, spec, seq)
         except BaseException:
             remove_generation(table, name)
             raise
         directory.sync()
     table.sync()
     return TableInfo(_with_kept_initializers(spec), name, digest=digest)
+
+
+def _bound(directory: _io.Directory, spec: TableSpec, seq: int) -> DigestInfo:
+    """Write the digest of a base that is complete."""
+    sums = block_sums(directory, spec.rows)
+    return write_digest(directory, sums, unique_name("digest-", seq, ".crc"))
+
+
+def create_partitions(
+    tables: Sequence[_io.Directory],
+    shard: Shard,
+    spec: TableSpec,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+    progress: Progress | None = None,
+) -> list[TableInfo]:
+    """Create the generation of a table in each partition of a shard, one directory each.
+
+    `spec` is that of the whole table, and `blocks` are all its records in order; without them the
+    fields' initializers, which have seeds, give them. Rows that stand for no id are zero. All
+    partitions are filled together, so that records are made once. Returns what the manifest of each
+    partition says.
+    """
+    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
+    part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
+    part = BACKENDS[spec.backend].completed(part)
+    name = unique_name("g", 1)
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(table.make_directory(name)) for table in tables]
+        bases = [Base.begin(directory, part) for directory in made]
+        for base in bases:
+            stack.callback(base.close)
+        if blocks is not None or not spec.sparse:
+            _fill(bases, shard, initial_records(spec) if blocks is None else blocks, progress)
+        for base in bases:
+            base.sync()
+        digests = [_bound(directory, part, 1) for directory in made]
+        for directory, table in zip(made, tables, strict=True):
+            directory.sync()
+            table.sync()
+    return [TableInfo(part, name, digest=digest) for digest in digests]
+
+
+def _fill(
+    bases: Sequence[Base],
+    shard: Shard,
+    blocks: Iterable[npt.NDArray[np.uint8]],
+    progress: Progress | None,
+) -> None:
+    """Write the records of a table to those of its partitions that have them."""
+    waiting: list[npt.NDArray[np.uint8]] = []
+    done, first = [0] * len(bases), 0
+
+    def hand_out() -> None:
+        nonlocal first
+        records = np.concatenate(waiting)
+        partitions = shard.partition_of(np.arange(first, first + len(records))) - shard.first
+        for number, base in enumerate(bases):
+            block = records[partitions == number]
+            base.append(done[number], block)
+            done[number] += len(block)
+        first += len(records)
+        waiting.clear()
+        if progress is not None:
+            progress(first, shard.rows)
+
+    held = 0
+    for block in blocks:
+        waiting.append(block)
+        held += block.nbytes
+        if held >= _FILLED_BYTES:
+            hand_out()
+            held = 0
+    if waiting:
+        hand_out()
+    for number, base in enumerate(bases):
+        if missing := shard.blocks - done[number]:
+            base.append(done[number], np.zeros((missing, base.record_bytes), np.uint8))
+
+
+def as_kept(spec: TableSpec) -> TableSpec:
+    """Return a spec as a manifest keeps it: complete, and without what no manifest can keep."""
+    return _with_kept_initializers(BACKENDS[spec.backend].completed(spec))
 
 
 def _with_kept_initializers(spec: TableSpec) -> TableSpec:
@@ -271,15 +358,24 @@ class Generation:
         self._coming = []
         self.info = info
 
-    def keys(self) -> Keys | None:
-        """Open the external keys, if any."""
-        info = self.info.keys
+    def keys(self, info: KeysInfo | None) -> Keys | None:
+        """Open external keys, if any; a writer replaces an index that is missing or damaged."""
         if info is None:
             return None
+
+        def index() -> KeyFile:
+            with self.directory.use() as directory:
+                return open_index(directory, info)
+
+        def rewrite(parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+            with self.directory.use() as directory:
+                write_index(directory, info, parts)
+
+        rows, new_index = self.info.spec.rows, None if self._next_seq is None else rewrite
         if self._held:
-            return Keys(self._held, info, self.info.spec.rows)
+            return Keys(self._held, info, rows, index=index)
         with self.directory.use() as directory:
-            return Keys(open_keys(directory, info), info, self.info.spec.rows)
+            return Keys(open_keys(directory, info), info, rows, index=index, rewrite=new_index)
 
     def bind(self, upto: int) -> DigestInfo:
         """Write a durable digest of the base after merging the deltas up to a version."""

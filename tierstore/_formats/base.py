@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
 from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._io import File
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError, InvalidInputError
@@ -317,7 +318,11 @@ FORMATS: Registry[Format] = Registry("suffix of a file of vectors", "tierstore._
 
 
 class SpanSource(Source):
-    """A matrix stored row by row in a span of a file, in either byte order."""
+    """A matrix stored row by row in a span of a file, in either byte order.
+
+    Attributes:
+        offset: the byte of the file at which the span begins.
+    """
 
     def __init__(
         self,
@@ -332,9 +337,19 @@ class SpanSource(Source):
         """Read `file`, which the source closes, from byte `offset` on."""
         super().__init__(file.path, rows, dim, dtype)
         self._file = file
-        self._offset = offset
+        self.offset = offset
         stored = ELEMENT_TYPES[dtype].stored
         self._stored = stored.newbyteorder(">") if big_endian else stored
+
+    @property
+    def file(self) -> File:
+        """The open file."""
+        return self._file.file
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the span holds the rows as a table stores them."""
+        return self._stored == ELEMENT_TYPES[self.dtype].stored
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for start in range(0, self.rows, block_rows):
@@ -346,7 +361,7 @@ class SpanSource(Source):
     def _elements(self, first: int, count: int) -> npt.NDArray[Any]:
         """Return `count` elements of the span, from number `first`, in native byte order."""
         size = self._stored.itemsize
-        data = self._file.read_at(self._offset + first * size, count * size)
+        data = self._file.read_at(self.offset + first * size, count * size)
         return np.frombuffer(data, self._stored).astype(
             ELEMENT_TYPES[self.dtype].stored, copy=False
         )

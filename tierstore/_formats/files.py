@@ -58,18 +58,19 @@ class InputFile(Closing):
         path: its name in messages.
         size: size of the file when it was opened.
         allowance: memory limit for the contents of the file.
+        file: the open file.
     """
 
     def __init__(self, file: File, path: Path, memory: Size) -> None:
         """Take ownership of the open `file`."""
-        self._file = file
+        self.file = file
         self.path = path
         self.size = file.size
         self.allowance = Allowance(path, memory)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return exactly `nbytes` bytes from `offset`; raises FormatError if the file ends."""
-        data = self._file.read(nbytes, offset)
+        data = self.file.read(nbytes, offset)
         if len(data) != nbytes:
             raise FormatError(
                 f"{self.path}: truncated: expected {nbytes} bytes at {offset}, found {len(data)}"
@@ -82,16 +83,16 @@ class InputFile(Closing):
 
     def raw(self) -> io.RawIOBase:
         """Return a stream like `stream`, but unbuffered."""
-        return _Stream(self._file)
+        return _Stream(self.file)
 
     @property
     def fd(self) -> int:
         """The descriptor of the file, for a process that reads it."""
-        return self._file.fd
+        return self.file.fd
 
     def close(self) -> None:
         """Close the file and its streams."""
-        self._file.close()
+        self.file.close()
 
 
 class _Stream(io.RawIOBase):

@@ -154,6 +154,8 @@ def _is_column_major(header: NpyHeader) -> bool:
 class _ColumnMajorSource(SpanSource):
     """A Fortran-ordered array, such as a saved transposed one: needs one read per column."""
 
+    in_place = False
+
     def _block(self, start: int, count: int) -> Array:
         block = np.empty((count, self.dim), self._stored.newbyteorder("<"))
         for column in range(self.dim):

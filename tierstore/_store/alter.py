@@ -266,9 +266,20 @@ def _more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence
     return [*table.keys[:].tolist(), *keys]
 
 
-def set_keys(state: State, folder: Folder, table: Table, keys: Sequence[Any] | None) -> None:
-    """Set or remove the external keys of a table's rows, and commit."""
-    alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+def set_keys(
+    state: State, folder: Folder, table: Table, keys: Sequence[Any] | None, *, commit: bool
+) -> None:
+    """Set or remove the external keys of a table's rows, and commit or leave that to the next."""
+    if commit:
+        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+        return
+    with state.door.use(write=True), state.alone("set keys"):
+        generation = table._generation
+        with generation.directory.use() as directory:
+            written = None if keys is None else write_keys(directory, keys, table.rows)
+        state.drop_coming_keys(table.name)
+        state.touched.keys[table.name] = written
+        table._forget_keys()
 
 
 def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:

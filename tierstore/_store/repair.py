@@ -27,6 +27,7 @@ from tierstore._disk.manifest import (
     manifest_name,
     unique_name,
 )
+from tierstore._disk.partitioning import PARTITIONS, partition_name
 from tierstore._store.copy import Overall, write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
@@ -132,7 +133,15 @@ def repair(
             raise InvalidInputError(f"{path} is inside {source}, which must not be modified")
     with open_directory(source) as directory, folds_kept_away(directory):
         found = survey(directory)
-        job = _Repair(directory, found, found.choose(version), fills, progress)
+        chosen = found.choose(version)
+        if chosen.partitions:
+            first = Path(str(source), PARTITIONS, partition_name(0))
+            raise InvalidInputError(
+                f"{source} has partitions, each a store: repair a damaged one, such as {first}, at "
+                f"the version that the store needs (of that one {chosen.partitions[0][0]}), and "
+                "put the copy in its place"
+            )
+        job = _Repair(directory, found, chosen, fills, progress)
         return job.run(where, to)
 
 
@@ -325,7 +334,7 @@ def _copy_keys(
     except TierStoreError as error:
         return None, str(error)
     with target.directory(generation) as directory:
-        return write_keys(directory, keys.tolist(), info.spec.rows), ""
+        return write_keys(directory, keys, info.spec.rows), ""
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tierstore import _rowcopy
-from tierstore._door import Door, Use
+from tierstore._door import Call, Door, Use
 from tierstore._table.address import Ids, host_ids, last_of_each
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.values import Columns, from_bytes, to_bytes
@@ -131,7 +130,7 @@ class Access(Protocol):
     def ids(self, ids: object) -> Ids:
         """Check ids and bring them to this side."""
 
-    def using(self, *, write: bool = False) -> Use:
+    def using(self, *, write: bool = False) -> Call:
         """Enter the store as a read of this side does."""
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
@@ -192,9 +191,9 @@ class HostAccess:
         """Check ids and bring them to the host; see `host_ids`."""
         return host_ids(ids, self.rows)
 
-    def using(self, *, write: bool = False) -> Use:
+    def using(self, *, write: bool = False) -> Call:
         """Enter the store beside the calls of other threads."""
-        return self.door.call(write=write)
+        return Call(self.door, write=write)
 
     def read(self, ids: Ids, lo: int, hi: int, *, admit: bool, into: Any = None) -> Any:
         """Return bytes `lo:hi` of the records of `ids`, `(n, hi - lo)`."""
@@ -204,7 +203,7 @@ class HostAccess:
             out = into if isinstance(into, np.ndarray) else into.numpy()
         extent = self.extent
         if ids.rows.size:
-            with self.door.call():
+            with Call(self.door):
                 if extent.epoch.ended:
                     extent.epoch.check_open()
                 rows = ids.rows + self.start if self.start else ids.rows
@@ -217,8 +216,8 @@ class HostAccess:
         rows = rows if last is None else rows[last]
         if not rows.size:
             return
-        enter = self.door.call if len(pieces) == 1 else self.door.use  # or half a row might show
-        with enter(write=True):
+        enter = Call if len(pieces) == 1 else Use  # or half a row might show
+        with enter(self.door, write=True):
             self.extent.epoch.check_open()
             rows = rows + self.start if self.start else rows
             for lo, hi, data in pieces:
@@ -247,7 +246,7 @@ class HostAccess:
             return None if epoch.ended else nearest.stage(rows)
 
         def fetch() -> None:
-            with self.door.call():
+            with Call(self.door):
                 if not epoch.ended:
                     nearest.fetch(rows, window)
 
@@ -277,11 +276,11 @@ class HostLease:
         self._ids = Ids(self.rows, (self.bound,), ids.kind)
         self._batch = Ids(positions.reshape(-1), ids.shape, ids.kind)
         self._released = False
-        with self._door.call():
+        with Call(self._door):
             self._epoch = access.extent.epoch
             if self._epoch.ended:
                 self._epoch.check_open()
-            self._slots = self._nearest.lease(self._held, self._batch.rows)
+            self._pinned = self._nearest.lease(self._held, self._batch.rows)
 
     @property
     def ended(self) -> bool:
@@ -307,9 +306,7 @@ class HostLease:
     def expand(self, field: str) -> Any:
         """Return one field of the row of each id, a fresh array `ids.shape + (dim,)`."""
         item, lo, hi = self._field(field)
-        out = np.empty((self._batch.rows.size, hi - lo), np.uint8)
-        _rowcopy.gather(self._gather(lo, hi), self._batch.rows, out)
-        return from_bytes(out, item, self._batch)
+        return from_bytes(self._gather(lo, hi, self._batch.rows), item, self._batch)
 
     def write(self, field: str, values: Any) -> None:
         """Write `(bound, dim)` values over one field of the distinct rows."""
@@ -317,26 +314,15 @@ class HostLease:
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         """Return several fields of the distinct rows as `read` does, by name."""
-        data, first = self._gather(columns.lo, columns.hi), columns.lo
-        found = {}
-        for name, item, (lo, hi) in zip(columns.names, columns.items, columns.spans, strict=True):
-            found[name] = from_bytes(data[:, lo - first : hi - first], item, self._ids)
-        return found
+        return columns.parted(self._gather(columns.lo, columns.hi), self._ids)
 
     def write_columns(self, columns: Columns, values: Mapping[str, Any]) -> None:
         """Write `(bound, dim)` values over several fields of the distinct rows."""
         if self._released or self._epoch.ended:
             self._refuse()
-        pieces = []
-        for name, item, (lo, hi) in zip(columns.names, columns.items, columns.spans, strict=True):
-            pieces.append((lo, hi, to_bytes(values[name], item, self._ids.shape, name)))
-        if columns.gapless and len(pieces) > 1:
-            data = np.empty((self.bound, columns.hi - columns.lo), np.uint8)
-            for lo, hi, piece in pieces:
-                data[:, lo - columns.lo : hi - columns.lo] = piece
-            pieces = [(columns.lo, columns.hi, data)]
-        enter = self._door.call if len(pieces) == 1 else self._door.use
-        with enter(write=True):
+        pieces = columns.joined(values, self._ids)
+        enter = Call if len(pieces) == 1 else Use  # or half a row might show
+        with enter(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
             for lo, hi, data in pieces:
@@ -352,23 +338,25 @@ class HostLease:
             self._layout.field(name)
         return self._fields[name]
 
-    def _gather(self, lo: int, hi: int) -> Any:
-        """Return bytes `lo:hi` of the distinct rows."""
-        out = np.empty((self.bound, hi - lo), np.uint8)
-        with self._door.call():
+    def _gather(self, lo: int, hi: int, positions: Any = None) -> Any:
+        """Return bytes `lo:hi` of the distinct rows, or of the row at each of some positions."""
+        rows = self.bound if positions is None else positions.size
+        out = np.empty((rows, hi - lo), np.uint8)
+        with Call(self._door):
             if self._released or self._epoch.ended:
                 self._refuse()
-            self._nearest.read_held(self._held, out, lo, hi)
+            self._nearest.read_held(self._held, out, lo, hi, positions)
         return out
 
     def release(self) -> None:
         """End the lease; harmless when repeated."""
         if self._released or self._epoch.ended:
             return
-        with contextlib.suppress(ClosedError), self._door.call():  # a closed store has no pins
-            if not self.ended:
-                self._nearest.give_back(self._slots)
-            self._released = True
+        if self._pinned.size:
+            with contextlib.suppress(ClosedError), Call(self._door):  # a closed store has no pins
+                if not self.ended:
+                    self._nearest.give_back(self._pinned)
+        self._released = True
 
     def _refuse(self) -> None:
         raise lease_ended(self._epoch)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tierstore._door import Door
+from tierstore._door import Call, Door
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
 
@@ -105,7 +105,7 @@ class Prefetcher:
 
     def _take(self, look: Callable[[], Advice | None]) -> None:
         with contextlib.ExitStack() as stack:
-            with self._door.call():
+            with Call(self._door):
                 advice = look()
                 if advice is None:
                     return

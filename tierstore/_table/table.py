@@ -13,7 +13,7 @@ from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
@@ -54,16 +54,14 @@ class Touched:
     Attributes:
         rows: those that were written to, in order.
         scalars: those whose scalars a caller was given, who may change them at any time.
+        keys: the files of the keys that the next commit gives to tables, None to remove keys.
     """
 
     def __init__(self) -> None:
         """Know of no table."""
         self.rows: dict[str, None] = {}
         self.scalars: dict[str, None] = {}
-
-    def names(self) -> list[str]:
-        """Return the names of all of them."""
-        return [*{**self.rows, **self.scalars}]
+        self.keys: dict[str, KeysInfo | None] = {}
 
 
 class Owner(Protocol):
@@ -618,18 +616,23 @@ class Table:
     def keys(self) -> Keys | None:
         """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
         if self._keys is None:
-            self._keys = self._generation.keys()
+            coming, info = self._owner.touched.keys, self._generation.info
+            self._keys = self._generation.keys(coming.get(self.name, info.keys))
         return self._keys
 
     def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
         self._keys = None
 
-    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
-        """Return the ids of external keys, in their shape; UnknownNameError names a missing one."""
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape.
+
+        Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
+        first.
+        """
         if self.keys is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return self.keys.lookup(keys)
+        return self.keys.lookup(keys, missing=missing)
 
     @property
     def store(self) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,6 +158,55 @@ class Columns:
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}
+
+    def parted(self, data: npt.NDArray[np.uint8], ids: Ids) -> dict[str, Any]:
+        """Return the fields in bytes `lo:hi` of some records, each as `from_bytes` does."""
+        parts = {
+            name: data[:, lo - self.lo : hi - self.lo]
+            for name, (lo, hi) in zip(self.names, self.spans, strict=True)
+        }
+        if ids.kind != "torch":
+            items = zip(self.names, self.items, strict=True)
+            return {name: from_bytes(parts[name], item, ids) for name, item in items}
+        import torch
+
+        found = {}
+        for name, part in parts.items():
+            stored = np.ascontiguousarray(part)
+            found[name] = torch.from_numpy(stored).view(self._torch_dtypes[name])
+        return found
+
+    def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
+        """Return `(rows, dim)` values of the fields as pieces of records, `(lo, hi, bytes)`.
+
+        It is one piece where the fields leave no gap. Raises as `to_bytes` does.
+        """
+        pieces, torch = [], sys.modules.get("torch") if ids.kind == "torch" else None
+        for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
+            given = values[name]
+            if (
+                torch is not None
+                and type(given) is torch.Tensor
+                and given.is_cpu
+                and given.dtype is self._torch_dtypes[name]
+                and given.shape == (*ids.shape, item.dim)
+            ):  # what to_bytes does with them, at once
+                data = given.detach().resolve_neg().contiguous().view(torch.uint8).numpy()
+            else:
+                data = to_bytes(given, item, ids.shape, name)
+            pieces.append((lo, hi, data))
+        if len(pieces) == 1 or not self.gapless:
+            return pieces
+        whole = np.empty((*ids.shape, self.hi - self.lo), np.uint8)
+        for lo, hi, data in pieces:
+            whole[:, lo - self.lo : hi - self.lo] = data
+        return [(self.lo, self.hi, whole)]
+
+    @functools.cached_property
+    def _torch_dtypes(self) -> dict[str, Any]:
+        """The type of each field in torch."""
+        pairs = zip(self.names, self.items, strict=True)
+        return {name: item.element.torch_dtype() for name, item in pairs}
 
     def copy(self, way: str, arrays: Mapping[str, int], rows: int) -> tuple[Kernel, Structure, int]:
         """Return the kernel that copies them between records and arrays, its argument, its items.

@@ -185,20 +185,13 @@ class HostTier:
         """
         with self._lock:
             slots, missing = self._find(rows)
-            self._count(rows, slots, missing.size)
-            self._add(rows, bytes_out=out.shape[1])
-            copied = not (missing.size and admit and self.map.keeps_batch)
-            if copied:  # else once the rest has come: no row of the batch makes room for another
-                self._copy_found(slots, missing.size, out, lo)
-            if admit:
-                self._use(rows, slots, missing.size)
-            if admit and missing.size:
-                self._promote(self.map.distinct(rows.take(missing)))
-                missing = self._copy(rows, missing if copied else None, out, lo)
-            if admit:
-                self.map.next_batch()
-            if missing.size:
-                self._read_below(rows, missing, out, lo)
+            self._count(rows, slots, missing.size, bytes_out=out.shape[1])
+            if not missing.size:
+                _rowcopy.gather(self.records, slots, out, lo)
+                if admit:
+                    self.map.serve(rows, slots, done=True)
+            else:
+                self._read_missing(rows, slots, missing, out, lo, admit=admit)
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
         """Yield the records of `rows` part by part; an array is good until the next one."""
@@ -232,24 +225,39 @@ class HostTier:
             self._add(rows, written=1, bytes_in=records.shape[1])
 
     def lease(self, rows: Rows, positions: Positions | None = None) -> Slots:
-        """Promote distinct rows and pin them; return their slots, -1 where there was no room.
+        """Promote distinct rows and pin them; return the slots to give back, if there are any.
 
         They are admitted whatever they score: a step reads and writes them field by field.
         `positions` says which of them each id of the batch is, for the counters.
         """
         with self._lock:
             slots = self._locate(rows, force=True, positions=positions)
-            if isinstance(self.map, CachedSlots):
-                self.map.pins.lease(slots[slots >= 0])
-            return slots
+            if not isinstance(self.map, CachedSlots):
+                return slots[:0]
+            pinned = slots[slots >= 0]
+            self.map.pins.lease(pinned)
+            return pinned
 
-    def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
-        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them."""
+    def read_held(
+        self, rows: Rows, out: Bytes, lo: int, hi: int, positions: Positions | None = None
+    ) -> None:
+        """Copy bytes `lo:hi` of leased rows into `out`; the lease has counted and admitted them.
+
+        With `positions` `(n,)` those of row `rows[positions[i]]` go to `out[i]`.
+        """
         with self._lock:
-            missing = self._copy(rows, None, out, lo)
-            if missing.size:
-                self._read_below(rows, missing, out, lo)
-            self._add(rows, bytes_out=out.shape[1])
+            slots = self.map.lookup(rows)
+            absent = _NONE if slots is rows else np.flatnonzero(slots < 0)
+            if not absent.size:
+                at = slots if positions is None else slots.take(positions)
+                _rowcopy.gather(self.records, at, out, lo)
+            else:
+                block = out if positions is None else np.empty((rows.size, hi - lo), np.uint8)
+                self._copy_found(slots, absent.size, block, lo)
+                self._read_below(rows, absent, block, lo)
+                if positions is not None:
+                    _rowcopy.gather(block, positions, out)
+            self._add(rows, bytes_out=hi - lo)
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
@@ -261,10 +269,10 @@ class HostTier:
             self._add(rows, written=1, bytes_in=records.shape[1])
 
     def give_back(self, slots: Slots) -> None:
-        """End a lease."""
+        """End a lease, of which `lease` returned the slots."""
         if isinstance(self.map, CachedSlots):
             with self._lock:
-                self.map.pins.give_back(slots[slots >= 0])
+                self.map.pins.give_back(slots)
 
     # -- rows that have a slot; the lock is held
 
@@ -279,11 +287,6 @@ class HostTier:
                 return slots, missing
             self._arrived.wait(_PATIENCE)
 
-    def _use(self, rows: Rows, slots: Slots, missing: int) -> None:
-        """Note that a read uses `rows`."""
-        self.map.use(rows)
-        self.map.touch(slots.compress(slots >= 0) if missing else slots, done=True)
-
     def _copy_found(self, slots: Slots, missing: int, out: Bytes, lo: int) -> None:
         """Copy byte ranges of the records in `slots` to `out`, except for so many that have none.
 
@@ -292,16 +295,8 @@ class HostTier:
         if missing < slots.size:
             _rowcopy.gather(self.records, np.maximum(slots, 0) if missing else slots, out, lo)
 
-    def _copy(self, rows: Rows, which: Positions | None, out: Bytes, lo: int) -> Positions:
-        """Copy those of `rows`, or of `which` of them, that have a slot; return the others."""
-        if which is None:
-            slots = self.map.lookup(rows)
-            missing = _NONE if slots is rows else np.flatnonzero(slots < 0)
-            if missing.size:
-                self._copy_found(slots, missing.size, out, lo)
-            else:
-                _rowcopy.gather(self.records, slots, out, lo)
-            return missing
+    def _copy(self, rows: Rows, which: Positions, out: Bytes, lo: int) -> Positions:
+        """Copy those of `rows[which]` that have a slot to `out[which]`; return the others."""
         slots = self.map.lookup(rows.take(which))
         here = slots >= 0
         slots, there = slots.compress(here), which.compress(here)
@@ -323,6 +318,30 @@ class HostTier:
 
     # -- rows that come; the lock is held, and given up while the tier below works
 
+    def _read_missing(
+        self, rows: Rows, slots: Slots, missing: Positions, out: Bytes, lo: int, *, admit: bool
+    ) -> None:
+        """Do what `read` does where rows at the positions `missing` have no slot."""
+        if not admit:
+            self._copy_found(slots, missing.size, out, lo)
+            self._read_below(rows, missing, out, lo)
+            return
+        whole = self.map.keeps_batch  # then no row of the batch makes room for another
+        if not whole:
+            self._copy_found(slots, missing.size, out, lo)
+        self.map.use(rows)
+        self.map.touch(slots.compress(slots >= 0), done=True)
+        self._promote(self.map.distinct(rows.take(missing)))
+        if whole:
+            slots = self.map.lookup(rows)
+            missing = np.flatnonzero(slots < 0)
+            self._copy_found(slots, missing.size, out, lo)
+        else:
+            missing = self._copy(rows, missing, out, lo)
+        self.map.next_batch()
+        if missing.size:
+            self._read_below(rows, missing, out, lo)
+
     def _locate(
         self,
         rows: Rows,
@@ -341,11 +360,12 @@ class HostTier:
             self._count_distinct(rows, slots, missing.size, positions)
         elif not ahead:
             self._count(rows, slots, missing.size)
-        if slots is rows:
+        if not (missing.size or ahead):
+            self.map.serve(rows, slots)
             return slots
         if not ahead:
             self.map.use(rows)
-        self.map.touch(slots if not missing.size else slots.compress(slots >= 0))
+        self.map.touch(slots.compress(slots >= 0))
         if missing.size:
             if positions is not None and missing.size > self.slots:
                 repeats = np.bincount(positions.ravel(), minlength=rows.size)[missing]
@@ -651,13 +671,13 @@ class HostTier:
         least, most = np.minimum.reduce(rows), np.maximum.reduce(rows)
         return bool(least < self._starts[behind - 1] or most >= end)
 
-    def _count(self, rows: Rows, slots: Slots, missing: int) -> None:
-        """Count a batch of ids, whose slots are negative where they are missing."""
+    def _count(self, rows: Rows, slots: Slots, missing: int, **each: int) -> None:
+        """Count a batch of ids, whose slots are negative where they are missing; see `_add`."""
         found = rows[slots >= 0] if missing else rows
         if not missing:
-            self._add(rows, requested=1, hits=1)
+            self._add(rows, requested=1, hits=1, **each)
         else:
-            self._add(rows, requested=1)
+            self._add(rows, requested=1, **each)
             self._add(found, hits=1)
         if self._batches % _SAMPLE == 0:
             distinct = _rowcopy.unique(rows)

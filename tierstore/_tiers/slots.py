@@ -67,6 +67,9 @@ class SlotMap(Protocol):
     def next_batch(self) -> None:
         """End the current batch."""
 
+    def serve(self, rows: Rows, slots: Slots, *, done: bool = False) -> None:
+        """Note a whole batch of `rows`, which all have slots: `use`, `touch`, `next_batch`."""
+
     def announce(self, rows: Rows) -> None:
         """Note that a batch to come, after those announced before, will use `rows`."""
 
@@ -140,6 +143,9 @@ class DirectSlots:
         """Do nothing."""
 
     def next_batch(self) -> None:
+        """Do nothing."""
+
+    def serve(self, rows: Rows, slots: Slots, *, done: bool = False) -> None:
         """Do nothing."""
 
     def announce(self, rows: Rows) -> None:
@@ -230,6 +236,12 @@ class CachedSlots:
 
     def next_batch(self) -> None:
         """End the current batch."""
+        self.policy.next_batch()
+
+    def serve(self, rows: Rows, slots: Slots, *, done: bool = False) -> None:
+        """Note a whole batch of `rows`, which all have slots: `use`, `touch`, `next_batch`."""
+        self.policy.use(rows)
+        self.touch(slots, done=done)
         self.policy.next_batch()
 
     def announce(self, rows: Rows) -> None:

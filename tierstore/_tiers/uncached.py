@@ -100,9 +100,11 @@ class Uncached:
         """Return no slots: nothing has to stay."""
         return rows[:0]
 
-    def read_held(self, rows: Rows, out: Bytes, lo: int, hi: int) -> None:
-        """Copy bytes `lo:hi` of leased rows into `out`."""
-        read_ranges(self.below, rows, out, lo)
+    def read_held(
+        self, rows: Rows, out: Bytes, lo: int, hi: int, positions: Positions | None = None
+    ) -> None:
+        """Copy bytes `lo:hi` of leased rows, or of `rows[positions]`, into `out`."""
+        read_ranges(self.below, rows if positions is None else rows.take(positions), out, lo)
 
     def write_held(self, rows: Rows, records: Bytes, lo: int, hi: int) -> None:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""

@@ -70,8 +70,8 @@ def summed(values: Tensor, lease: Lease, positions: Tensor | None) -> Tensor:
     comes, which is several times faster, in no particular order and leaving what is behind the
     distinct rows undefined; `torch.use_deterministic_algorithms(True)` brings the order back.
     """
-    ordered = torch.are_deterministic_algorithms_enabled()
-    if ordered or values.dtype != torch.float32 or lease.device is None:
+    on_host = lease.device is None or values.dtype != torch.float32
+    if on_host or torch.are_deterministic_algorithms_enabled():
         if positions is None:
             positions = torch.as_tensor(lease.positions)
         return sum_by_row(values, positions.reshape(-1), lease.bound)
@@ -159,11 +159,12 @@ class Batch:
             self._placement = self._joint.location
             self.lease = self._joint.lease(ids, touched)
         self.counted: Tensor | None = None if padding_idx is None else ids != padding_idx
-        self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
+        if self.lease.device is not None:
+            self.lease.trim(wait=False)  # asks for the count, which the backward pass may find
 
     def __del__(self) -> None:
-        """Leave the lease to the next call."""
-        if hasattr(self, "lease"):
+        """Leave a lease that goes on to the next call."""
+        if hasattr(self, "lease") and not self.lease.ended:
             self._abandoned.add(self.lease)
 
     @property
@@ -217,14 +218,16 @@ class Batch:
 
         Raises ClosedError where the rows that were looked up are no more, after a rollback.
         """
-        positions = self.trained_positions if positions is None else positions
+        if positions is None and self.counted is not None:
+            positions = self.trained_positions
         if self._goes_on():
-            self.lease.trim(wait=False)
+            if self.lease.device is not None:
+                self.lease.trim(wait=False)
             total = summed(of_each, self.lease, positions)
         else:  # a graph that is run backward again after the step, for example
             where = self.positions if positions is None else positions
             total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
-        return self.gathered(total, positions, touched)
+        return self._marked(total, positions, touched)
 
     def gathered(
         self,
@@ -236,13 +239,19 @@ class Batch:
 
         The other arguments are those of `gradient`, which sums them first.
         """
-        positions, trained = self.trained_positions if positions is None else positions, None
         self._goes_on()
-        if positions is not None:
-            trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
-            trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
-            trained = trained[:-1, None]
-        return Gradient(self, values, trained, touched)
+        positions = self.trained_positions if positions is None else positions
+        return self._marked(values, positions, touched)
+
+    def _marked(
+        self, values: Tensor, positions: Tensor | None, touched: frozenset[int]
+    ) -> Gradient:
+        """Return the gradient, with which rows `positions` names; None: all of them."""
+        if positions is None:
+            return Gradient(self, values, None, touched)
+        trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
+        trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
+        return Gradient(self, values, trained[:-1, None], touched)
 
     def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
@@ -264,11 +273,13 @@ class Batch:
 
     def _goes_on(self) -> bool:
         """Tell whether the lease does; raises ClosedError where its rows are no more."""
-        if self.dropped and not self.usable:
+        if not self.lease.ended:
+            return True
+        if self.lease.dropped:
             raise ClosedError(
                 "the store was rolled back since this forward pass; run it again for a gradient"
             )
-        return self.usable
+        return False
 
 
 @dataclass
@@ -289,8 +300,11 @@ class Gradient:
 
     def trim(self) -> None:
         """Cut off what is behind the distinct rows; on a GPU this waits for their number."""
-        self.batch.lease.trim(wait=True)
-        bound = self.batch.lease.bound
+        lease = self.batch.lease
+        if lease.device is None:
+            return
+        lease.trim(wait=True)
+        bound = lease.bound
         self.values = self.values[:bound]
         self.trained = None if self.trained is None else self.trained[:bound]
 
@@ -372,16 +386,13 @@ class Module(Protocol):
     _node: Any
     """What accumulates the gradient of its anchor."""
 
-    def _lease_rows(self, ids: Tensor) -> Batch:
-        """Lease the rows of ids whose gradient may come."""
-
-    def _rows_of(self, batch: Batch) -> Tensor:
-        """Return the row of each id of a batch."""
+    def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
+        """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Any, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
 
 
@@ -396,8 +407,9 @@ class Lookup(torch.autograd.Function):
     def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
         with interrupts_deferred():  # once for all that follows
-            ctx.batch, ctx.module = module._lease_rows(ids), module
-            return module._rows_of(ctx.batch).reshape(*ids.shape, parameter.shape[1])
+            ctx.module = module
+            ctx.batch, rows = module._lease_rows(ids)
+            return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -410,7 +422,7 @@ class Lookup(torch.autograd.Function):
 
 _numbers = itertools.count(1)
 _modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-_batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
+_batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def register(module: Module, table: Table, field: str) -> str:
@@ -445,10 +457,10 @@ def _named(name: str) -> Module:
 class _Owner(np.ndarray[Any, Any]):
     """Memory of a ticket, which owns the batch."""
 
-    batch: Batch
+    batch: Any
 
 
-def _ticket(batch: Batch) -> Tensor:
+def _ticket(batch: Any) -> Tensor:
     number = next(_numbers)
     memory = np.array(number, np.int64).view(_Owner)
     memory.batch = batch
@@ -456,7 +468,7 @@ def _ticket(batch: Batch) -> Tensor:
     return torch.from_numpy(memory)
 
 
-def _batch_of(ticket: Tensor) -> Batch:
+def _batch_of(ticket: Tensor) -> Any:
     batch = _batches.get(int(ticket))
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")
@@ -470,8 +482,8 @@ def lookup(ids: Tensor, anchor: Tensor, module: str) -> tuple[Tensor, Tensor]:
     Rows come as the anchor is: of its type, on its device, with its `dim`.
     """
     found = _named(module)
-    batch = found._lease_rows(ids)
-    return found._rows_of(batch).reshape(*ids.shape, anchor.shape[1]), _ticket(batch)
+    batch, rows = found._lease_rows(ids)
+    return rows, _ticket(batch)
 
 
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
@@ -523,8 +535,8 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     def forward(parameter: Tensor, ids: Tensor, module: Module) -> tuple[Tensor, Tensor]:
         """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch."""
-        batch = module._lease_rows(ids)
-        return module._rows_of(batch).reshape(*ids.shape, parameter.shape[1]), _ticket(batch)
+        batch, rows = module._lease_rows(ids)
+        return rows, _ticket(batch)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -28,12 +28,12 @@ class Average:
     """
 
     def __init__(self, table: Table, field: str) -> None:
-        """Refer to a field of a table."""
+        """Refer to a field of a table; `count_name` is the scalar that counts its steps."""
         self._table = table
         self._field = field
         prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._mean, self._of_step = f"{prefix}ema", f"{prefix}ema_step"
-        self._decay, self._steps = f"{prefix}ema_decay", f"{prefix}ema_steps"
+        self._decay, self.count_name = f"{prefix}ema_decay", f"{prefix}ema_steps"
 
     @property
     def kept(self) -> bool:
@@ -66,7 +66,7 @@ class Average:
         }
         missing = {name: each for name, each in fields.items() if name not in self._table.fields}
         if missing:
-            self._table.scalars.pop(self._steps, None)
+            self._table.scalars.pop(self.count_name, None)
         return missing
 
     def before(self, lease: Lease) -> Values:
@@ -77,14 +77,14 @@ class Average:
     @property
     def steps(self) -> int:
         """The number of steps that were averaged."""
-        return int(self._table.scalars.get(self._steps, 0))
+        return int(self._table._scalars.get(self.count_name, 0))
 
     def update(
         self, lease: Lease, before: Values, decay: float, trained: Tensor | None = None
-    ) -> None:
+    ) -> dict[str, float]:
         """Write the average of the rows of a lease after a step, of those `trained` if given.
 
-        The step is counted by `count`.
+        Returns the scalars that count the step, for every table that has such rows.
         """
         step = self.steps + 1
         rows: Tensor = lease.read(self._field)
@@ -99,11 +99,7 @@ class Average:
             }
         layout = self._table.spec.layout
         lease.write_columns(Columns(layout, (self._mean, self._of_step)), written)
-
-    def count(self, decay: float) -> None:
-        """Note that a step was averaged."""
-        scalars = self._table.scalars
-        scalars[self._steps], scalars[self._decay] = self.steps + 1, decay
+        return {self.count_name: step, self._decay: decay}
 
     def read(self, ids: Tensor) -> Tensor:
         """Return the average of the row of each id after the last step."""

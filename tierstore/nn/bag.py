@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
-from tierstore.nn.autograd import Batch
 from tierstore.nn.embedding import TieredEmbedding
 from tierstore.nn.jagged import Bags
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
@@ -91,6 +90,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or self._average is not None
+            or self._shard is not self.table  # the rows of ids come from other ranks
         ):
             return self._expanded(bags)
         parts = [Part(self, self._columns, bags, (0,), (len(bags.ids),), (0,))]
@@ -115,13 +115,13 @@ class TieredEmbeddingBag(TieredEmbedding):
 
     # -- what pooling calls
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids whose gradient may come."""
-        return self._lease_rows(rows)
+        return self._batch(rows)
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
         """Lease the rows of ids that take no part in training."""
-        self._settle()
+        self._own.settle()
         lease: Lease = self.table.lease(rows)
         return lease
 

@@ -15,12 +15,14 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._store.store import Store
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.layer import RowsLayer
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
@@ -51,7 +53,7 @@ class TieredEmbedding(RowsLayer):
 
     def __init__(
         self,
-        table: Table,
+        table: Table | DistributedTable,
         field: str | None = None,
         padding_idx: int | None = None,
         *,
@@ -66,7 +68,9 @@ class TieredEmbedding(RowsLayer):
         tells: a model of products of such rows never trains.
 
         Args:
-            table: a table of an open store; several layers may share it.
+            table: a table of an open store; several layers may share it. One that ranks share
+                makes forward and backward passes collective: every rank takes part in each, if
+                with no ids.
             field: the field to look up and train; the first if None.
             padding_idx: a row that takes no part in training, from the end if negative. It is
                 looked up like any other: write zeros there if padding should be zero.
@@ -75,7 +79,7 @@ class TieredEmbedding(RowsLayer):
             scale_grad_by_freq: refused.
             sparse: ignored; gradients are always of the touched rows alone.
         """
-        if not isinstance(table, Table):
+        if not isinstance(table, Table | DistributedTable):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
@@ -88,12 +92,12 @@ class TieredEmbedding(RowsLayer):
         super().__init__(table, next(iter(table.fields)) if field is None else field)
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self._average: Average | None = None
-        warn_of_zeros(table, self.field)
+        warn_of_zeros(self._shard, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, self.table, self.field)
+        self._number = autograd.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -131,7 +135,8 @@ class TieredEmbedding(RowsLayer):
         Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
         `TieredOptimizer(..., ema=0.999)` keeps them.
         """
-        average = Average(self.table, self.field)
+        self._check_own("averages")
+        average = Average(self._shard, self.field)
         average.check_kept()
         layer = copy.deepcopy(self)
         layer._average = average
@@ -157,7 +162,6 @@ class TieredEmbedding(RowsLayer):
     def _look_up(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
-        self._refuse_tracing()
         if torch.compiler.is_compiling():
             if self._trained and torch.is_grad_enabled():
                 return autograd.lookup(ids, self._anchor, self._number)[0]
@@ -177,24 +181,31 @@ class TieredEmbedding(RowsLayer):
 
     # -- what the operators call
 
-    def _lease_rows(self, ids: Tensor) -> Batch:
-        """Lease the rows of ids whose gradient may come."""
+    def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
+        """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
+        batch = self._batch(ids)
+        rows = batch.rows(self.field)
+        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
+
+    def _batch(self, ids: Tensor) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._settle()
-        return Batch(self.table, ids, self.padding_idx, self._abandoned)
+        self._own.settle()
+        if isinstance(self.table, DistributedTable):
+            return RemoteBatch(self.table, ids, self.padding_idx, self._own.abandoned)
+        return Batch(self.table, ids, self.padding_idx, self._own.abandoned)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
-        self._settle()
+        self._own.settle()
         if self._average is not None:
             return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        self._check_optimizer()
         if batch.size:
             own = gradient.to(self.table.device, self._dtype)
             self._own.add(batch.gradient(own))

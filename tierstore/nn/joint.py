@@ -24,7 +24,7 @@ from tierstore._table.joint import Features, JointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
-from tierstore.nn.layer import RowsLayer
+from tierstore.nn.layer import RowsLayer, tracing_refused
 
 __all__ = ["JointLayer"]
 
@@ -63,7 +63,8 @@ class JointLayer(RowsLayer):
 
     def refuse_transforms(self) -> None:
         """Raise InvalidInputError in `torch.jit.trace` and within `torch.func`."""
-        self._refuse_tracing()
+        if torch.jit.is_tracing():
+            raise tracing_refused()
         if torch._C._are_functorch_transforms_active():
             raise InvalidInputError(
                 "a collection cannot be looked up within torch.func; TieredEmbedding can"
@@ -77,8 +78,8 @@ class JointLayer(RowsLayer):
         """Lease rows whose gradient may come, of the tables `touched`."""
         if self._averages:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._settle()
-        return Batch(self.table, rows, None, self._abandoned, touched)
+        self._own.settle()
+        return Batch(self.table, rows, None, self._own.abandoned, touched)
 
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
@@ -86,12 +87,12 @@ class JointLayer(RowsLayer):
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
         """Lease rows that take no part in training, of the tables `touched`."""
-        self._settle()
+        self._own.settle()
         return self.table.lease(rows, touched)
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
-        self._settle()
+        self._own.settle()
         if self._averages:
             first = self._averages[0]
             steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
@@ -109,7 +110,6 @@ class JointLayer(RowsLayer):
         positions: Tensor | None = None,
     ) -> None:
         """Keep the gradient of rows, summed by row, for the optimizer; see `Batch.gradient`."""
-        self._check_optimizer()
         if touched:
             own = gradient.to(self.table.device, self._dtype)
             self._own.add(batch.gradient(own, positions, touched))
@@ -153,7 +153,7 @@ class _Lookup(torch.autograd.Function):
         ctx.layer, ctx.features, ctx.lengths = layer, features, lengths
         with interrupts_deferred():  # once for all that follows
             ctx.batch = layer.lease_rows(rows, features.touched(lengths))
-            found = layer._rows_of(ctx.batch)
+            found = ctx.batch.lease.expand(layer.field).to(layer._anchor)
         return tuple(torch.unsafe_split_with_sizes(found, lengths))
 
     @staticmethod

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn.autograd import Abandoned, Batch, Gradient
 from tierstore.nn.rows import RowsParameter
 
-__all__ = ["RowsLayer"]
+__all__ = ["RowsLayer", "tracing_refused"]
 
 _MUCH = 64 << 20
 
 
 class RowsLayer(torch.nn.Module):
     """A layer over a field of a table, or of tables that are looked up as one.
+
+    Of a table that several ranks share, the rows of each are trained there.
 
     Attributes:
         table: the table, or the tables.
@@ -32,7 +34,7 @@ class RowsLayer(torch.nn.Module):
     rows: RowsParameter
     _own: RowsParameter
 
-    def __init__(self, table: Table | JointTable, field: str) -> None:
+    def __init__(self, table: Table | JointTable | DistributedTable, field: str) -> None:
         """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
         super().__init__()
         item = table.spec.layout.field(field)
@@ -43,8 +45,11 @@ class RowsLayer(torch.nn.Module):
             )
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        rows = _parameter_over(table, field, empty)
-        self.table: Any = rows.table
+        shard = table.shard if isinstance(table, DistributedTable) else table
+        rows = _parameter_over(shard, field, empty)
+        self.table: Any = rows.table if shard is table else table
+        self._shard: Any = rows.table
+        """The rows of this rank."""
         self.field: str = field
         self.embedding_dim: int = item.dim
         self._begin(empty, rows)
@@ -56,7 +61,6 @@ class RowsLayer(torch.nn.Module):
         rows.layers.add(self)
         self._trained: bool = rows.requires_grad
         """Whether the parameter requires a gradient; graphs are compiled for one answer."""
-        self._abandoned = Abandoned()
         self._follow(empty)
 
     def _follow(self, empty: Tensor) -> None:
@@ -68,20 +72,14 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
-    @staticmethod
-    def _refuse_tracing() -> None:
-        """Raise InvalidInputError in `torch.jit.trace`."""
-        if torch.jit.is_tracing():
-            raise InvalidInputError(
-                "torch.jit.trace would bake the rows of this batch into the program; use "
-                "torch.export.export, whose programs look rows up"
-            )
-
     def _trains(self) -> bool:
         """Whether a lookup keeps its rows for a gradient.
 
-        Raises InvalidInputError if what replaced the parameter of the layer wants one.
+        Raises InvalidInputError in `torch.jit.trace`, and if what replaced the parameter of the
+        layer wants a gradient.
         """
+        if torch.jit.is_tracing():
+            raise tracing_refused()
         parameter = self._parameters["rows"]
         if parameter is self._own:
             return self._trained and torch.is_grad_enabled()
@@ -96,34 +94,19 @@ class RowsLayer(torch.nn.Module):
             )
         return False
 
-    def _settle(self) -> None:
-        """Release what batches left behind, and write what was written into the parameter."""
-        self._abandoned.release()
-        self._own.settle()
-
-    def _rows_of(self, batch: Batch) -> Tensor:
-        """Return the row of each id of a batch."""
-        return batch.rows(self.field).to(self._anchor)
-
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
         On the host that is faster than to find the distinct rows, as long as it takes little room.
         """
-        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+        return _first_of(self._shard)._space.gpu is None and nbytes <= _MUCH
 
-    def take_whole(self, gradient: Gradient) -> None:
-        """Keep the gradient of distinct rows for the optimizer."""
-        self._check_optimizer()
-        self._own.add(gradient)
-
-    def _check_optimizer(self) -> None:
-        """Raise InvalidInputError for a gradient that no optimizer would take."""
-        if not self._own.optimizers:
+    def _check_own(self, what: str) -> None:
+        """Raise InvalidInputError for what cannot be looked up on other ranks."""
+        if isinstance(self.table, DistributedTable):
             raise InvalidInputError(
-                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
-                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
-                "with requires_grad_(False)"
+                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
+                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
             )
 
     # -- as a module
@@ -148,7 +131,7 @@ class RowsLayer(torch.nn.Module):
         other._parameters = {}
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other
@@ -172,6 +155,14 @@ def _parameter_over(table: Table | JointTable, field: str, empty: Tensor) -> Row
         made = fields[key] = RowsParameter(table, field, empty)
         return made
     return fields[key]
+
+
+def tracing_refused() -> InvalidInputError:
+    """Return the error for a lookup in `torch.jit.trace`."""
+    return InvalidInputError(
+        "torch.jit.trace would bake the rows of this batch into the program; use "
+        "torch.export.export, whose programs look rows up"
+    )
 
 
 def _is_differentiated(parameter: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
-from tierstore.nn.autograd import Batch, Gradient, accumulates
+from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.jagged import Bags
 from tierstore.nn.pooled import MODES, Composed, Launched, Pooled, positions_of
 from tierstore.spec import Field
@@ -102,9 +102,6 @@ class Layer(Protocol):
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
-
-    def take_whole(self, gradient: Gradient) -> None:
-        """Keep the gradient of distinct rows for the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +276,7 @@ class _Lookup(torch.autograd.Function):
                 batch, gradient, given, trained=trained, weighed=weighed
             )
             if whole is not None:
-                part.layer.take_whole(whole)
+                part.layer._own.add(whole)
         return None, None, *found
 
 

@@ -47,6 +47,7 @@ class RowsParameter(torch.nn.Parameter):
         field: the field of it.
         optimizers: those that train it; a gradient is there until each of them took a step.
         layers: those over the field.
+        abandoned: leases of lookups of it that were dropped.
         widened: whether the rows are trained in float32 though the table's are narrower.
     """
 
@@ -76,7 +77,7 @@ class RowsParameter(torch.nn.Parameter):
         self._seen_by_hooks = 0
         self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
         self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
-        self._abandoned = Abandoned()
+        self.abandoned = Abandoned()
         self._parts: dict[int, TableRows] = {}
         self.rest(empty)
 
@@ -210,7 +211,16 @@ class RowsParameter(torch.nn.Parameter):
             _data.__set__(self, self._rest)
 
     def add(self, gradient: Gradient) -> None:
-        """Take the gradient of a batch, in the middle of a backward pass."""
+        """Take the gradient of a batch, in the middle of a backward pass.
+
+        Raises InvalidInputError for a gradient that no optimizer would use.
+        """
+        if not self.optimizers:
+            raise InvalidInputError(
+                f"the gradient of table {self.table.name!r} has nowhere to go: make a "
+                "tierstore.optim.TieredOptimizer over this layer before training, or freeze it "
+                "with requires_grad_(False)"
+            )
         if self._used_by:
             self.give_up()
         if self._shown:
@@ -245,8 +255,9 @@ class RowsParameter(torch.nn.Parameter):
         """Return the gradient that an optimizer has not used yet, once writes have settled."""
         if self._at_rest:
             return None
-        self.settle()
-        return None if optimizer in self._used_by else self.gather()
+        if self._shown:
+            self.settle()
+        return None if self._used_by and optimizer in self._used_by else self.gather()
 
     def show(self) -> None:
         """Let data and gradient be those of all batches as one."""
@@ -268,7 +279,8 @@ class RowsParameter(torch.nn.Parameter):
         self._note()
 
     def settle(self) -> None:
-        """Write into the table what was written into the parameter."""
+        """Release what batches left behind; write into the table what the parameter was given."""
+        self.abandoned.release()
         if not self._shown or self._whole is None or not self._is_written():
             return
         element = self.table.spec.layout.field(self.field).element
@@ -295,7 +307,8 @@ class RowsParameter(torch.nn.Parameter):
         """Drop the gradient and let the rows go."""
         if self._at_rest:
             return
-        self.settle()
+        if self._shown:
+            self.settle()
         for gradient in self._waiting:
             gradient.batch.release()
         self._waiting.clear()
@@ -311,7 +324,6 @@ class RowsParameter(torch.nn.Parameter):
         self._passes = 0
         _grad.__set__(self, None)
         _data.__set__(self, self._rest)
-        self._abandoned.release()
 
     # -- between batches
 
@@ -346,7 +358,7 @@ class RowsParameter(torch.nn.Parameter):
         parts = [*(() if self._whole is None else (self._whole,)), *self._waiting]
         self._waiting.clear()
         self._seen_by_hooks = 0
-        if len(parts) == 1 and parts[0].batch.usable and self._order is None:
+        if len(parts) == 1 and self._order is None and not parts[0].batch.lease.ended:
             self._whole = parts[0]
             return
         parts = [part for part in parts if not part.batch.dropped]
@@ -359,7 +371,7 @@ class RowsParameter(torch.nn.Parameter):
             if whole is None:
                 self._order.release()
             self._order = None
-        self._whole = merged(self.table, parts, self._abandoned) if whole is None else whole
+        self._whole = merged(self.table, parts, self.abandoned) if whole is None else whole
         for part in parts:
             part.batch.release()
 
@@ -378,7 +390,7 @@ class RowsParameter(torch.nn.Parameter):
             return
         gradient = arrived[0]
         if len(arrived) > 1 or not gradient.batch.usable:
-            gradient = merged(self.table, arrived, self._abandoned)
+            gradient = merged(self.table, arrived, self.abandoned)
             for part in arrived:
                 part.batch.release()
         gradient.trim()
@@ -438,7 +450,7 @@ def _refuse_other_optimizers(optimizer: Any, *_: object) -> None:
     """
     for group in optimizer.param_groups:
         for rows in group["params"]:
-            if type(rows) is not RowsParameter:
+            if type(rows) is not RowsParameter or optimizer in rows.optimizers:
                 continue
             ours = (other for each in rows.optimizers for other in each.param_groups)
             if not any(other is group for other in ours) and rows.grad is not None:

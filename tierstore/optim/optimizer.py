@@ -11,8 +11,10 @@ import torch
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.distributed import DistributedStore
+from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
@@ -25,6 +27,8 @@ from tierstore.optim.state import StoredState
 from tierstore.optim.trained import Project, Share, TrainedField
 
 __all__ = ["TieredOptimizer"]
+
+_ROWS = (RowsParameter, TableRows)
 
 Trained: TypeAlias = (
     torch.nn.Module
@@ -222,7 +226,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 in_place = InPlace(
                     self._class, rows.table, rows.field, first.fields, at_random=first.at_random
                 )
-            made.append(TrainedField(rows, states[rows], in_place, project, self._ema))
+            made.append(TrainedField(rows, states[rows], plans[rows], in_place, project, self._ema))
         return made
 
     def _planned(self, rows: RowsParameter, options: Mapping[str, Any]) -> StatePlan:
@@ -233,6 +237,12 @@ class TieredOptimizer(torch.optim.Optimizer):
             raise InvalidInputError(
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{rows.table.name!r} is {element.name}"
+            )
+        ranks = _ranks_of(rows.table)
+        if self._at_random and ranks > 1:
+            raise InvalidInputError(
+                f"table {rows.table.name!r} is shared by {ranks} ranks, where stochastic rounding "
+                "would depend on their number; keep its weights in float32"
             )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
@@ -273,45 +283,44 @@ class TieredOptimizer(torch.optim.Optimizer):
         `closure`, if given, runs the model and the backward pass before, and its result is
         returned. After an error while rows are written, `store.rollback()` is the way back.
         """
-        if self._fields and not self._replicated:
-            _check_alone()
+        if not self._replicated:
+            _check_alone(self._fields.values())
         for field in self._fields.values():
-            for state in field.states:
-                state.check_owner()
+            field.check_owner()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with interrupts_deferred():
-            touched = {rows: rows.gradient_for(self) for rows in self._fields}
+            gradients = []
+            for rows, field in self._fields.items():
+                gradient = rows.gradient_for(self)
+                if gradient is not None:
+                    gradients.append((field, gradient))
             try:
-                self._update(touched)
+                self._update(gradients)
             except Exception as error:
                 error.add_note("this step may be written in part; store.rollback() drops it")
                 raise
-            for rows, gradient in touched.items():
-                if gradient is not None:
-                    rows.used(self)
+            for field, _ in gradients:
+                field.rows.used(self)
         return loss
 
-    def _update(self, touched: Mapping[Any, Gradient | None]) -> None:
+    def _update(self, gradients: Sequence[tuple[TrainedField, Gradient]]) -> None:
         """Update rows in their slots where that can be done, and all else with the torch optimizer.
 
         For its step, copies of the rows take the place of the parameters of the layers.
         """
         groups, states = self._inner.param_groups, self._inner.state
-        every = [group["params"] for group in groups]
         copied: list[tuple[TrainedField, Gradient, Share, torch.nn.Parameter]] = []
-        given: list[list[torch.nn.Parameter]] = [
-            [each for each in listed if type(each) not in (RowsParameter, TableRows)]
-            for listed in every
-        ]
-        for rows, gradient in touched.items():
-            if gradient is None:
-                continue
-            field = self._fields[rows]
+        every, given = [], []
+        for group in groups:
+            every.append(group["params"])
+            given.append([each for each in group["params"] if type(each) not in _ROWS])
+        for field, gradient in gradients:
+            on_device = gradient.batch.lease.device is not None
             for share in field.shares(gradient):
-                if field.step_in_place(gradient, share, groups[share.group]):
+                if on_device and field.step_in_place(gradient, share, groups[share.group]):
                     continue
                 copy, state = field.load(gradient, share)
                 if self._sparse and copy.grad is not None:
@@ -449,17 +458,25 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone() -> None:
-    """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
+def _check_alone(fields: Iterable[TrainedField]) -> None:
+    """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    if (ranks := distributed.get_world_size()) > 1:
+    ranks = distributed.get_world_size()
+    if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
-            "rank would train rows of its own. Train on one rank, or give the optimizer "
-            "replicated=True if every rank applies the gradients of all to a copy of the store"
+            f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
+            "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
+            "store"
         )
+
+
+def _ranks_of(table: Table | JointTable) -> int:
+    """Return how many ranks share the rows of a table."""
+    owner = table._owner
+    return owner.ranks if isinstance(owner, DistributedStore) else 1
 
 
 def _check_apart(every: Iterable[RowsParameter], parts: Sequence[TableRows]) -> None:

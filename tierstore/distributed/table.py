@@ -1,0 +1,162 @@
+"""A table whose rows several ranks have: each reads all of them, and has its own shard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tierstore._disk.partitioning import Shard
+from tierstore._table.address import host_ids
+from tierstore._table.table import Table
+from tierstore.distributed.exchange import Exchange, Request
+from tierstore.distributed.ranks import Ranks
+from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.spec import Field, TableSpec
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+
+__all__ = ["DistributedTable"]
+
+
+class DistributedTable:
+    """Rows of a table by id, wherever they are among the ranks.
+
+    `read` and `write` are collective: every rank calls them, with ids of its own or none. Only
+    tensors and arrays in host memory, and tensors on the table's device, are taken.
+
+    Attributes:
+        shard: the rows that are on this rank, a table of their own; its row i is `ids_of([i])`.
+        average: whether gradients are divided by the number of ranks.
+    """
+
+    def __init__(
+        self, shard: Table, place: Shard, rows: int, ranks: Ranks, *, average: bool
+    ) -> None:
+        """Put a table of all ranks over the shard of one."""
+        self.shard = shard
+        self.average = average
+        self._place = place
+        self._rows = rows
+        self._ranks = ranks
+        self._exchange = Exchange(ranks, place, shard.device, shard.name)
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.shard.name
+
+    @property
+    def rows(self) -> int:
+        """Number of rows on all ranks together."""
+        return self._rows
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the shard on this rank is made of; all have the same fields."""
+        return self.shard.spec
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order."""
+        return self.shard.fields
+
+    @property
+    def dim(self) -> int:
+        """Elements of the first field."""
+        return self.shard.dim
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the first field, `(rows, dim)`, of all ranks together."""
+        return self.rows, self.dim
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is, and rows come to."""
+        return self.shard.device
+
+    @property
+    def store(self) -> Store:
+        """The store of the table."""
+        return self.shard.store
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Values that belong to the whole table; every rank must have the same at a commit."""
+        return self.shard.scalars
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a shard of the table."""
+        return self._ranks.count
+
+    def __len__(self) -> int:
+        return self.rows
+
+    __iter__ = None
+
+    def __repr__(self) -> str:
+        return f"DistributedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
+
+    def request(self, ids: Any) -> Request:
+        """Ask the ranks that own them for the rows of ids of any shape. Collective.
+
+        Raises RowIndexError and InvalidTypeError, and RanksError on the other ranks.
+        """
+        return self._exchange.request(lambda: torch.from_numpy(host_ids(ids, self.rows).rows))
+
+    def read(self, ids: Any, field: str | None = None) -> Any:
+        """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
+        request = self.request(ids)
+        rows: Tensor = self.shard.read(request.asked, field, as_tensor=True)
+        found = request.answer(rows)[request.positions]
+        if isinstance(ids, Tensor):
+            return found.reshape(*ids.shape, found.shape[1])
+        own = found.cpu()
+        values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        return values.reshape(*np.shape(ids), values.shape[-1])
+
+    def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
+        """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.
+
+        Where an id repeats, its last row stays; where several ranks write it, that of the highest.
+        """
+        name = next(iter(self.fields)) if field is None else field
+        item = self.shard.spec.layout.field(name)
+        given = torch.as_tensor(rows)
+        if given.dtype != item.element.torch_dtype():
+            raise InvalidTypeError(f"{name} holds {item.dtype}, these values are {given.dtype}")
+        count = int(np.prod(np.shape(ids)))
+        if tuple(given.shape) != (*np.shape(ids), item.dim):
+            raise InvalidInputError(
+                f"{name} for these ids is {(*np.shape(ids), item.dim)}, not {tuple(given.shape)}"
+            )
+        request = self.request(ids)
+        last = np.zeros(request.size, np.int64)
+        last[request.positions.cpu().numpy()] = np.arange(count)
+        values = given.reshape(count, item.dim)[torch.from_numpy(last)]
+        self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
+
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
+        """Start bringing those rows of a coming batch nearer that are on this rank."""
+        rows = host_ids(ids, self.rows).rows
+        partitions = self._place.partition_of(rows) - self._place.first
+        mine = rows[(partitions >= 0) & (partitions < self._place.count)]
+        if mine.size:
+            self.shard.prefetch(self._place.rows_of(mine), window=window)
+
+    def ids_of(self, rows: Any) -> Any:
+        """Return the ids of rows of the shard, an int64 array or tensor."""
+        return self._place.ids_of(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
