@@ -85,7 +85,13 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert [tier["tier"] for tier in data["tiers"]] == ["gpu", "host"]
     assert data["step_seconds"] == pytest.approx(sum(data["seconds"].values()))
     assert data["seconds"]["disk_reads"] > 0
-    assert "ms" in run("plan", *options).stdout
+    text = run("plan", *options).stdout
+    assert "ms" in text and "FIRST TOUCH" in text
+    faster, slower = (
+        run_json("plan", *options, "--gpu", "125KB", "--link", link)["seconds"]["link"]
+        for link in ("10GB", "1GB")
+    )
+    assert slower == pytest.approx(10 * faster)
 
 
 def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -62,6 +63,12 @@ WAYS = {
     help="Memory for the GPU tier; default: no GPU tier.",
 )
 @click.option(
+    "--link",
+    type=Bytes(),
+    metavar=Bytes.name,
+    help="Bytes a second to the GPU; default: as measured here.",
+)
+@click.option(
     "--policy",
     type=click.Choice(policies.NAMES),
     default="lru",
@@ -91,6 +98,7 @@ def plan(
     state: tuple[list[StateField], ...],
     host: int | None,
     gpu: int,
+    link: int | None,
     policy: str,
     trace: Path | None,
     batch: int | None,
@@ -107,6 +115,10 @@ def plan(
     """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
     With --store: which tables share tiers, and the rows of them that fit.
+
+    FIRST TOUCH counts the distinct rows of a batch that no batch before asked for: no memory can
+    hold those. Times model the page cache: what is missed comes from memory if it is free for the
+    files of the table.
 
     Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
     .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
@@ -133,6 +145,8 @@ def plan(
     fields |= {each.name: each.beside(weight) for group in state for each in group}
     spec = TableSpec(rows=rows, fields=fields)
     found_speeds = speeds.known_speeds(directory)
+    if found_speeds is not None and link is not None:
+        found_speeds = replace(found_speeds, link_bytes=float(link))
     with Progress("replaying"):
         stream = None
         if trace is not None:
@@ -183,7 +197,16 @@ def _divided(spaces: list[SpacePlan]) -> Grid:
 
 
 def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
-    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES/BATCH")
+    headers = (
+        "TIER",
+        "MEMORY",
+        "SLOTS",
+        "PART",
+        "HITS",
+        "DISTINCT HITS",
+        "MISSES/BATCH",
+        "FIRST TOUCH",
+    )
     rows: list[tuple[str, ...]] = [
         (
             tier.tier,
@@ -193,10 +216,11 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
             percent(tier.hit_rate),
             percent(tier.unique_hit_rate),
             "–" if tier.misses_per_batch is None else f"{tier.misses_per_batch:,.0f}",
+            "–" if tier.first_touches_per_batch is None else f"{tier.first_touches_per_batch:,.0f}",
         )
         for tier in found.tiers
     ]
-    rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 4))
+    rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 5))
     lines: list[str | Grid] = [
         f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
         Grid(headers, rows, frozenset(range(1, len(headers)))),
