@@ -7,7 +7,7 @@ from tierstore import policy
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.machine.speeds import Speeds
-from tierstore.sizing import plan, stream_of
+from tierstore.sizing import host_for_hits, plan, stream_of
 from tierstore.sizing.simulation import replay
 
 SPEEDS = Speeds(
@@ -122,3 +122,17 @@ def test_a_plan_says_what_was_not_measured(stream):
     without = dataclasses.replace(MEASURED, link_bytes=None)
     assert "link" in notes(without, gpu=125_000)
     assert "link" not in notes(without) and "link" not in notes(MEASURED, gpu=125_000)
+
+
+def test_the_memory_for_a_hit_rate_is_enough_and_little_more(stream):
+    for hits in (0.3, 0.6):
+        host = host_for_hits(2000, 64, stream, hits)
+        (tier,) = plan(2000, 64, host=host, stream=stream).tiers
+        assert tier.hit_rate >= hits
+        less = bytes_for(2000, 64, tier.slots - 40, policy.lru())
+        (tier,) = plan(2000, 64, host=less, stream=stream).tiers
+        assert tier.hit_rate < hits + 0.02
+    with pytest.raises(InvalidInputError, match="first time"):
+        host_for_hits(2000, 64, stream, 1.0)
+    with pytest.raises(InvalidInputError, match="hits"):
+        host_for_hits(2000, 64, stream, 0)

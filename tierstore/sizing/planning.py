@@ -20,7 +20,7 @@ from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "SpacePlan", "TierPlan", "plan", "plan_tables"]
+__all__ = ["Plan", "SpacePlan", "TierPlan", "host_for_hits", "plan", "plan_tables"]
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,45 @@ def plan(
     return Plan(
         rows, record_bytes, rows * (record_bytes + 4), policy.name, tuple(tiers), seconds, notes
     )
+
+
+def host_for_hits(
+    rows: int,
+    record_bytes: int,
+    stream: Stream,
+    hits: float,
+    *,
+    policy: PolicySpec | None = None,
+    training: bool = True,
+    depth: int = 4,
+    measured: float = 0.5,
+) -> int:
+    """Return the bytes of a host tier that answers a fraction of the ids of a stream.
+
+    It is found by replaying the stream through tiers of several sizes, to one percent of the rows.
+    The other arguments are those of `plan`. Raises InvalidInputError if a tier that holds every row
+    hits less, since the stream asks for too many rows for the first time.
+    """
+    policy = policy or lru()
+    if not 0 < hits <= 1:
+        raise InvalidInputError(f"hits is more than 0 and at most 1, not {hits}")
+
+    def reached(slots: int) -> float:
+        sizes = {"host": slots}
+        rates = _replayed(rows, stream, sizes, policy, training, depth, measured)
+        return rates["host"].hit_rate
+
+    low, high = 0, rows
+    best = reached(rows)
+    if best < hits:
+        raise InvalidInputError(
+            f"a host tier with every row hits {best:.1%} of the ids: the others are asked for the "
+            "first time; use a longer trace"
+        )
+    while high - low > max(1, rows // 100):
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) >= hits else (middle, high)
+    return bytes_for(rows, record_bytes, high, policy)
 
 
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:

@@ -11,14 +11,14 @@ from tierstore import plot
 from tierstore import policy as policies
 from tierstore.budget import Budget, format_bytes
 from tierstore.machine import speeds
-from tierstore.sizing import Plan, SpacePlan, load_stream, plan_tables
+from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_tables
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, Place, PlaceType, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, HitRate, Place, PlaceType, State, StateField
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
@@ -54,6 +54,12 @@ WAYS = {
     type=Bytes(),
     metavar=Bytes.name,
     help="Memory for the host tier; default: a quarter of the free memory.",
+)
+@click.option(
+    "--hits",
+    type=HitRate(),
+    metavar=HitRate.name,
+    help="Find the memory for the host tier that answers this share of ids; needs --trace.",
 )
 @click.option(
     "--gpu",
@@ -97,6 +103,7 @@ def plan(
     dtype: str,
     state: tuple[list[StateField], ...],
     host: int | None,
+    hits: float | None,
     gpu: int,
     link: int | None,
     policy: str,
@@ -127,8 +134,11 @@ def plan(
     Examples:
       tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
       tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
+      tierstore plan --rows 2000000 --dim 64 --hits 90% --trace run.trace
       tierstore plan --store emb.tier --host 8GiB
     """
+    if hits is not None and (trace is None or host is not None or gpu):
+        raise click.UsageError("--hits needs --trace, and finds what --host is without --gpu")
     if store is not None:
         if (rows, dim, trace) != (None, None, None):
             raise click.UsageError("--store gives the tables: leave out --rows, --dim and --trace")
@@ -158,6 +168,17 @@ def plan(
                 epochs=epochs,
                 shuffle=shuffle,
                 memory=memory,
+            )
+        if hits is not None and stream is not None:
+            host = host_for_hits(
+                rows,
+                spec.layout.record_bytes,
+                stream,
+                hits,
+                policy=policies.choose(policy),
+                training=not reading,
+                depth=depth,
+                measured=measured,
             )
         found = make_plan(
             rows,
