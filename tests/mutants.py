@@ -564,8 +564,8 @@ MUTANTS = [
     # Formats.
     Mutant(
         "_formats/npy.py",
-        'big_endian = header.dtype.str.startswith(">")',
-        "big_endian = False",
+        "offset=header.nbytes, stored=header.dtype",
+        'offset=header.nbytes, stored=header.dtype.newbyteorder("<")',
         "tests/formats/test_npy.py",
     ),
     Mutant(

@@ -27,6 +27,10 @@ TINY = {
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
     ],
+    "bench_gpu_ranks": [
+        *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
+        *("--partitions", "4", "--dense-ms", "1"),
+    ],
     "bench_import": [],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
     "bench_memory": ["--budget", "2000000", "--batch", "512"],
@@ -46,6 +50,7 @@ NEEDS = {
     "bench_host_read": "torch",
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",
+    "bench_gpu_ranks": "torch",
     "bench_many_tables": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }

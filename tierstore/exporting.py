@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
-from tierstore._formats import format_of, locate, open_sink, read_keys
+from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
@@ -69,17 +69,19 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
-            `.csv`, `.bin`, `.fvecs` or `.fbin`. A URL for fsspec, such as "s3://bucket/items.zarr",
-            and a zarr store are accepted too: these have no rename, so readers see them grow, and
-            `import_table` refuses them until they are complete.
+            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. A URL for
+            fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
+            `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
+            see them grow, and `import_table` refuses them until they are complete.
         field: the field to write; the first if None.
         rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
             order; all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
-            FILE.parquet:COLUMN. None uses the table's keys if the format can hold keys. Without
-            keys, `.vec`, `.bin` and `.tsv` number the rows; of a list of ids, the ids are the keys.
+            FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
+            cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
+            `.tsv` number the rows; of a list of ids, the ids are the keys.
         memory: limit in bytes for reading a file of keys.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
@@ -100,8 +102,8 @@ def export_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     target = locate(out, write=True)
-    path, into_store = target.path, target.store is not None
-    if not into_store:
+    path, elsewhere = target.path, target.store is not None or target.url is not None
+    if not elsewhere:
         _refuse_inside_store(path)
     if field is None:
         field = next(iter(table.fields))
@@ -121,6 +123,7 @@ def export_table(
         raise InvalidInputError("damaged rows of a list of ids cannot be skipped: leave them out")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
+    keys = _keys_of(table, keys, start, stop, ids)
     converter = Converter(stored.dtype, wanted)
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
@@ -131,7 +134,7 @@ def export_table(
         dim=stored.dim,
         dtype=wanted,
         field=field,
-        keys=_keys_of(table, path, keys, start, stop, ids),
+        keys=keys,
         first_row=start,
         force=force,
     ) as sink:
@@ -150,7 +153,7 @@ def export_table(
 
     converter.warn(f"field {field!r}")
     width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
-    nbytes = (stop - start) * width if into_store else _size(path)
+    nbytes = (stop - start) * width if elsewhere else _size(path)
     return ExportResult(
         path,
         stop - start,
@@ -159,15 +162,16 @@ def export_table(
         nbytes,
         converter.overflowed,
         skipped or [],
-        _notes(table, path),
+        _notes(path, keyed=keys is not None),
     )
 
 
-def _notes(table: Table, path: Path) -> tuple[str, ...]:
-    """Return what was left out, a sentence each."""
-    if table.keys is None or format_of(path, write=True).keys != "never":
+def _notes(path: Path, *, keyed: bool) -> tuple[str, ...]:
+    """Return what is not in the file, a sentence each."""
+    if not keyed or format_of(path, write=True).keys != "never":
         return ()
-    return (f"the {table.rows:,} keys of the table are not written: {path.suffix} files hold none",)
+    beside = keys_beside(path).name
+    return (f"the keys are in {beside}, as {path.suffix} files hold none",)
 
 
 def _checked_choice(damaged: str) -> str:
@@ -221,17 +225,10 @@ def _chosen(
 
 
 def _keys_of(
-    table: Table,
-    path: Path,
-    keys: Any,
-    start: int,
-    stop: int,
-    ids: npt.NDArray[np.int64] | None,
+    table: Table, keys: Any, start: int, stop: int, ids: npt.NDArray[np.int64] | None
 ) -> Any:
     """Return the keys of rows start..stop-1, or of `ids`, or None."""
     if keys is None:
-        if format_of(path, write=True).keys == "never":
-            return None
         if table.keys is None:
             return ids
         keys = table.keys

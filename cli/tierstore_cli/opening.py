@@ -12,7 +12,7 @@ import tierstore
 from tierstore import Store, Table
 from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
 from tierstore_cli.command import WAITING
-from tierstore_cli.params import Place, Rows
+from tierstore_cli.params import Place, Rows, Share
 
 Result = TypeVar("Result")
 
@@ -72,12 +72,21 @@ def choose_field(table: Table, name: str | None) -> str:
     return name if name is not None else next(iter(table.fields))
 
 
-def choose_rows(table: Table, rows: Rows | None) -> tuple[int, int]:
-    """Return (first, last + 1) of the rows, by default of all; raises RowIndexError."""
+def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> tuple[int, int]:
+    """Return (first, last + 1) of the rows, by default of all, or of one of N equal parts of them.
+
+    Raises RowIndexError.
+    """
     start, stop = rows or (0, None)
     stop = table.rows if stop is None else stop
     if not start < stop <= table.rows:
         raise RowIndexError(
             f"rows {start}:{stop} are outside table {table.name!r}, which has rows 0:{table.rows}"
         )
+    if part is not None:
+        number, count = part
+        first, end = (start + (stop - start) * each // count for each in (number, number + 1))
+        if first == end:
+            raise RowIndexError(f"{stop - start} rows are too few for {count} parts")
+        return first, end
     return start, stop

@@ -1,4 +1,4 @@
-"""Ranks of a gloo group, each a process of its own, for tests."""
+"""Ranks of a process group, each a process of its own, for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ class Killed(Exception):
     """A rank was killed, or ended without saying anything."""
 
 
-def run(ranks: int, work: Callable[..., Any], *args: Any, timeout: float = PATIENCE) -> list[Any]:
+def run(
+    ranks: int,
+    work: Callable[..., Any],
+    *args: Any,
+    timeout: float = PATIENCE,
+    backend: str = "gloo",
+) -> list[Any]:
     """Call `work(rank, *args)` in each of some ranks; return what each returned.
 
     What one raised comes back as the exception, `Killed` for one that ended by a signal.
@@ -31,7 +37,9 @@ def run(ranks: int, work: Callable[..., Any], *args: Any, timeout: float = PATIE
     with tempfile.TemporaryDirectory() as place:
         started = [
             CONTEXT.Process(
-                target=_main, args=(work, rank, ranks, place, timeout, args), daemon=True
+                target=_main,
+                args=(work, rank, ranks, place, timeout, backend, args),
+                daemon=True,
             )
             for rank in range(ranks)
         ]
@@ -60,7 +68,13 @@ def _outcome(path: Path) -> Any:
 
 
 def _main(
-    work: Callable[..., Any], rank: int, ranks: int, place: str, timeout: float, args: Any
+    work: Callable[..., Any],
+    rank: int,
+    ranks: int,
+    place: str,
+    timeout: float,
+    backend: str,
+    args: Any,
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -68,7 +82,7 @@ def _main(
     torch.set_num_threads(1)
     if ranks > 1:
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{place}/rendezvous",
             rank=rank,
             world_size=ranks,

@@ -344,6 +344,15 @@ class Generation:
         self.info = info
         return changed
 
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names that identify the base: rows of generations with the same differ by deltas."""
+        return (self.info.generation,)
+
+    def delta_rows(self) -> dict[str, Rows]:
+        """Return the rows of each committed delta, by its name."""
+        return {delta.info.name: np.asarray(delta.ids) for delta in self.tier.deltas}
+
     def committed(self, info: TableInfo) -> None:
         """Adopt a published manifest: the sealed delta is committed, others may be gone."""
         if info.deltas is not self.info.deltas:

@@ -69,10 +69,15 @@ class Shard:
 
     def __len__(self) -> int:
         """Return the number of rows of the shard, at least 1; the only one may stand for no id."""
+        return max(1, self.ids)
+
+    @property
+    def ids(self) -> int:
+        """How many ids are in the shard."""
         block, rest = divmod(self.rows, self.partitions)
         start, wrapped = self._span(block)
         last = min(rest, wrapped) + max(0, min(rest, start + self.count - wrapped) - start)
-        return max(1, block * self.count + last)
+        return block * self.count + last
 
     def partition_of(self, ids: Any) -> Any:
         """Return the partition of each id, of all partitions of the table."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._table.table import Table
 
 __all__ = ["changed_rows", "same_fields"]
@@ -52,32 +49,13 @@ def _candidates(old: Table, new: Table) -> Iterator[Rows]:
     them has contains the row.
     """
     step = max(1, _BLOCK_BYTES // new.spec.layout.record_bytes)
-    (bases, before), (others, after) = _written(old), _written(new)
-    if bases != others:
+    if old._generation.bases != new._generation.bases:
         rows = min(old.rows, new.rows)
         for start in range(0, rows, step):
             yield np.arange(start, min(start + step, rows), dtype=np.int64)
         return
-    ids = [(before.get(name) or after[name])() for name in before.keys() ^ after.keys()]
+    before, after = old._generation.delta_rows(), new._generation.delta_rows()
+    ids = [{**before, **after}[name] for name in before.keys() ^ after.keys()]
     every = np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
     for start in range(0, every.size, step):
         yield every[start : start + step]
-
-
-def _written(table: Table) -> tuple[list[str], dict[tuple[int, str], Callable[[], Rows]]]:
-    """Return the bases of a table, and by delta a function that returns the rows it contains.
-
-    There is one base, or one for each partition.
-    """
-    generation: Any = table._generation
-    if not isinstance(generation, PartitionedGeneration):
-        deltas = table._disk.deltas
-        return [generation.info.generation], {
-            (0, delta.info.name): partial(np.asarray, delta.ids) for delta in deltas
-        }
-    shard = generation.tier.shard
-    return [part.info.generation for part in generation.parts], {
-        (number, delta.info.name): partial(shard.rows_in, number, delta.ids)
-        for number, part in enumerate(generation.parts)
-        for delta in part.tier.deltas
-    }

@@ -1,46 +1,54 @@
 """Rows and gradients between the ranks that use them and the ranks that own them.
 
 A batch asks the owner of each of its distinct ids for the row; what the owners are asked for comes
-to them in the order of ranks, and so do the gradients later: their sum repeats to the bit.
+to them in the order of ranks, and so do the gradients later: their sum repeats to the bit. Tensors
+stay on their device; the one wait of a step is for the number of rows to send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tierstore._disk.partitioning import Shard
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import RanksError, TierStoreError
+from tierstore.errors import InvalidInputError, RanksError, TierStoreError
 
-__all__ = ["Exchange", "Request"]
+__all__ = ["Exchange", "Request", "Wanted"]
+
+_SHIFT = 48
+"""Bits of an id; above them stands the rank that owns it."""
+_BITS = 62
+"""Features that one number of a message tells of."""
 
 
 class Exchange:
-    """Sends rows of a table between the ranks."""
+    """Sends rows of a table, or of tables that are looked up as one, between the ranks.
 
-    def __init__(self, ranks: Ranks, shard: Shard, device: str, name: str) -> None:
-        """Serve a table of this name by a shard of it on a device."""
+    Attributes:
+        owners_of: the rank that owns each of some ids.
+        rows_of: the row of each id on its owner.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        device: str,
+        name: str,
+        *,
+        owners_of: Callable[[Tensor], Tensor],
+        rows_of: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Serve what messages call `name`."""
         self.ranks = ranks
-        self.shard = shard
         self.device = device
         self.name = name
-
-    def request(self, check: Callable[[], Tensor]) -> Request:
-        """Ask the owners for rows; every rank does so at the same time, perhaps for none.
-
-        `check` returns the ids, flat int64; what it raises is raised here once the others know, and
-        RanksError there.
-        """
-        error: TierStoreError | None = None
-        try:
-            ids = check()
-        except TierStoreError as found:
-            error, ids = found, torch.empty(0, dtype=torch.int64)
-        return Request(self, ids.to(self.device), error)
+        self.owners_of = owners_of
+        self.rows_of = rows_of
 
     def swap(self, values: Tensor, given: list[int] | None, taken: list[int] | None) -> Tensor:
         """Send rows `(n, …)` to the ranks, so many to each, and return what comes from each."""
@@ -53,6 +61,37 @@ class Exchange:
         return out.view(sent.dtype)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The ids that one rank asks for.
+
+    Attributes:
+        ids: int64 `(n,)`, on the device of the table.
+        tag: a number that is equal on ranks that look up the same.
+        tables: the number of the table of each feature.
+        lengths: how many of the ids each feature has.
+        is_bad: whether some ids are of no row, bool `()` on a device, where that is not known yet.
+        refuse: raises the error for such an id.
+        error: what is wrong with the ids already.
+    """
+
+    ids: Tensor
+    tag: int
+    tables: Sequence[int] = (0,)
+    lengths: Sequence[int] = (1,)
+    is_bad: Tensor | None = None
+    refuse: Callable[[], object] = field(default=lambda: None)
+    error: TierStoreError | None = None
+
+    def used(self) -> list[int]:
+        """Return which features have ids, as the bits of some numbers."""
+        words = [0] * -(-len(self.lengths) // _BITS)
+        for number, length in enumerate(self.lengths):
+            if length:
+                words[number // _BITS] |= 1 << number % _BITS
+        return words
+
+
 class Request:
     """The distinct rows that a batch asks for, and those that are asked of this rank.
 
@@ -60,48 +99,63 @@ class Request:
         positions: int64, for each id the index of its row among those that come back.
         size: the number of distinct ids.
         total: the number of ids of all ranks.
-        asked: the rows of the shard that each rank asks for, in the order of ranks; distinct for
+        asked: the rows of this rank that each rank asks for, in the order of ranks; distinct for
             each rank, and perhaps not among them.
+        counts: for each feature 1 if any rank has ids of it, else 0.
     """
 
-    def __init__(self, exchange: Exchange, ids: Tensor, error: TierStoreError | None) -> None:
-        """Exchange how many rows are asked for, then which."""
-        self._exchange = exchange
-        ranks, shard = exchange.ranks, exchange.shard
-        distinct, inverse = torch.unique(ids, return_inverse=True)
-        owner = shard.partition_of(distinct) * ranks.count // shard.partitions
-        order = torch.argsort(owner, stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        self.positions: Tensor = place[inverse]
-        self.size: int = len(distinct)
-        counts = torch.bincount(owner, minlength=ranks.count)
-        mine = torch.stack(
-            [
-                counts,
-                torch.full_like(counts, len(ids)),
-                torch.full_like(counts, error is not None),
-            ],
-            dim=1,
-        )
-        there = exchange.swap(mine, None, None)
-        self._raise(error, there[:, 2].tolist())
-        self._given: list[int] = counts.tolist()
-        self._taken: list[int] = there[:, 0].tolist()
-        self.total: int = int(there[:, 1].sum())
-        wanted = exchange.swap(distinct[order], self._given, self._taken)
-        self.asked: Tensor = shard.rows_of(wanted)
+    def __init__(self, exchange: Exchange, wanted: Wanted) -> None:
+        """Exchange how many rows are asked for, then which. Every rank does so at the same time.
 
-    def _raise(self, error: TierStoreError | None, failed: list[int]) -> None:
+        What is wrong with the ids of a rank is raised there once the others know, and RanksError on
+        the others. Raises InvalidInputError on all ranks where they look up different tables.
+        """
+        self._exchange = exchange
+        ranks, ids = exchange.ranks.count, wanted.ids
+        keys, self.positions = torch.unique(
+            (exchange.owners_of(ids) << _SHIFT) + ids, return_inverse=True
+        )
+        self.size: int = len(keys)
+        edges = torch.arange(ranks + 1, device=keys.device) << _SHIFT
+        counts = torch.searchsorted(keys, edges).diff()
+        failed = counts.new_full((1,), wanted.error is not None)
+        if wanted.is_bad is not None:
+            failed = failed + wanted.is_bad
+        told = torch.tensor([wanted.tag, len(ids), *wanted.used()]).to(keys.device)
+        same = torch.cat([failed, told]).expand(ranks, -1)
+        mine = torch.cat([counts[:, None], same], 1)
+        both = torch.stack([mine, exchange.swap(mine, None, None)]).tolist()  # the wait
+        self._given: list[int] = [each[0] for each in both[0]]
+        self._taken: list[int] = [each[0] for each in both[1]]
+        self._check(wanted, both[1])
+        self.total: int = sum(each[3] for each in both[1])
+        self.counts: list[int] = [
+            int(any(each[4 + number // _BITS] >> number % _BITS & 1 for each in both[1]))
+            for number in range(len(wanted.lengths))
+        ]
+        self.touched: frozenset[int] = frozenset(compress(wanted.tables, self.counts))
+        ids_of = keys & ((1 << _SHIFT) - 1)
+        self.asked: Tensor = exchange.rows_of(exchange.swap(ids_of, self._given, self._taken))
+
+    def _check(self, wanted: Wanted, told: list[list[int]]) -> None:
         """Raise what is wrong with the ids of this rank, or of another."""
-        if error is not None:
-            raise error
-        if any(failed):
-            rank = failed.index(1)
-            raise RanksError(
-                f"rank {rank} of {len(failed)} asked table {self._exchange.name!r} for ids that it "
-                "does not have, and nothing was looked up; that rank says which"
-            )
+        if wanted.error is not None:
+            raise wanted.error
+        own, name = self._exchange.ranks.rank, self._exchange.name
+        if told[own][1]:
+            wanted.refuse()
+        for rank, (_, failed, tag, *_) in enumerate(told):
+            if failed:
+                raise RanksError(
+                    f"rank {rank} of {len(told)} asked table {name!r} for ids that it does not "
+                    "have, and nothing was looked up; that rank says which"
+                )
+            if tag != wanted.tag:
+                raise InvalidInputError(
+                    f"rank {rank} of {len(told)} looks up something else than {name!r} on rank "
+                    f"{own}: every rank calls the same layers in the same order, with the same "
+                    "features"
+                )
 
     def answer(self, rows: Tensor) -> Tensor:
         """Give the rows `(asked, dim)` to those who asked; return this rank's `(size, dim)`."""
@@ -110,12 +164,3 @@ class Request:
     def deliver(self, values: Tensor) -> Tensor:
         """Give values `(size, dim)` of the distinct rows to their owners; return `(asked, dim)`."""
         return self._exchange.swap(values, self._given, self._taken)
-
-    def padding(self, padding_idx: int | None) -> int | None:
-        """Return the row of the shard that a padding id is; None where another rank has it."""
-        if padding_idx is None:
-            return None
-        exchange = self._exchange
-        shard, one = exchange.shard, torch.tensor([padding_idx])
-        number = int(shard.partition_of(one)) - shard.first
-        return int(shard.rows_of(one)) if 0 <= number < shard.count else None

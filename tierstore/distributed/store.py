@@ -141,6 +141,10 @@ class DistributedStore(Mapping[str, Any]):
                     average=self.average,
                 )
 
+    def ids_of(self, rows: Any) -> Any:
+        """Return the ids of rows of this rank's shard of a table, whichever it is."""
+        return self._parts.shard(1).ids_of(rows)
+
     def shard_of(self, spec: TableSpec) -> Shard:
         """Return where the rows of a table lie that are on this rank."""
         return self._parts.shard(spec.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -11,9 +12,9 @@ from torch import Tensor
 from tierstore._disk.partitioning import Shard
 from tierstore._table.address import host_ids
 from tierstore._table.table import Table
-from tierstore.distributed.exchange import Exchange, Request
+from tierstore.distributed.exchange import Exchange, Request, Wanted
 from tierstore.distributed.ranks import Ranks
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class DistributedTable:
     Attributes:
         shard: the rows that are on this rank, a table of their own; its row i is `ids_of([i])`.
         average: whether gradients are divided by the number of ranks.
+        place: which rows the shard has.
+        exchange: what its rows go through.
     """
 
     def __init__(
@@ -39,10 +42,17 @@ class DistributedTable:
         """Put a table of all ranks over the shard of one."""
         self.shard = shard
         self.average = average
-        self._place = place
+        self.place = place
         self._rows = rows
         self._ranks = ranks
-        self._exchange = Exchange(ranks, place, shard.device, shard.name)
+        self.exchange = Exchange(
+            ranks,
+            shard.device,
+            shard.name,
+            owners_of=lambda ids: place.partition_of(ids) * ranks.count // place.partitions,
+            rows_of=place.rows_of,
+        )
+        self._tag = zlib.crc32(shard.name.encode())
 
     @property
     def name(self) -> str:
@@ -107,7 +117,40 @@ class DistributedTable:
 
         Raises RowIndexError and InvalidTypeError, and RanksError on the other ranks.
         """
-        return self._exchange.request(lambda: torch.from_numpy(host_ids(ids, self.rows).rows))
+        error: TierStoreError | None = None
+        is_bad: Tensor | None = None
+        try:
+            own, is_bad = self._flat(ids)
+        except TierStoreError as found:
+            error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
+        wanted = Wanted(
+            own,
+            self._tag,
+            is_bad=is_bad,
+            refuse=lambda: host_ids(ids, self.rows),
+            error=error,
+        )
+        return Request(self.exchange, wanted)
+
+    def _flat(self, ids: Any) -> tuple[Tensor, Tensor | None]:
+        """Return ids on the device, flat int64, and whether some are bad where that is not known.
+
+        Those on a GPU are checked there. Raises RowIndexError and InvalidTypeError.
+        """
+        if isinstance(ids, Tensor) and ids.device.type != "cpu":
+            if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+                raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+            own = ids.reshape(-1).to(self.device, torch.int64)
+            return own, ((own < 0) | (own >= self.rows)).any()
+        return torch.from_numpy(host_ids(ids, self.rows).rows).to(self.device), None
+
+    def padding(self, padding_idx: int | None) -> int | None:
+        """Return the row of the shard that a padding id is; None where another rank has it."""
+        if padding_idx is None:
+            return None
+        one = torch.tensor([padding_idx])
+        number = int(self.place.partition_of(one)) - self.place.first
+        return int(self.place.rows_of(one)) if 0 <= number < self.place.count else None
 
     def read(self, ids: Any, field: str | None = None) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
@@ -144,14 +187,14 @@ class DistributedTable:
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing those rows of a coming batch nearer that are on this rank."""
         rows = host_ids(ids, self.rows).rows
-        partitions = self._place.partition_of(rows) - self._place.first
-        mine = rows[(partitions >= 0) & (partitions < self._place.count)]
+        partitions = self.place.partition_of(rows) - self.place.first
+        mine = rows[(partitions >= 0) & (partitions < self.place.count)]
         if mine.size:
-            self.shard.prefetch(self._place.rows_of(mine), window=window)
+            self.shard.prefetch(self.place.rows_of(mine), window=window)
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of the shard, an int64 array or tensor."""
-        return self._place.ids_of(rows)
+        return self.place.ids_of(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the table itself."""

@@ -253,6 +253,10 @@ class Batch:
         trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
         return Gradient(self, values, trained[:-1, None], touched)
 
+    def counts(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return what tells which features have ids, given how many each has on this rank."""
+        return lengths
+
     def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
@@ -90,7 +89,6 @@ class TieredEmbeddingBag(TieredEmbedding):
             or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or self._average is not None
-            or self._shard is not self.table  # the rows of ids come from other ranks
         ):
             return self._expanded(bags)
         parts = [Part(self, self._columns, bags, (0,), (len(bags.ids),), (0,))]
@@ -119,11 +117,9 @@ class TieredEmbeddingBag(TieredEmbedding):
         """Lease the rows of ids whose gradient may come."""
         return self._batch(rows)
 
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids that take no part in training."""
-        self._own.settle()
-        lease: Lease = self.table.lease(rows)
-        return lease
+        return self._lease_to_read(rows)
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return the rows of ids that take no part in training."""

@@ -92,7 +92,7 @@ class TieredEmbedding(RowsLayer):
         super().__init__(table, next(iter(table.fields)) if field is None else field)
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self._average: Average | None = None
-        warn_of_zeros(self._shard, self.field)
+        warn_of_zeros(table, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
@@ -191,10 +191,7 @@ class TieredEmbedding(RowsLayer):
         """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._own.settle()
-        if isinstance(self.table, DistributedTable):
-            return RemoteBatch(self.table, ids, self.padding_idx, self._own.abandoned)
-        return Batch(self.table, ids, self.padding_idx, self._own.abandoned)
+        return self._leased(ids, self.padding_idx)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -257,8 +254,15 @@ class TieredEmbedding(RowsLayer):
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
 
 
-def warn_of_zeros(table: Table, field: str) -> None:
-    """Warn of a table that was never filled; biases, of one element, start from zeros."""
+def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
+    """Warn of a table that was never filled; biases, of one element, start from zeros.
+
+    Of a table of several ranks, each looks at its own rows.
+    """
+    if isinstance(table, DistributedTable):
+        if not table.place.ids:
+            return
+        table = table.shard
     if table in _looked_at or table.dim == 1 or field != next(iter(table.fields)):
         return
     _looked_at.add(table)

@@ -8,10 +8,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn.autograd import Batch
+from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer", "tracing_refused"]
@@ -34,7 +36,7 @@ class RowsLayer(torch.nn.Module):
     rows: RowsParameter
     _own: RowsParameter
 
-    def __init__(self, table: Table | JointTable | DistributedTable, field: str) -> None:
+    def __init__(self, table: Table | JointTable | Shared, field: str) -> None:
         """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
         super().__init__()
         item = table.spec.layout.field(field)
@@ -45,7 +47,8 @@ class RowsLayer(torch.nn.Module):
             )
         self._dtype = item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        shard = table.shard if isinstance(table, DistributedTable) else table
+        self._is_shared = isinstance(table, Shared)
+        shard = table.shard if isinstance(table, Shared) else table
         rows = _parameter_over(shard, field, empty)
         self.table: Any = rows.table if shard is table else table
         self._shard: Any = rows.table
@@ -94,16 +97,38 @@ class RowsLayer(torch.nn.Module):
             )
         return False
 
+    def _leased(
+        self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]
+    ) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
+        own = self._own
+        own.settle()
+        if self._is_shared:
+            return RemoteBatch(self.table, ids, padding_idx, own.abandoned)
+        return Batch(self.table, ids, padding_idx, own.abandoned, *touched)
+
+    def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
+        """Lease the rows of ids that take no part in training, wherever they are."""
+        self._own.settle()
+        if self._is_shared:
+            request = self.table.request(ids)
+            of = [request.touched] if touched else []
+            return RemoteLease(request, self.table.shard.lease(request.asked, *of))
+        lease: Lease = self.table.lease(ids, *touched)
+        return lease
+
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
         On the host that is faster than to find the distinct rows, as long as it takes little room.
         """
-        return _first_of(self._shard)._space.gpu is None and nbytes <= _MUCH
+        if self._is_shared:
+            return False
+        return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
 
     def _check_own(self, what: str) -> None:
         """Raise InvalidInputError for what cannot be looked up on other ranks."""
-        if isinstance(self.table, DistributedTable):
+        if self._is_shared:
             raise InvalidInputError(
                 f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
                 "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"

@@ -24,10 +24,12 @@ from tierstore_cli.params import (
     READ_STORE,
     TABLE,
     VERSION,
+    Part,
     Place,
     PlaceType,
     RowRange,
     Rows,
+    Share,
     VersionType,
     full_name,
 )
@@ -58,6 +60,7 @@ from tierstore_cli.text import some_rows
     metavar="V",
     help="Export only if a row of the table changed since version V.",
 )
+@click.option("--part", type=Part(), help="Export only part K of N equal parts, counted from 0.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
@@ -76,6 +79,7 @@ def export(
     key_file: str | None,
     since: int | str | None,
     unless_like: int | str | None,
+    part: Share | None,
     version: int | str | None,
     dtype: str | None,
     keys: str | None,
@@ -83,12 +87,15 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
+    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector.
 
-    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
-    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
-    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
+    or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
+    .bin, .tsv and .csv number the rows of a table without keys. The export reads one version, and
+    STORE may be written meanwhile. OUT may be a URL for fsspec, but not of a .projector; - is
+    standard output and needs --format. Processes that share an export write one --part each, to
+    files of their own and of the same --version.
 
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
@@ -100,12 +107,13 @@ def export(
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier part-3.parquet --version 812 --part 3/16
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier changed.parquet --since yesterday
       tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
-      tierstore export emb.tier s3://bucket/items.zarr --table item
+      tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
     if streamed and out.as_json:
@@ -115,6 +123,8 @@ def export(
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
     if len(given) > 1:
         raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
+    if part is not None and given and rows is None:
+        raise click.UsageError("--part is that of all rows, or of --rows")
     with (
         into_stream(suffix) if streamed else nullcontext(target) as place,
         open_store(store, version=version) as opened,
@@ -130,7 +140,7 @@ def export(
         elif since is not None:
             picked = _changed(opened, chosen, since)
         else:
-            picked = choose_rows(chosen, rows)
+            picked = choose_rows(chosen, rows, part)
         if unless_like is not None:
             _changed(opened, chosen, unless_like)
         done = export_table(
@@ -163,7 +173,7 @@ def export(
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
-        out.note(f"Note: {note}")
+        out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
     if streamed:
         return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"

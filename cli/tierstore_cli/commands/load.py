@@ -64,10 +64,11 @@ def load(
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
-    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv .tsv .jsonl .fvecs or
-    .fbin file, or the .json index of a model in several .safetensors files. FILE:NAME selects one
-    of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a pipe
-    needs --format. A missing store or table is created with the shape and element type of the
+    SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
+    .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
+    or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
+    one of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a
+    pipe needs --format. A missing store or table is created with the shape and element type of the
     file. Other fields of the table do not change.
 
     Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
