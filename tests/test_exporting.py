@@ -234,6 +234,8 @@ print(-there_and_back(first, 4096) + there_and_back(second, rows))
 def test_memory_stays_flat(tmp_path, suffix):
     """The first file, of 1 MiB, takes what is only taken once; the second may add a few blocks."""
     mebibytes, limit = (72, 36) if suffix in (".vec", ".tsv", ".csv") else (240, 120)
+    if suffix == ".projector":  # text, whose lines are shorter than those with a key
+        mebibytes, limit = 120, 60
     paths = [tmp_path / f"{name}{suffix}" for name in ("first", "second")]
     command = [sys.executable, "-c", MEASURE, *paths, str(mebibytes << 12)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
