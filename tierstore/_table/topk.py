@@ -54,13 +54,11 @@ class Best:
         ids = np.broadcast_to(first + near, scores.shape)
         self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
 
-    def _products(self, rows: Floats) -> Floats:
+    def _products(self, rows: Floats) -> npt.NDArray[Any]:
         """Return the dot products of the queries and some rows, `(queries, n)`."""
         if len(self._queries) == 1:  # memory is the limit, and threads of BLAS only wait
-            one: Floats = np.einsum("d,nd->n", self._queries[0], rows)[None]
-            return one
-        every: Floats = self._queries @ rows.T
-        return every
+            return np.einsum("d,nd->n", self._queries[0], rows)[None]
+        return self._queries @ rows.T
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
         """Keep `k` of more scores, in which lower rows come first."""
