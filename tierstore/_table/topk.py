@@ -54,7 +54,7 @@ class Best:
         ids = np.broadcast_to(first + near, scores.shape)
         self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
 
-    def _products(self, rows: Floats) -> npt.NDArray[Any]:
+    def _products(self, rows: Floats) -> Any:
         """Return the dot products of the queries and some rows, `(queries, n)`."""
         if len(self._queries) == 1:  # memory is the limit, and threads of BLAS only wait
             return np.einsum("d,nd->n", self._queries[0], rows)[None]
