@@ -40,7 +40,7 @@ class Best:
 
     def add(self, first: int, rows: Floats) -> None:
         """Take rows from `first` on; they come in ascending order."""
-        scores = self._queries @ rows.T
+        scores = self._products(rows)
         if self._cosine:
             with np.errstate(invalid="ignore"):  # an infinite element
                 scores /= lengths(rows)
@@ -53,6 +53,12 @@ class Best:
         scores[np.isnan(scores)] = -np.inf
         ids = np.broadcast_to(first + near, scores.shape)
         self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
+
+    def _products(self, rows: Floats) -> Any:
+        """Return the dot products of the queries and some rows, `(queries, n)`."""
+        if len(self._queries) == 1:  # memory is the limit, and threads of BLAS only wait
+            return np.einsum("d,nd->n", self._queries[0], rows)[None]
+        return self._queries @ rows.T
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
         """Keep `k` of more scores, in which lower rows come first."""
