@@ -394,8 +394,8 @@ MUTANTS = [
     ),
     Mutant(
         "_table/address.py",
-        "elif flat.min() >= 0 and flat.max() < rows:",
-        "elif flat.max() < rows:",
+        "if flat.min() >= 0 and flat.max() < rows:",
+        "if flat.max() < rows:",
         "tests/table/test_ids.py",
     ),
     Mutant(
@@ -564,8 +564,8 @@ MUTANTS = [
     # Formats.
     Mutant(
         "_formats/npy.py",
-        'big_endian = header.dtype.str.startswith(">")',
-        "big_endian = False",
+        "offset=header.nbytes, stored=header.dtype",
+        'offset=header.nbytes, stored=header.dtype.newbyteorder("<")',
         "tests/formats/test_npy.py",
     ),
     Mutant(

@@ -23,6 +23,7 @@ TINY = {
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
+    "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
     "bench_gpu_many_tables": [
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
@@ -38,6 +39,7 @@ TINY = {
     "bench_plan": ["--rows", "5000", "--batch", "300"],
     "bench_reads_beside_misses": ["--rows", "4000", "--batch", "300", "--reads", "50"],
     "bench_recovery": ["--rows", "100000"],
+    "bench_small_steps": ["--rows", "3000", "--dims", "8", "--ids", "20", "300"],
     "bench_speedtorch_memory": ["--rows", "40000", "--dim", "8", "--batch", "500"],
     "bench_speedtorch_scale": ["--part", "3000", "--steps", "2"],
     "bench_speedtorch_tables": ["--rows", "5000", "--dim", "8", "--batch", "300"],
@@ -52,6 +54,7 @@ NEEDS = {
     "bench_gpu_many_tables": "torch",
     "bench_gpu_ranks": "torch",
     "bench_many_tables": "torch",
+    "bench_small_steps": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},
 }
 

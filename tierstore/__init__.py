@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tierstore import optim as optim
     from tierstore import plot as plot
     from tierstore import policy as policy
+    from tierstore import reporting as reporting
     from tierstore import sizing as sizing
     from tierstore import spec as spec
     from tierstore import speedtorch as speedtorch
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
+    from tierstore._table.keyed import KeyedTable as KeyedTable
     from tierstore._table.table import Table as Table
     from tierstore.attaching import Attached as Attached
     from tierstore.attaching import attach as attach
@@ -73,6 +75,7 @@ __all__ = [
     "ExportResult",
     "Field",
     "ImportResult",
+    "KeyedTable",
     "Store",
     "Table",
     "TableSpec",
@@ -102,6 +105,7 @@ _HOMES = {
     "ExportResult": "exporting",
     "Field": "spec",
     "ImportResult": "importing",
+    "KeyedTable": "_table.keyed",
     "Store": "_store.store",
     "Table": "_table.table",
     "TableSpec": "spec",
@@ -141,6 +145,7 @@ _MODULES = frozenset(
         "optim",
         "plot",
         "policy",
+        "reporting",
         "sizing",
         "spec",
         "speedtorch",

@@ -28,7 +28,7 @@ from tierstore._tiers.base import Bytes, LowestTier, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
 from tierstore.budget import Budget
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import DeviceName, TableSpec
 from tierstore.stats import TierStats, tally
@@ -155,6 +155,10 @@ class MemoryTable:
         self.door: Door = Door(f"table {name!r}", writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.touched: Touched = Touched()
+        if spec.keys is not None:
+            raise InvalidInputError(
+                "a table by key needs a store on the disk; see tierstore.create"
+            )
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tierstore._threads import Event
 
-__all__ = ["gather", "scatter", "unique"]
+__all__ = ["gather", "scatter", "unique", "window"]
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.integer[Any]]
@@ -79,6 +79,15 @@ def _item(record: int, lo: int, width: int) -> np.dtype[np.void]:
     """Return the type of a record of which only `width` bytes from `lo` are known, as one item."""
     kinds: Any = {"names": ["range"], "formats": [f"V{width}"], "offsets": [lo], "itemsize": record}
     found: np.dtype[np.void] = np.dtype(kinds)
+    return found
+
+
+def window(records: Bytes, lo: int, hi: int) -> npt.NDArray[np.void]:
+    """Return bytes `lo:hi` of each record as one item, in place, `(slots,)`.
+
+    Indexing it copies a few records several times as fast as `gather`, which makes one each time.
+    """
+    found: npt.NDArray[np.void] = records.view(_item(records.shape[1], lo, hi - lo))["range"][:, 0]
     return found
 
 

@@ -403,3 +403,27 @@ def test_keys_are_not_spread_over_partitions(tmp_path: Path) -> None:
         store.set_keys("item", ["a", "b", "c"])
     with pytest.raises(InvalidInputError, match="external keys"):
         distributed.save(tmp_path / "plain", tmp_path / "copy", partitions=2)
+
+
+def test_what_changed_between_versions_is_said_of_ids(path: Path) -> None:
+    """The deltas of partitions have rows of their own, and each is folded by itself."""
+    rng = np.random.default_rng(8)
+    every = {}
+    with distributed.open(path, "r+", keep=9) as store:
+        every[store.version] = contents(store)
+        for _ in range(4):
+            for table in store.values():
+                ids = rng.choice(table.rows, 3, replace=False)
+                table.write(ids, rng.standard_normal((3, table.dim)).astype(table.dtype))
+            every[store.commit()] = contents(store)
+    with tierstore.open(path) as reader:
+        for one in every:
+            for other in every:
+                found = reader.changed(one, other)
+                for name, fields in every[other].items():
+                    rows = [
+                        np.flatnonzero((every[one][name][field] != values).any(1))
+                        for field, values in fields.items()
+                    ]
+                    expected = np.unique(np.concatenate(rows))
+                    assert np.array_equal(found.get(name, []), expected), (one, other, name)

@@ -1,6 +1,7 @@
 """Tables against NumPy arrays, through the public interface."""
 
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
@@ -512,3 +513,49 @@ def test_readers_cannot_write(make):
         store["item"].write([1], np.zeros((1, 5), np.float32))
     with pytest.raises(ClosedError, match="open it again"):
         store["item"].read([1])
+
+
+# -- reads of a few rows, where every row is in the host tier
+
+
+def test_few_resident_rows_are_read_and_counted_as_many_are(make):
+    """The way of small reads gives the bytes and the counters of the general one."""
+    short, general = make(slots=ROWS), make(slots=ROWS)
+    general._access._few = 0
+    rng = np.random.default_rng(5)
+    oracle = fill(short, rng)
+    general.write(np.arange(ROWS), oracle)
+    for number in range(200):
+        ids = rng.integers(0, ROWS, rng.integers(0, 9)).astype(rng.choice([np.int64, np.int32]))
+        name = str(rng.choice(list(FIELDS)))
+        found = short.read(ids, name)
+        assert same(found, general.read(ids, name)), number
+        found[...] = 0  # it is the caller's
+    assert vars(short.stats()["host"]) == vars(general.stats()["host"])
+    assert same(short.read(np.arange(ROWS), "weight"), oracle["weight"])
+
+
+def test_few_resident_rows_are_those_of_the_version_that_is_open(make):
+    table = make(slots=ROWS)
+    committed = fill(table, np.random.default_rng(6))["weight"]
+    table.store.commit()
+    table.write([3, 4], committed[[4, 3]], "weight")
+    assert same(table.read([3, 4], "weight"), committed[[4, 3]])
+    table.store.rollback()
+    assert same(table.read([3, 4], "weight"), committed[[3, 4]])
+    table.store.alter_tables({"item": {"drop": ["sum"]}})
+    assert same(table.read([3, 4], "weight"), committed[[3, 4]])
+    table.store.close()
+    with pytest.raises(ClosedError):
+        table.read([3, 4], "weight")
+
+
+def test_few_resident_rows_are_read_beside_a_use_of_the_store(make):
+    table = make(slots=ROWS)
+    expected, found = fill(table, np.random.default_rng(7))["weight"], []
+    table.read([0])  # one batch in so many has its distinct rows counted, and waits
+    with table.store._door.use():
+        thread = threading.Thread(target=lambda: found.append(table.read([3], "weight")))
+        thread.start()
+        thread.join(60)
+        assert found and same(found[0], expected[[3]])

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from tierstore._disk.base import (
     write_digest,
 )
 from tierstore._disk.delta import Delta, LiveDelta
+from tierstore._disk.key_log import append_keys, load_keys
 from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys, write_index
 from tierstore._disk.manifest import (
     DELTA_NAME,
@@ -42,7 +44,8 @@ from tierstore._disk.manifest import (
 from tierstore._disk.merging import Compaction
 from tierstore._disk.partitioning import Shard
 from tierstore._disk.tier import DiskTier
-from tierstore.errors import CorruptStoreError, TierStoreError
+from tierstore._keys.growing import KeyMap, key_map
+from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
 from tierstore.spec import BACKENDS, TableSpec
 
@@ -59,6 +62,8 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
 _FILLED_BYTES = 64 << 20
@@ -85,6 +90,22 @@ def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.
         yield records[max(0, start - block * BLOCK_ROWS) :]
 
 
+def first_records(
+    spec: TableSpec, codes: npt.NDArray[np.uint64], names: Collection[str] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Return the first records of keys by their codes `(n,)`; other fields than `names` are zero.
+
+    They depend on the initializers and the key alone.
+    """
+    layout = spec.layout
+    records = np.zeros((codes.size, layout.record_bytes), np.uint8)
+    for number, (name, item) in enumerate(layout.fields):
+        if item.init is not None and not item.init.is_zero and (names is None or name in names):
+            values = item.init.of_keys(codes, item.dim, number)
+            layout.view(records, name)[:] = item.element.encode(values)
+    return records
+
+
 def create(
     table: _io.Directory,
     spec: TableSpec,
@@ -98,6 +119,8 @@ def create(
     """
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
+    if spec.keys is not None:
+        spec = spec.seeded()
     if blocks is None:
         spec = spec.seeded()
         blocks = () if spec.sparse else initial_records(spec)
@@ -133,6 +156,10 @@ def create_partitions(
     partitions are filled together, so that records are made once. Returns what the manifest of each
     partition says.
     """
+    if spec.keys is not None:
+        raise InvalidInputError(
+            "a table by key lives in a store of one process, not in one that ranks share"
+        )
     fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
     part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
     part = BACKENDS[spec.backend].completed(part)
@@ -237,6 +264,8 @@ class Generation:
         self._next_seq = next_seq
         self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
+        self._held_next: dict[str, KeyFile] = {}
+        self._map: KeyMap | None = None
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
@@ -244,8 +273,8 @@ class Generation:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
                 self.tier: DiskTier = self._open_tier()
-                if next_seq is None and info.keys is not None and directory.removable:
-                    self._held = open_keys(directory, info.keys)
+                if next_seq is None and directory.removable:
+                    self._held = self._hold_keys(info)
         except BaseException:
             self.directory.close()
             raise
@@ -310,6 +339,8 @@ class Generation:
 
         Raises CorruptStoreError.
         """
+        if self._next_seq is None and info.spec.keys is not None:
+            self._held_next = self._hold_keys(info)
         known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
         found = [(delta, known.get(delta.name)) for delta in info.deltas]
         return [
@@ -322,7 +353,9 @@ class Generation:
 
         On overlayfs, a writer may have copied the base up since; the mapping does not show that.
         """
-        if info.generation != self.info.generation or info.keys != self.info.keys:
+        if info.generation != self.info.generation:
+            return False
+        if info.keys != self.info.keys and info.spec.keys is None:
             return False
         with self.directory.use() as directory:
             return directory.filesystem != "overlay"
@@ -338,8 +371,21 @@ class Generation:
                 self._digest = self._read_digest(info)
         changed = self.tier.changed(deltas, folded)
         self.tier.follow(deltas)
+        if info.keys != self.info.keys:
+            self._held = self._held_next
+            if not _continues(info.keys, self.info.keys):
+                self._map = None
         self.info = info
         return changed
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names that identify the base: rows of generations with the same differ by deltas."""
+        return (self.info.generation,)
+
+    def delta_rows(self) -> dict[str, Rows]:
+        """Return the rows of each committed delta, by its name."""
+        return {delta.info.name: np.asarray(delta.ids) for delta in self.tier.deltas}
 
     def committed(self, info: TableInfo) -> None:
         """Adopt a published manifest: the sealed delta is committed, others may be gone."""
@@ -355,9 +401,42 @@ class Generation:
         self._coming = []
         self.info = info
 
+    def _hold_keys(self, info: TableInfo) -> dict[str, KeyFile]:
+        """Map the files of keys, which a writer may remove."""
+        with self.directory.use() as directory:
+            return {} if info.keys is None else open_keys(directory, info.keys)
+
+    @property
+    def key_map(self) -> KeyMap:
+        """The map of a table by key, filled from its files when it is asked for."""
+        info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
+        if info is not None and len(found) < info.count:
+            files = self._held or self._hold_keys(self.info)
+            load_keys(found, files, info, self.info.spec.rows)
+        self._map = found
+        return found
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys that the version that is open has."""
+        return 0 if self.info.keys is None else self.info.keys.count
+
+    def seal_keys(self) -> KeysInfo | None:
+        """Make keys that were added durable; return what the next version names."""
+        keys, info = self._map, self.info.keys
+        if keys is None or len(keys) == self.key_count:
+            return info
+        with self.directory.use() as directory:
+            return append_keys(directory, self.info.spec.keys or "int64", info, keys)
+
+    def drop_new_keys(self) -> None:
+        """Drop the keys that were added since the last commit."""
+        if self._map is not None:
+            self._map.truncate(self.key_count)
+
     def keys(self, info: KeysInfo | None) -> Keys | None:
         """Open external keys, if any; a writer replaces an index that is missing or damaged."""
-        if info is None:
+        if info is None or self.info.spec.keys is not None:
             return None
 
         def index() -> KeyFile:
@@ -445,6 +524,18 @@ class Generation:
         return BACKENDS[spec.backend].disk_bytes(self.directory, spec) + 4 * spec.rows
 
     @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the files of the generation take on the disk; `disk_bytes` for objects."""
+        path = Path(self.directory.path)
+        if not path.is_dir():
+            return self.disk_bytes
+        found = 0
+        for each in path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a writer may remove files
+                found += each.lstat().st_blocks
+        return found * _BLOCK_BYTES
+
+    @property
     def base_path(self) -> str:
         """Path of the base file or array."""
         return self._path(BACKENDS[self.info.spec.backend].entry)
@@ -457,6 +548,13 @@ class Generation:
         self.tier.close()
         self._held = {}
         self.directory.close()
+
+
+def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:
+    """Whether the first keys of a table by key are those of another version."""
+    if keys is None or before is None:
+        return before is None
+    return keys.files.keys() == before.files.keys() and keys.count >= before.count
 
 
 def remove_generation(table: _io.Directory, name: str) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
@@ -49,10 +49,11 @@ MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
 DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
-KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index)", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index|int64|ends)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
+_COUNTED = (".int64", ".ends")
 _NOWHERE = re.compile("")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
@@ -104,6 +105,12 @@ class KeysInfo:
         """The name of the file of their index."""
         return min(self.files).rpartition(".")[0] + ".index"
 
+    @property
+    def count(self) -> int:
+        """The number of keys of a table by key: a file of it has eight bytes for each."""
+        sized = (size for name, (size, _) in self.files.items() if name.endswith(_COUNTED))
+        return next(sized) // 8
+
 
 @dataclass(frozen=True)
 class DigestInfo:
@@ -153,6 +160,7 @@ class TableInfo:
             "scalars": self.scalars,
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
+            **({} if spec.keys is None else {"by": spec.keys}),
         }
         return canonical(content)
 
@@ -198,8 +206,9 @@ class Manifest:
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
     one's history and the older version that it restored. `partitions` are the version and mark
-    of each partition, if the rows of every table are in partitions. `format` is the format of the
-    file that was read; manifests are always written in the current format.
+    of each partition, if the rows of every table are in partitions. `time` is when the version was
+    committed, in seconds since 1970 UTC, 0 if unknown. `format` is the format of the file that was
+    read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -218,6 +227,7 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     partitions: tuple[tuple[int, str], ...] = ()
+    time: int = 0
     format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -299,6 +309,7 @@ class Manifest:
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
+            **({"time": self.time} if self.time else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -316,6 +327,7 @@ class Manifest:
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
             names |= {"partitions"}
+            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks", "time"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -353,6 +365,7 @@ class Manifest:
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
             partitions=partitions,
+            time=body.natural("time") if "time" in body else 0,
             format=number,
         )
 
@@ -468,7 +481,7 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys"}
+        | {"generation", "deltas", "scalars", "keys", "by"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
@@ -480,7 +493,7 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
             _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
         ),
         scalars=_scalars(section.section("scalars")),
-        keys=None if section.value("keys") is None else _keys(section.section("keys")),
+        keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),
         digest=None if unbound else _digest(section.section("digest")),
     )
 
@@ -505,6 +518,7 @@ def _spec(section: Section) -> TableSpec:
             sparse=section.flag("sparse"),
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
+            keys=cast(Any, section.text("by")) if "by" in section else None,
         )
     except FormatError:
         raise
@@ -548,7 +562,7 @@ def _digest(section: Section) -> DigestInfo:
     )
 
 
-def _keys(section: Section) -> KeysInfo:
+def _keys(section: Section, by: str | None) -> KeysInfo:
     section.only({"kind", "files"})
     files = section.section("files")
     sizes: dict[str, tuple[int, int]] = {}
@@ -559,9 +573,13 @@ def _keys(section: Section) -> KeysInfo:
         sizes[name] = (pair[0], pair[1])
     kind = section.matching("kind", re.compile("int64|uint64|str"))
     endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
+    if by is not None:
+        endings = {"utf8", "ends"} if by == "text" else {"int64"}
     found = {name.rpartition(".")[2] for name in sizes}
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)
     ):
         raise FormatError(f"{section.name}: {sorted(sizes)} are not the files of {kind} keys")
+    if by is not None and any(sizes[name][0] % 8 for name in sizes if name.endswith(_COUNTED)):
+        raise FormatError(f"{section.name}: {sorted(sizes)} end within a key")
     return KeysInfo(kind, sizes)

@@ -154,6 +154,20 @@ class PartitionedGeneration:
         """Whether it lies over the same open files as another."""
         return isinstance(other, PartitionedGeneration) and self.tier.tiers == other.tier.tiers
 
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names that identify the bases of all partitions."""
+        return tuple(name for part in self.parts for name in part.bases)
+
+    def delta_rows(self) -> dict[str, Rows]:
+        """Return the rows of each committed delta, by its partition and name."""
+        shard = self.tier.shard
+        return {
+            f"{number}/{name}": shard.rows_in(number, rows)
+            for number, part in enumerate(self.parts)
+            for name, rows in part.delta_rows().items()
+        }
+
     def keys(self, info: KeysInfo | None) -> None:
         """Return None: rows of partitions have no external keys."""
 
@@ -161,6 +175,11 @@ class PartitionedGeneration:
     def disk_bytes(self) -> int:
         """Bytes of the bases and their checksums."""
         return sum(part.disk_bytes for part in self.parts)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the files of all partitions take on the disk."""
+        return sum(part.allocated_bytes for part in self.parts)
 
     @property
     def base_path(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._keys.hashmap import Codes
+from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
 
@@ -23,6 +24,8 @@ def given(keys: Any) -> npt.NDArray[Any] | Texts:
     `keys` is an array or another sequence. Raises InvalidTypeError and InvalidInputError for those
     that cannot be keys.
     """
+    if isinstance(keys, Strings):
+        return Texts.packed(keys)
     if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "iu":
         return _least(keys)
     listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)

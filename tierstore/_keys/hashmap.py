@@ -155,15 +155,20 @@ def build(
 
 
 class HashMap:
-    """A map from 64-bit integer keys to rows, numbered in the order in which keys arrive.
+    """A map from keys to rows, numbered in the order in which keys arrive.
 
     It grows by doubling. Memory of the larger map is touched, and the rows then move to it, a part
     with each batch; until all have moved a key is looked for in both. Not for several threads at
     once.
     """
 
-    def __init__(self) -> None:
-        """Start without keys."""
+    def __init__(self, same_rows: Callable[[Rows, Rows], Any] | None = None) -> None:
+        """Start without keys.
+
+        `same_rows` compares the keys of rows with those of other rows that have equal codes; None
+        if equal codes are equal keys.
+        """
+        self._same_rows = same_rows
         self._codes: Codes = np.empty(_LEAST_PLACES, np.uint64)
         self._rows = 0
         self._places = _empty(_LEAST_PLACES)
@@ -191,30 +196,45 @@ class HashMap:
         """Return the keys of rows, which are in the map."""
         return self._codes[: self._rows][rows]
 
-    def find(self, codes: Codes) -> Rows:
-        """Return the row of each key, or -1."""
+    def find(self, codes: Codes, same: Same | None = None) -> Rows:
+        """Return the row of each key of a batch, or -1; see `hashmap.find`."""
         stored = self._codes[: self._rows]
-        found = find(self._places, stored, codes)
+        found = find(self._places, stored, codes, same)
         if self._before is not None:
             left = np.flatnonzero(found < 0)
-            found[left] = find(self._before, stored, codes[left])
+            within = same and (lambda at, rows: same(left[at], rows))
+            found[left] = find(self._before, stored, codes[left], within)
         return found
 
     def add(self, codes: Codes) -> Rows:
-        """Return the row of each key; keys that are new get the next rows, in their order."""
+        """Return the row of each key; keys that are new get the next rows, in their order.
+
+        For codes that are keys; where codes may be equal and keys not, `append` what `find` misses.
+        """
         found = self.find(codes)
         missing = np.flatnonzero(found < 0)
         if missing.size:
             self._reserve(self._rows + missing.size)
             found[missing] = self._enter(codes[missing])
-        self._move(max(_MOVED_ROWS, 2 * codes.size))
-        self._prepare(codes.size)
+        self._go_on(codes.size)
         return found
+
+    def append(self, codes: Codes) -> Rows:
+        """Give the next rows to keys that are distinct and not in the map."""
+        self._reserve(self._rows + codes.size)
+        rows = self._enter(codes)
+        self._go_on(codes.size)
+        return rows
+
+    def _go_on(self, count: int) -> None:
+        """Do a part of the work of growing, in proportion to a batch."""
+        self._move(max(_MOVED_ROWS, 2 * count))
+        self._prepare(count)
 
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
         self._rows = min(rows, self._rows)
-        self._places, _ = build(self._codes[: self._rows])
+        self._places, _ = build(self._codes[: self._rows], self._same_rows)
         self._before = self._next = None
 
     def _enter(self, codes: Codes) -> Rows:
@@ -222,7 +242,7 @@ class HashMap:
         start = self._rows
         rows = np.arange(start, start + codes.size)
         self._codes[start : start + codes.size] = codes
-        holders, taken = claim(self._places, self._codes, rows)
+        holders, taken = claim(self._places, self._codes, rows, self._same_rows)
         is_new = holders == rows
         count = int(is_new.sum())
         if count < codes.size:  # close the gaps in the numbers
@@ -265,7 +285,8 @@ class HashMap:
             return
         end = min(self._moved + count, self._movable)
         for start in range(self._moved, end, _BUILT_ROWS):
-            claim(self._places, self._codes, np.arange(start, min(start + _BUILT_ROWS, end)))
+            rows = np.arange(start, min(start + _BUILT_ROWS, end))
+            claim(self._places, self._codes, rows, self._same_rows)
         self._moved = end
         if end == self._movable:
             self._before = None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._keys.strings import Strings
 from tierstore.errors import InvalidInputError
 
 __all__ = ["MAX_TEXT_BYTES", "Texts"]
@@ -57,6 +58,13 @@ class Texts:
                 )
             blob += b"".join(encoded)
         return cls(np.frombuffer(blob, np.uint8), np.cumsum(np.concatenate(lengths)))
+
+    @classmethod
+    def packed(cls, strings: Strings) -> Texts:
+        """Use strings that are packed already, without a copy; errors are those of `of`."""
+        if len(strings) and int(np.diff(strings.offsets).max()) > MAX_TEXT_BYTES:
+            return cls.of(strings)
+        return cls(np.frombuffer(strings.blob, np.uint8), strings.offsets)
 
     def __len__(self) -> int:
         """Return the number of texts."""

@@ -150,6 +150,8 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
         info = state.manifest.tables[name]
         scalars = draft.scalars.get(name, info.scalars)
         keys = touched.keys.get(name, info.keys)
+        if info.spec.keys is not None:
+            keys = table._generation.seal_keys()
         if (delta := table._generation.seal(version)) is not None:
             deltas = (*info.deltas, delta)
             changed[name] = dataclasses.replace(info, deltas=deltas, scalars=scalars, keys=keys)

@@ -18,6 +18,7 @@ from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
 from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
+from tierstore._disk.key_log import load_keys, write_log
 from tierstore._disk.keys import Keys, open_keys, write_keys
 from tierstore._disk.manifest import (
     KeysInfo,
@@ -28,6 +29,7 @@ from tierstore._disk.manifest import (
     unique_name,
 )
 from tierstore._disk.partitioning import PARTITIONS, partition_name
+from tierstore._keys.growing import key_map
 from tierstore._store.copy import Overall, write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
@@ -328,12 +330,20 @@ def _copy_keys(
         if table is None:
             return None, "the table's directory is missing"
         with table.directory(info.generation) as directory:
-            keys = Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)[:]
+            files = open_keys(directory, info.keys)
+            if info.spec.keys is not None:
+                made = key_map(info.spec.keys)
+                load_keys(made, files, info.keys, info.spec.rows)
+                keys: Any = made.keys_of(np.arange(len(made)))
+            else:
+                keys = Keys(files, info.keys, info.spec.rows)[:]
     except FileNotFoundError as error:
         return None, f"{error.filename} is missing"
     except TierStoreError as error:
         return None, str(error)
     with target.directory(generation) as directory:
+        if info.spec.keys is not None:
+            return write_log(directory, info.spec.keys, info.spec.rows, keys), ""
         return write_keys(directory, keys, info.spec.rows), ""
 
 

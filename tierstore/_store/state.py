@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -389,6 +390,7 @@ class State:
         return {
             "version": version,
             "previous": self.manifest.version,
+            "time": int(time.time()),
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
@@ -540,6 +542,8 @@ class State:
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
+        for table in self.tables.values():
+            table._generation.drop_new_keys()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 

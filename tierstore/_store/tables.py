@@ -21,6 +21,7 @@ from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
 from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
@@ -234,12 +235,13 @@ class Spaces:
                 for extent in space.extents:
                     self._of[extent.table] = space
                     name, generation = extent.table, coming.pop(extent.table, None)
+                    kind = Table if known[name].info.spec.keys is None else KeyedTable
                     if generation is None:
                         self._tables[name]._move(space, extent)
-                    elif name in self._tables:
+                    elif type(self._tables.get(name)) is kind:
                         self._tables[name]._attach(generation, space, extent)
                     else:
-                        self._tables[name] = Table(owner, name, generation, space, extent)
+                        self._tables[name] = kind(owner, name, generation, space, extent)
         except BaseException:
             for generation in coming.values():
                 generation.close()

@@ -15,9 +15,11 @@ from tierstore._disk import base as bases
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.keys import indexed_keys
-from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.key_log import load_keys
+from tierstore._disk.keys import indexed_keys, open_keys
+from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._keys.growing import key_map
 from tierstore._store.locking import folds_kept_away
 from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload
@@ -483,7 +485,9 @@ class _Check:
         name, keys = min(info.keys.files), None
         if name not in self._files:
             try:
-                if directory is not None:
+                if info.spec.keys is not None:
+                    _check_log(info, info.keys, opened, directory)
+                elif directory is not None:
                     keys = indexed_keys(directory, info.keys, info.spec.rows)
                 elif opened is not None:
                     keys = opened.keys(info.keys)
@@ -494,6 +498,17 @@ class _Check:
             if keys is not None and (damage := keys.index_damage()):
                 self.report.bad_files.append(f"{where}: {info.keys.index}: {damage}")
         return self._files[name]
+
+
+def _check_log(
+    info: TableInfo, keys: KeysInfo, opened: Generation | None, directory: _io.Directory | None
+) -> None:
+    """Raise CorruptStoreError if the keys of a table by key are damaged."""
+    if directory is not None:
+        made = key_map(info.spec.keys or "int64")
+        load_keys(made, open_keys(directory, keys), keys, info.spec.rows)
+    elif opened is not None:
+        opened.key_map  # noqa: B018 - this loads them
 
 
 def _damaged_binding(

@@ -67,6 +67,8 @@ def host_ids(ids: object, rows: int) -> Ids:
     if array.dtype.kind not in "iu":
         raise InvalidTypeError(f"row ids are whole numbers, not {array.dtype}: {_shown(array)}")
     flat = array.ravel()
+    if flat.dtype == np.int64 and flat.size and np.maximum.reduce(flat.view(np.uint64)) < rows:
+        return Ids(flat, array.shape, kind)  # without its sign a negative id is a huge one
     _check_range(flat, rows)
     return Ids(np.ascontiguousarray(flat, np.int64), array.shape, kind)
 
@@ -84,10 +86,7 @@ def _as_array(ids: object) -> npt.NDArray[Any]:
 def _check_range(flat: npt.NDArray[Any], rows: int) -> None:
     if not flat.size:
         return
-    if flat.dtype == np.int64:  # one pass: without its sign a negative id is a huge one
-        if np.maximum.reduce(flat.view(np.uint64)) < rows:
-            return
-    elif flat.min() >= 0 and flat.max() < rows:
+    if flat.min() >= 0 and flat.max() < rows:
         return
     position = int(np.flatnonzero((flat < 0) | (flat >= rows))[0])
     raise RowIndexError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -155,25 +154,33 @@ class Columns:
         self.lo: int = min(lo for lo, _ in self.spans)
         self.hi: int = max(hi for _, hi in self.spans)
         self.gapless: bool = sum(hi - lo for lo, hi in set(self.spans)) == self.hi - self.lo
+        self._dims = [item.dim for item in self.items]
+        ends = [self.lo, *(hi for _, hi in self.spans)]
+        self._alike = len({item.dtype for item in self.items}) == 1 and all(
+            lo == end for (lo, _), end in zip(self.spans, ends, strict=False)
+        )
+        """Whether the fields lie one behind the other, in elements of one type."""
         self._odd = functools.reduce(int.__or__, (lo | hi for lo, hi in self.spans), 16)
         self._argument = _argument(len(self.names))
         self._kernels: dict[tuple[str, int], Kernel] = {}
 
+    @functools.cached_property
+    def _torch_dtype(self) -> Any:
+        """The type of the first field in torch."""
+        return self.items[0].element.torch_dtype()
+
     def parted(self, data: npt.NDArray[np.uint8], ids: Ids) -> dict[str, Any]:
         """Return the fields in bytes `lo:hi` of some records, each as `from_bytes` does."""
-        parts = {
-            name: data[:, lo - self.lo : hi - self.lo]
-            for name, (lo, hi) in zip(self.names, self.spans, strict=True)
-        }
-        if ids.kind != "torch":
-            items = zip(self.names, self.items, strict=True)
-            return {name: from_bytes(parts[name], item, ids) for name, item in items}
-        import torch
-
         found = {}
-        for name, part in parts.items():
-            stored = np.ascontiguousarray(part)
-            found[name] = torch.from_numpy(stored).view(self._torch_dtypes[name])
+        if ids.kind == "torch" and self._alike:
+            import torch
+
+            for name, (lo, hi) in zip(self.names, self.spans, strict=True):
+                part = np.ascontiguousarray(data[:, lo - self.lo : hi - self.lo])
+                found[name] = torch.from_numpy(part).view(self._torch_dtype)
+            return found
+        for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
+            found[name] = from_bytes(data[:, lo - self.lo : hi - self.lo], item, ids)
         return found
 
     def joined(self, values: Mapping[str, Any], ids: Ids) -> list[tuple[int, int, Any]]:
@@ -181,20 +188,17 @@ class Columns:
 
         It is one piece where the fields leave no gap. Raises as `to_bytes` does.
         """
-        pieces, torch = [], sys.modules.get("torch") if ids.kind == "torch" else None
-        for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
-            given = values[name]
-            if (
-                torch is not None
-                and type(given) is torch.Tensor
-                and given.is_cpu
-                and given.dtype is self._torch_dtypes[name]
-                and given.shape == (*ids.shape, item.dim)
-            ):  # what to_bytes does with them, at once
-                data = given.detach().resolve_neg().contiguous().view(torch.uint8).numpy()
-            else:
-                data = to_bytes(given, item, ids.shape, name)
-            pieces.append((lo, hi, data))
+        given = [values[name] for name in self.names]
+        if ids.kind == "torch" and self._alike and self._are_stored_so(given, ids.shape[0]):
+            import torch
+
+            whole = torch.cat(given, 1).view(torch.uint8).numpy()
+            return [(self.lo, self.hi, whole)]
+        pieces = []
+        for name, item, (lo, hi), each in zip(
+            self.names, self.items, self.spans, given, strict=True
+        ):
+            pieces.append((lo, hi, to_bytes(each, item, ids.shape, name)))
         if len(pieces) == 1 or not self.gapless:
             return pieces
         whole = np.empty((*ids.shape, self.hi - self.lo), np.uint8)
@@ -202,11 +206,20 @@ class Columns:
             whole[:, lo - self.lo : hi - self.lo] = data
         return [(self.lo, self.hi, whole)]
 
-    @functools.cached_property
-    def _torch_dtypes(self) -> dict[str, Any]:
-        """The type of each field in torch."""
-        pairs = zip(self.names, self.items, strict=True)
-        return {name: item.element.torch_dtype() for name, item in pairs}
+    def _are_stored_so(self, given: Sequence[Any], rows: int) -> bool:
+        """Whether values for so many rows are tensors that `to_bytes` would take as they are."""
+        import torch
+
+        for each, dim in zip(given, self._dims, strict=True):
+            if not (
+                type(each) is torch.Tensor
+                and each.dtype is self._torch_dtype
+                and each.shape == (rows, dim)
+                and each.is_cpu
+                and not (each.requires_grad or each.is_neg())
+            ):
+                return False
+        return True
 
     def copy(self, way: str, arrays: Mapping[str, int], rows: int) -> tuple[Kernel, Structure, int]:
         """Return the kernel that copies them between records and arrays, its argument, its items.

@@ -105,8 +105,9 @@ class HostTier:
     others score more, or the batch itself or open leases fill the tier, are served by the tier
     below.
 
-    What stands outside `read`, `write`, `lease`, `read_held`, `write_held`, `give_back`, `fetch`
-    and `stage` expects that no other thread is in a call.
+    What stands outside `read`, `read_resident`, `write`, `lease`, `read_held`, `write_held`,
+    `give_back`, `fetch` and `stage` expects that no other thread is in a call; only
+    `read_resident` may be called meanwhile.
 
     Attributes:
         before_change: called before rows change their places, and before changed records are handed
@@ -162,6 +163,7 @@ class HostTier:
         self._lock = threading.RLock()
         self._arrived = Condition(self._lock)
         self._moves: list[_Move] = []
+        self._windows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
         self.before_change: Callable[[], None] = nothing_to_await
 
     def view(self) -> DeviceView:
@@ -192,6 +194,33 @@ class HostTier:
                     self.map.serve(rows, slots, done=True)
             else:
                 self._read_missing(rows, slots, missing, out, lo, admit=admit)
+
+    def read_resident(self, rows: Rows, lo: int, hi: int, stats: TierStats) -> Bytes | None:
+        """Return bytes `lo:hi` of a few rows as `read` does, where every row of the tier is here.
+
+        Then nothing is to be looked up, admitted or waited for, and no use of the store needs to
+        be kept out. Returns None otherwise, and for a batch whose distinct rows are counted.
+
+        Args:
+            rows: `(n,)`, at least one.
+            lo: the first byte.
+            hi: the byte after the last.
+            stats: the counters of the range that all of them are in.
+        """
+        with self._lock:
+            if not (isinstance(self.map, DirectSlots) and self.map.full and self.records.size):
+                return None
+            if self._batches % _SAMPLE == 0:
+                return None
+            window = self._windows.get((lo, hi))
+            if window is None:
+                window = self._windows[lo, hi] = _rowcopy.window(self.records, lo, hi)
+            found: Bytes = window[rows].view(np.uint8).reshape(rows.size, hi - lo)
+            self._batches += 1
+            stats.requested += rows.size
+            stats.hits += rows.size
+            stats.bytes_out += found.size
+            return found
 
     def stream(self, rows: Rows) -> Generator[tuple[slice, Bytes]]:
         """Yield the records of `rows` part by part; an array is good until the next one."""
@@ -594,8 +623,9 @@ class HostTier:
         Leases end without being given back.
         """
         self.before_change()
-        slots = self.map.lookup(rows)
-        self.map.release(np.union1d(self._changed(), slots[slots >= 0]))
+        with self._lock:
+            slots = self.map.lookup(rows)
+            self.map.release(np.union1d(self._changed(), slots[slots >= 0]))
         if isinstance(self.map, CachedSlots):
             self.map.pins.clear()
 
@@ -621,8 +651,10 @@ class HostTier:
 
     def close(self) -> None:
         """Give the memory back."""
-        self.records = np.empty((0, self.record_bytes), np.uint8)
-        self._arena.memory.close()
+        with self._lock:
+            self._windows.clear()
+            self.records = np.empty((0, self.record_bytes), np.uint8)
+            self._arena.memory.close()
 
     # -- counters
 
@@ -633,6 +665,10 @@ class HostTier:
         for start in self._starts:
             tally(total, **vars(self.stats_from(start)))
         return total
+
+    def counters_from(self, start: int) -> TierStats:
+        """Return what `read_resident` counts to, for rows of the range that begins at `start`."""
+        return self._counted[self._starts.index(start)]
 
     def stats_from(self, start: int) -> TierStats:
         """Return the counters of the range that begins at `start`."""

@@ -24,6 +24,8 @@ class TieredEmbeddingBag(TieredEmbedding):
     graphs that are compiled and under `torch.func`.
     """
 
+    takes_keys = False
+
     def __init__(
         self,
         table: Table,

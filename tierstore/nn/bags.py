@@ -193,7 +193,13 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             return names, self._keyed_parts(names, features)
         names, parts = tuple(features), []
         plan = self._arrange(names)
-        given = {name: self._bags_of(name, features[name]) for name in names}
+        given = {}
+        for name in names:  # with no call for each feature where all are plain
+            ids = features[name]
+            if type(ids) is Tensor and ids.ndim == 2 and not ids.is_nested:
+                given[name] = _Ids(ids.reshape(-1), None, ids.shape[0], ids.shape[1], None)
+            else:
+                given[name] = self._bags_of(name, ids)
         batch = next(iter(given.values())).batch
         for name, one in given.items():
             if one.batch != batch:
@@ -340,8 +346,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     ) -> Tensor:
         """Return where the bags of features begin among the ids of all of them."""
         batch, total = own[0].batch, sum(lengths)
-        if all(each.starts is None for each in own):
-            key = (batch, *(each.each for each in own), device)
+        if all([each.starts is None for each in own]):  # noqa: C419 - one call, not one for each
+            key = (batch, *[each.each for each in own], device)
             if key not in self._offsets:
                 if len(self._offsets) >= _REMEMBERED:
                     self._offsets.clear()
@@ -389,9 +395,10 @@ def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
 
 def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:
     """Return the weights of the ids of features, or None if none has any."""
-    like = next((each.weights for each in own if each.weights is not None), None)
-    if like is None:
+    given = [each.weights for each in own if each.weights is not None]
+    if not given:
         return None
+    like = given[0]
     return torch.cat(
         [like.new_ones(len(each.values)) if each.weights is None else each.weights for each in own]
     )

@@ -158,8 +158,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
             rows = part.layer.look_up(ids, part.features, lengths)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
-                if each.ndim != 1:
-                    found[name] = _shaped(found[name], each)
+                if each.is_nested:
+                    found[name] = _nested(found[name], each)
+                elif each.ndim != 1:
+                    found[name] = found[name].reshape(*each.shape, part.layer.embedding_dim)
         return found if len(parts) == 1 else {name: found[name] for name in features}
 
     def _parted(
@@ -361,9 +363,7 @@ def _whole_numbers(ids: Tensor, what: str) -> Tensor:
     return ids.contiguous()
 
 
-def _shaped(rows: Tensor, ids: Tensor) -> Tensor:
-    """Return rows in the shape of their ids."""
-    if ids.is_nested:
-        found: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
-        return found
-    return rows.reshape(*ids.shape, rows.shape[-1])
+def _nested(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return rows nested as their ids are."""
+    found: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
+    return found

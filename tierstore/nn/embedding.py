@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._store.store import Store
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
@@ -50,6 +51,8 @@ class TieredEmbedding(RowsLayer):
     """
 
     table: Table
+    takes_keys = True
+    """Whether the layer can be over a table by key."""
 
     def __init__(
         self,
@@ -70,7 +73,9 @@ class TieredEmbedding(RowsLayer):
         Args:
             table: a table of an open store; several layers may share it. One that ranks share
                 makes forward and backward passes collective: every rank takes part in each, if
-                with no ids.
+                with no ids. Of a table by key a forward pass takes keys, which may be texts in
+                lists; while it trains, new ones get a row, and in `eval()` or without gradients
+                nothing is added.
             field: the field to look up and train; the first if None.
             padding_idx: a row that takes no part in training, from the end if negative. It is
                 looked up like any other: write zeros there if padding should be zero.
@@ -89,10 +94,22 @@ class TieredEmbedding(RowsLayer):
             )
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
-        super().__init__(table, next(iter(table.fields)) if field is None else field)
+        keyed = table if isinstance(table, KeyedTable) else None
+        if keyed is not None and (padding_idx is not None or not self.takes_keys):
+            what = "padding_idx" if self.takes_keys else type(self).__name__
+            raise InvalidInputError(
+                f"table {table.name!r} is by key, and {what} goes by row: use "
+                "TieredEmbedding without padding_idx"
+            )
+        super().__init__(
+            table if keyed is None else keyed.by_row,
+            next(iter(table.fields)) if field is None else field,
+        )
+        self._keyed: KeyedTable | None = keyed
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self._average: Average | None = None
-        warn_of_zeros(table, self.field)
+        if keyed is None:
+            warn_of_zeros(table, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
@@ -135,6 +152,8 @@ class TieredEmbedding(RowsLayer):
         Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
         `TieredOptimizer(..., ema=0.999)` keeps them.
         """
+        if self._keyed is not None:
+            raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
         self._check_own("averages")
         average = Average(self._shard, self.field)
         average.check_kept()
@@ -145,8 +164,8 @@ class TieredEmbedding(RowsLayer):
 
     @property
     def num_embeddings(self) -> int:
-        """Number of rows of the table."""
-        return self.table.rows
+        """Number of rows of the table; of a table by key, those that have a key."""
+        return self.table.rows if self._keyed is None else self._keyed.rows
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the row of each id, `input.shape + (embedding_dim,)`.
@@ -160,6 +179,8 @@ class TieredEmbedding(RowsLayer):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if self._keyed is not None:
+            return self._look_up_keys(ids, self._keyed)
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.compiler.is_compiling():
@@ -175,9 +196,23 @@ class TieredEmbedding(RowsLayer):
             return autograd.Transformed.apply(self._own, ids, self)[0]
         return autograd.read(ids, self._anchor.detach(), self._number)
 
+    def _look_up_keys(self, keys: Any, table: KeyedTable) -> Tensor:
+        """Return the row of each key; those that are new get one where they are trained."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            raise InvalidInputError(
+                f"table {table.name!r} is by key: keys are looked up outside of torch.compile and "
+                "torch.func, so keep this layer out of them"
+            )
+        if self._trains() and self.training:
+            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
+        self._own.settle()
+        rows: Tensor = table.read(keys, self.field, as_tensor=True)
+        return rows.to(self._anchor)
+
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        self.table.prefetch(ids, window=window)
+        table = self.table if self._keyed is None else self._keyed
+        table.prefetch(ids, window=window)
 
     # -- what the operators call
 

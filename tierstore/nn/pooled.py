@@ -120,7 +120,7 @@ class Composed:
             columns.part(gradient.to(found), run).reshape(found.shape)
             for run, found in zip(columns.runs, self._found, strict=True)
         ]
-        by_torch = any(map(self._by_torch, columns.modes))
+        by_torch = any(map(self._by_torch, set(columns.modes)))
         wanted = [(self._rows, trained and by_torch), (self._weights, weighed)]
         of = [each for each, needed in wanted if needed and each is not None]
         pairs = zip(self._found, gradients, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,6 +132,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._inner = optimizer_class(
             [{"params": [torch.nn.Parameter(torch.empty(0, 1))]}], **options
         )
+        self._inner_step = _unhooked(self._inner)
         self._inner.param_groups.clear()
         self._inner.state.clear()
         super().__init__([{"params": []}], self._inner.defaults)
@@ -333,7 +335,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             for group, listed in zip(groups, given, strict=True):
                 group["params"] = listed
-            self._inner.step()
+            self._inner_step(self._inner)
             for field, gradient, share, copy in copied:
                 field.store(gradient, share, copy, states[copy])
         finally:
@@ -450,6 +452,22 @@ class TieredOptimizer(torch.optim.Optimizer):
             "an optimizer over rows of a table cannot be pickled or copied: what it needs lies in "
             "the store. Save opt.state_dict(), and load it into an optimizer over the same tables"
         )
+
+
+def _unhooked(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
+    """Return the step of an optimizer's class without the hooks and the profiler's range.
+
+    Those of the optimizer around it are called already. For torch's own classes the switch of
+    gradients goes too, which a step without a closure does not need: they are off.
+    """
+    step: Any = type(optimizer).step
+    differentiable = optimizer.defaults.get("differentiable", False)
+    if type(optimizer).__module__.startswith("torch.optim.") and not differentiable:
+        step = inspect.unwrap(step)
+    elif getattr(step, "hooked", False):
+        step = step.__wrapped__
+    found: Callable[[torch.optim.Optimizer], Any] = step
+    return found
 
 
 def class_name(kind: type[torch.optim.Optimizer]) -> str:

@@ -1,0 +1,174 @@
+"""Does a small step, or a small read, of rows in memory cost what it costs in torch?"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Answer, arguments, in_child, in_turn, medians, workspace
+
+import tierstore
+
+QUESTION = "Small steps of Adam, and small reads, of rows that are all in memory, against torch's"
+PEER = "nn.Embedding and SparseAdam"
+STEPS = {  # times the peer that a step may take, by dimension and ids
+    16: {32: 1.5, 256: 1.2, 2048: 0.65, 32768: 0.34},
+    128: {32: 1.3, 256: 0.8, 2048: 0.5, 32768: 0.36},
+}
+READS = {1: 4.5, 64: 4.5, 1024: None}
+"""Microseconds that a read of so many ids may take."""
+SKEW = 1.05
+BATCHES = 32
+SECONDS = 0.02
+"""Each measurement repeats its call for about as long."""
+
+
+def drawn(rows: int, ids: int, seed: int) -> list[torch.Tensor]:
+    """Return batches of ids by a power law, the popular rows anywhere in the table."""
+    rng = np.random.default_rng(seed)
+    shares = np.cumsum(np.arange(1, rows + 1) ** -SKEW)
+    places = rng.permutation(rows)
+    found = np.searchsorted(shares, rng.random((BATCHES, ids)) * shares[-1])
+    return list(torch.from_numpy(places[found]))
+
+
+class Repeated:
+    """A call for each batch in turn, repeated for a while."""
+
+    def __init__(self, call: Any, batches: list[torch.Tensor]) -> None:
+        self._call, self._batches = call, batches
+        for _ in range(2):
+            begin = time.perf_counter()
+            for batch in batches[:4]:
+                call(batch)
+            seconds = (time.perf_counter() - begin) / 4
+        self.times = max(4, int(SECONDS / seconds))
+
+    def __call__(self) -> None:
+        call, batches = self._call, self._batches
+        for number in range(self.times):
+            call(batches[number % BATCHES])
+
+
+def median_of(calls: dict[str, Repeated], repeat: int) -> dict[str, float]:
+    """Return the median seconds of one call."""
+    found = medians(in_turn(calls, repeat))
+    return {name: seconds / calls[name].times for name, seconds in found.items()}
+
+
+def steps(path: Path, rows: int, dim: int, ids: int, repeat: int) -> dict[str, float]:
+    """Return median seconds of a step of Adam, each way, on one core."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    torch.set_num_threads(1)
+    with tierstore.open(path, "r+", budget=tierstore.Budget(host_rows=rows), device="cpu") as store:
+        tiered = tierstore.nn.TieredEmbedding(store[f"dim{dim}"])
+        ours = tierstore.optim.TieredOptimizer(torch.optim.Adam, [tiered], lr=0.01)
+        for start in range(0, rows, 1 << 16):
+            tiered.table.read(np.arange(start, min(start + (1 << 16), rows)))
+        weight = torch.from_numpy(tiered.table.read(np.arange(rows)))
+        plain = torch.nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
+        theirs = torch.optim.SparseAdam(plain.parameters(), lr=0.01)
+        gradient = torch.randn(ids, dim, generator=torch.Generator().manual_seed(1))
+
+        def step(layer: Any, optimizer: Any, batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            layer(batch).backward(gradient)
+            optimizer.step()
+
+        batches = drawn(rows, ids, seed=ids)
+        step(plain, theirs, batches[0])
+        step(tiered, ours, batches[0])
+        apart = (tiered(batches[0]) - plain(batches[0])).abs().mean()
+        if apart > 1e-5:  # SparseAdam adds its epsilon elsewhere
+            raise RuntimeError(f"tierstore and torch trained other rows: {apart} apart")
+        found = median_of(
+            {
+                PEER: Repeated(lambda batch: step(plain, theirs, batch), batches),
+                "tierstore": Repeated(lambda batch: step(tiered, ours, batch), batches),
+            },
+            repeat,
+        )
+        store.rollback()
+        return found
+
+
+def reads(path: Path, rows: int, dim: int, ids: int, repeat: int) -> dict[str, float]:
+    """Return median seconds of a read, each way, on one core."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    torch.set_num_threads(1)
+    with tierstore.open(path, budget=tierstore.Budget(host_rows=rows), device="cpu") as store:
+        table = store[f"dim{dim}"]
+        weight = table.read(np.arange(rows))
+        tensor = torch.from_numpy(weight)
+        batches = drawn(rows, ids, seed=ids)
+        arrays: Any = [batch.numpy() for batch in batches]
+        embedding = torch.nn.functional.embedding
+        return median_of(
+            {
+                "np.take": Repeated(lambda batch: weight.take(batch, axis=0), arrays),
+                "F.embedding": Repeated(lambda batch: embedding(batch, tensor), batches),
+                "tierstore, of arrays": Repeated(table.read, arrays),
+                "tierstore, of tensors": Repeated(table.read, batches),
+            },
+            repeat,
+        )
+
+
+def main() -> None:
+    parser = arguments(QUESTION, rows=200_000)
+    parser.add_argument("--dims", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--ids", type=int, nargs="+", default=list(STEPS[16]))
+    options = parser.parse_args()
+    answer = Answer(
+        "small_steps",
+        QUESTION,
+        "of a step, each distinct row and its two states read and written once, a row for each id "
+        "and its gradient read once: 40 B to 5 MB; of a read, the rows",
+        "; ".join(
+            [
+                f"steps of dim {dim} at most " + ", ".join(map(str, STEPS[dim].values()))
+                for dim in STEPS
+            ]
+        )
+        + f" of {PEER}, reads of 1 and 64 rows at most 4.5 us",
+    )
+    missed = False
+    with workspace(options) as directory:
+        path = directory / "bench.tier"
+        specs = {
+            f"dim{dim}": tierstore.TableSpec(
+                options.rows, dim, init=tierstore.normal(std=0.1, seed=dim)
+            )
+            for dim in options.dims
+        }
+        tierstore.create(path, specs).close()
+        for ids, most in READS.items():
+            dim = options.dims[0]
+            found = in_child(reads, path, options.rows, dim, ids, options.repeat)
+            for name, seconds in found.items():
+                answer.rows.append(_row(f"read, {name}", dim, ids, seconds))
+            ours = 1e6 * found["tierstore, of arrays"]
+            answer.ratios[f"read of {ids}, of np.take"] = ours / (1e6 * found["np.take"])
+            missed |= most is not None and ours > most
+        for dim in options.dims:
+            for ids in options.ids:
+                found = in_child(steps, path, options.rows, dim, ids, options.repeat)
+                for name, seconds in found.items():
+                    answer.rows.append(_row(f"step, {name}", dim, ids, seconds))
+                ratio = found["tierstore"] / found[PEER]
+                answer.ratios[f"step of {ids}, dim {dim}, of the peer"] = ratio
+                missed |= ratio > STEPS.get(dim, {}).get(ids, ratio)
+    answer.met = not missed
+    answer.give(options)
+
+
+def _row(what: str, dim: int, ids: int, seconds: float) -> dict[str, Any]:
+    return {"what": what, "dim": dim, "ids": ids, "us": 1e6 * seconds}
+
+
+if __name__ == "__main__":
+    main()
