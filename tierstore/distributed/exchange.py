@@ -8,7 +8,7 @@ stay on their device; the one wait of a step is for the number of rows to send.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 
 import torch
@@ -80,7 +80,7 @@ class Wanted:
     tables: Sequence[int] = (0,)
     lengths: Sequence[int] = (1,)
     is_bad: Tensor | None = None
-    refuse: Callable[[], object] = field(default=lambda: None)
+    refuse: Callable[[], object] | None = None
     error: TierStoreError | None = None
 
     def used(self) -> list[int]:
@@ -142,7 +142,7 @@ class Request:
         if wanted.error is not None:
             raise wanted.error
         own, name = self._exchange.ranks.rank, self._exchange.name
-        if told[own][1]:
+        if told[own][1] and wanted.refuse is not None:
             wanted.refuse()
         for rank, (_, failed, tag, *_) in enumerate(told):
             if failed:
