@@ -40,7 +40,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n auto $(TESTS)
 
 test-all: $(READY)
-	$(BIN)/pip install --quiet -e '.[integrations]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[formats,integrations]' -c $(CONSTRAINTS)
 	$(BIN)/python -m pytest -q -n auto --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 

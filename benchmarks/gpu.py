@@ -15,7 +15,7 @@ import numpy as np
 from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.generation import Generation
 from tierstore._door import Door
-from tierstore._memory_table import MemoryTable, Origin, _Ground
+from tierstore._memory_table import MemoryTable, Origin, Unversioned
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
 from tierstore._tiers.gpu.device import CudaDevice, Device
@@ -108,7 +108,7 @@ class Scratch:
             extent.table: Table(
                 self,
                 extent.table,
-                cast(Generation, _Ground(specs[extent.table], tiers[extent.table])),
+                cast(Generation, Unversioned(specs[extent.table], tiers[extent.table])),
                 self._space,
                 extent,
             )

@@ -31,6 +31,7 @@ fails or is interrupted leaves no partial result.
 | 4 | damage found |
 | 5 | locked by another writer |
 | 6 | no space, or an I/O error |
+| 10 | nothing changed since the version of `--since` or `--if-changed` |
 | 130 | interrupted |
 
 ## Completion

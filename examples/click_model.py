@@ -3,6 +3,7 @@
     python examples/click_model.py                                     # impressions it makes up
     python examples/click_model.py --data train.txt.gz --scale 1       # Criteo's, as published
     python examples/click_model.py --store ads.tier --resume           # go on after a kill
+    torchrun --nproc-per-node=2 examples/click_model.py --store ads.tier    # a GPU each, or none
 
 Trains in one pass and ends with the AUC on impressions it has not trained on; `--compare` trains
 the same model in plain torch beside it. Naumov et al., "Deep learning recommendation model for
@@ -12,6 +13,7 @@ personalization and recommendation systems", 2019.
 import argparse
 import gzip
 import itertools
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -19,8 +21,10 @@ from zlib import crc32
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn import Linear, ReLU, Sequential
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
 
 import tierstore
 from tierstore.nn import TieredEmbeddingCollection
@@ -33,13 +37,14 @@ def train_in_tiers(store, model, batches):
     opt = TieredOptimizer(torch.optim.Adagrad, [emb, model], lr=lr)
     ahead = tierstore.lookahead(batches, {emb: "ids"}, depth=4)
     run = tierstore.Checkpoint(store, model=model, opt=opt, batches=ahead)
+    model = DistributedDataParallel(model) if ranks > 1 else model
     step = run.resume()
     if ahead.epoch == 0:  # else that commit was the last one
         for loss in steps(model, emb, opt, ahead):
             step += 1
             if step % given.commit_every == 0:
                 run.commit(step)
-                print(f"step {step}: loss {loss:.4f}, committed", flush=True)
+                tell(f"step {step}: loss {loss:.4f}, committed")
         run.commit(step)
     return emb
 
@@ -63,6 +68,12 @@ def steps(model, emb, opt, batches):
         yield loss.item()
 
 
+def tell(text):
+    """Print something, once for all ranks."""
+    if rank == 0:
+        print(text, flush=True)
+
+
 arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 arguments.add_argument("--data", type=Path, help="Criteo's lines: label, 13 numbers, 26 texts; .gz")
 arguments.add_argument("--samples", type=int, default=400_000, help="to make up without data")
@@ -75,6 +86,17 @@ arguments.add_argument("--commit-every", type=int, default=100, help="steps")
 arguments.add_argument("--compare", action="store_true", help="with plain torch; tables in memory")
 arguments.add_argument("--device", default="auto")
 given = arguments.parse_args()
+
+rank, ranks, device = 0, 1, given.device
+if "WORLD_SIZE" in os.environ:  # torchrun started this
+    cuda = torch.cuda.is_available() and given.device != "cpu"
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu"
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if given.store is None or given.compare:
+        raise SystemExit("several ranks need --store, and compare with nothing")
 
 # ----- configuration
 dim = 16
@@ -135,13 +157,17 @@ def made_up():
 
 
 class Part:
-    """Some of the batches, made again by each iteration."""
+    """Some of the batches, made again by each iteration; of each a rank may take its share."""
 
-    def __init__(self, first, last):
-        self.range = first, last
+    def __init__(self, first, last, share=slice(None)):
+        self.range, self.share = (first, last), share
 
     def __iter__(self):
-        return itertools.islice(from_file() if given.data else made_up(), *self.range)
+        for batch in itertools.islice(from_file() if given.data else made_up(), *self.range):
+            if len(batch["label"]) >= ranks:  # or a rank would be left without
+                ids = {name: each[self.share] for name, each in batch["ids"].items()}
+                rest = {name: batch[name][self.share] for name in ("label", "numbers")}
+                yield {**rest, "ids": ids}
 
 
 class Dlrm(torch.nn.Module):
@@ -191,7 +217,7 @@ def auc(model, emb):
     return below / (clicks * (len(labels) - clicks))
 
 
-test, train = Part(0, held_out), Part(held_out, None)
+test, train = Part(0, held_out), Part(held_out, None, slice(rank, None, ranks))
 folder = tempfile.TemporaryDirectory()
 path = given.store or Path(folder.name) / "ads.tier"
 specs = {
@@ -199,8 +225,14 @@ specs = {
     for name, rows in tables.items()
 }
 budget = tierstore.Budget(host=given.host_bytes)
-begin = tierstore.open_or_create if given.resume else tierstore.create
-with begin(path, specs, budget=budget, device=given.device) as store:
+if "WORLD_SIZE" in os.environ:
+    resumes = given.resume and path.exists()
+    begin = tierstore.distributed.open if resumes else tierstore.distributed.create
+    opened = begin(path, *([] if resumes else [specs]), budget=budget, device=device)
+else:
+    begin = tierstore.open_or_create if given.resume else tierstore.create
+    opened = begin(path, specs, budget=budget, device=device)
+with opened as store:
     place = store["C1"].device
     torch.manual_seed(0)
     model = Dlrm().to(place)
@@ -209,7 +241,7 @@ with begin(path, specs, budget=budget, device=given.device) as store:
     seconds = time.perf_counter() - start
     found = auc(model, emb)
     nbytes = sum(store[name].rows * store[name].spec.layout.record_bytes for name in tables)
-    print(f"{nbytes >> 20} MiB of tables, {given.host_bytes} of memory, {seconds:.1f} s")
+    tell(f"{nbytes >> 20} MiB of tables, {given.host_bytes} of memory, {seconds:.1f} s")
     if given.compare:
         with tierstore.create(None, specs) as begun:
             weights = {name: torch.from_numpy(begun[name][:]).to(place) for name in tables}
@@ -219,4 +251,6 @@ with begin(path, specs, budget=budget, device=given.device) as store:
         pairs = [(store[name][:], weights[name].numpy(force=True)) for name in tables]
         other = sum((ours != theirs).any(1).sum() for ours, theirs in pairs)
         print(f"plain torch: {difference} less AUC, {other} of {sum(sizes):,} rows differ")
-print(f"AUC on {held_out * given.batch:,} held-out impressions: {found:.6f}")
+tell(f"AUC on {held_out * given.batch:,} held-out impressions: {found:.6f}")
+if ranks > 1:
+    dist.destroy_process_group()

@@ -219,8 +219,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/commit.py",
-        "deltas=(*info.deltas, delta), scalars=scalars",
-        "deltas=(*info.deltas, delta)",
+        "deltas=deltas, scalars=scalars, keys=keys",
+        "deltas=deltas, keys=keys",
         "tests/store/test_store.py tests/store/test_schema.py",
     ),
     Mutant(
@@ -564,8 +564,8 @@ MUTANTS = [
     # Formats.
     Mutant(
         "_formats/npy.py",
-        'big_endian = header.dtype.str.startswith(">")',
-        "big_endian = False",
+        "offset=header.nbytes, stored=header.dtype",
+        'offset=header.nbytes, stored=header.dtype.newbyteorder("<")',
         "tests/formats/test_npy.py",
     ),
     Mutant(

@@ -23,9 +23,14 @@ TINY = {
     "bench_capped_epoch": ["--rows", "20000", "--batch", "512", "--cap", "300000000"],
     "bench_cold_reads": ["--rows", "20000", "--batch", "500"],
     "bench_host_read": ["--rows", "5000", "--batch", "300"],
+    "bench_keys": ["--rows", "3000", "--batch", "100", "--map-rows", "5000", "--map-batch", "999"],
     "bench_gpu_many_tables": [
         *("--device", "cpu", "--rows", "5000", "--samples", "16", "40", "--dims", "8"),
         *("--bags", "3", "--bag-samples", "8", "--seconds", "1"),
+    ],
+    "bench_gpu_ranks": [
+        *("--device", "cpu", "--rows", "3000", "--samples", "16", "--dim", "8"),
+        *("--partitions", "4", "--dense-ms", "1"),
     ],
     "bench_import": [],
     "bench_many_tables": ["--rows", "5000", "--batch", "64"],
@@ -47,6 +52,7 @@ NEEDS = {
     "bench_host_read": "torch",
     "bench_train_end_to_end": "torch",
     "bench_gpu_many_tables": "torch",
+    "bench_gpu_ranks": "torch",
     "bench_many_tables": "torch",
     "bench_small_steps": "torch",
     **{name: "torch" for name in TINY if "speedtorch" in name or "transfer" in name},

@@ -95,6 +95,28 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     assert float(found[1]) > 0
 
 
+@pytest.mark.slow
+def test_ranks_train_the_model_of_one_process(tmp_path: Path) -> None:
+    data, stores = file_for("click_model", tmp_path), [tmp_path / name for name in ("one", "two")]
+    given = ["--data", str(data), "--device", "cpu", *CLICKS]
+    one = run("click_model", *given, "--store", stores[0])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    script = str(ROOT / "examples" / "click_model.py")
+    for more in ([], ["--resume"]):
+        command = [*torchrun, script, *given, "--store", str(stores[1]), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        found = [re.findall(FIGURES["click_model"], printed) for printed in (one, done.stdout)]
+        assert len(found[1]) == 1
+        assert float(found[0][0]) == pytest.approx(float(found[1][0]), abs=0.02)
+        if not more:
+            assert "committed" in done.stdout
+    with tierstore.open(stores[0]) as plain, tierstore.open(stores[1]) as ranks:
+        assert plain.step == ranks.step
+        for name in plain:
+            np.testing.assert_allclose(plain[name][:], ranks[name][:], atol=2e-3)
+
+
 def published(name: str, folder: Path) -> Path:
     """Write a folder of the files that a benchmark is published in."""
     rng = np.random.default_rng(2)

@@ -11,7 +11,7 @@ import tierstore
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of
 from tests.reference.elements import BFLOAT16
 from tierstore._dtypes import convert
-from tierstore._formats import SINK_SUFFIXES
+from tierstore._formats import SINK_SUFFIXES, read_keys
 from tierstore.errors import (
     ExistsError,
     InvalidInputError,
@@ -145,8 +145,8 @@ def test_keys_that_are_given(store, tmp_path):
         assert list(read_keys_of(tmp_path / f"{name}.tsv")) == expected
     with pytest.raises(InvalidInputError, match=r"9 keys .* 700 rows or of the 10 rows"):
         export_table(store["item"], tmp_path / "out.tsv", rows=(10, 20), keys=words[:9])
-    with pytest.raises(InvalidInputError, match="cannot hold keys"):
-        export_table(store["item"], tmp_path / "out.npy", keys=words)
+    export_table(store["item"], tmp_path / "out.npy", keys=words)
+    assert list(read_keys(tmp_path / "out.keys.npy")) == words
 
 
 def test_targets_that_must_not_be_written(store, tmp_path):
@@ -162,7 +162,7 @@ def test_targets_that_must_not_be_written(store, tmp_path):
         ("s.tier/out.npy", InvalidInputError),
         ("s.tier/item/out.npy", InvalidInputError),
         ("inside/out.npy", InvalidInputError),
-        ("out.h5", InvalidInputError),
+        ("out.pt", InvalidInputError),
     ]:
         with pytest.raises(error):
             export_table(store["item"], tmp_path / path)

@@ -200,7 +200,7 @@ def test_requests_that_do_not_fit(store, two_fields, tmp_path):
     with pytest.raises(InvalidInputError, match="not a field name"):
         import_table(store, path, table="new", field="a b")
     with pytest.raises(InvalidInputError, match="files ending in"):
-        import_table(store, tmp_path / "file.h5")
+        import_table(store, tmp_path / "file.absent")
     write_file(tmp_path / "empty.npy", random_matrix(0, DIM), "float32")
     with pytest.raises(InvalidInputError, match="no rows"):
         import_table(store, tmp_path / "empty.npy", table="new")

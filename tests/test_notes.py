@@ -98,13 +98,16 @@ def test_types_that_a_table_narrows_are_noted(tmp_path, path, matrix):
     assert asked.notes == ()
 
 
-def test_keys_that_an_export_drops_are_noted(tmp_path, path, matrix):
+def test_keys_beside_a_file_are_noted(tmp_path, path, matrix):
     np.save(tmp_path / "f.npy", matrix)
     tierstore.import_table(path, tmp_path / "f.npy", keys=list("abcdef"))
     with tierstore.open(path) as store:
         done = tierstore.export_table(store["embeddings"], tmp_path / "g.npy")
-        assert noted(done, "6 keys", ".npy")
+        assert noted(done, "the keys are in g.keys.npy", ".npy")
+        assert tierstore.importing.read_keys(tmp_path / "g.keys.npy") == list("abcdef")
         assert tierstore.export_table(store["embeddings"], tmp_path / "g.npz").notes == ()
+    done = tierstore.import_table(path, tmp_path / "g.npy", table="other")
+    assert noted(done, "not read: the keys in g.keys.npy")
 
 
 @pytest.mark.parametrize("keys", [list("abcabd"), [5, 6, 7, 5, 6, 8]])

@@ -28,7 +28,15 @@ def test_the_base_is_small():
 
 def test_all_is_every_extra_that_needs_no_gpu():
     named = set(re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(","))
-    assert named == set(EXTRAS) - {"all", "bench", "dev", "integrations", "cuda12x", "cuda13x"}
+    assert named == set(EXTRAS) - {
+        "all",
+        "bench",
+        "dev",
+        "formats",
+        "integrations",
+        "cuda12x",
+        "cuda13x",
+    }
 
 
 @pytest.mark.parametrize("extra", [None, *sorted(set(EXTRAS) - {"all", "cuda12x", "cuda13x"})])

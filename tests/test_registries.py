@@ -55,7 +55,7 @@ def literals() -> dict[str, set[str]]:
     """The texts of every Literal that a module of the library defines, by where."""
     found = {}
     for module in pkgutil.walk_packages(tierstore.__path__, "tierstore."):
-        if module.name.rpartition(".")[2] in ("_parquet_child", "plot"):
+        if module.name.rpartition(".")[2] in ("_columns_child", "plot"):
             continue  # a script, and a module that needs matplotlib
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

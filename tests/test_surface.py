@@ -16,7 +16,7 @@ import tierstore
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(tierstore._MODULES)
-WITHOUT_TORCH = sorted({*MODULES} - {"nn", "optim", "speedtorch"})
+WITHOUT_TORCH = sorted({*MODULES} - {"distributed", "nn", "optim", "speedtorch"})
 
 BLOCKED = """
 import sys
@@ -95,8 +95,10 @@ def test_public_names_are_there_in_a_fresh_process():
 def test_without_the_extras_what_needs_none_is_there():
     names = [f"tierstore.{name}" for name in (*WITHOUT_TORCH, *tierstore.__all__)]
     assert missing(names, EXTRAS) == {}
-    wrong = missing(["tierstore.nn", "tierstore.optim", "tierstore.speedtorch"], EXTRAS)
-    assert len(wrong) == 3
+    wrong = missing(
+        ["tierstore.distributed", "tierstore.nn", "tierstore.optim", "tierstore.speedtorch"], EXTRAS
+    )
+    assert len(wrong) == 4
     for error in wrong.values():
         assert re.fullmatch(r"AttributeError: .*pip install 'tierstore\[torch\]'", error)
 
@@ -140,7 +142,7 @@ def test_no_module_bears_the_name_of_what_its_package_exports():
         if found.name.startswith("tierstore.integrations."):
             continue  # each imports a library that may not be installed
         __import__(found.name)
-        if "parquet_child" not in name:
+        if "columns_child" not in name:
             assert inspect.ismodule(getattr(sys.modules[package], name)), found.name
             seen += 1
     assert seen > 100

@@ -18,8 +18,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tierstore import attaching as attaching
     from tierstore import budget as budget
     from tierstore import checkpoint as checkpoint
+    from tierstore import distributed as distributed
     from tierstore import errors as errors
     from tierstore import exporting as exporting
     from tierstore import importing as importing
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from tierstore import optim as optim
     from tierstore import plot as plot
     from tierstore import policy as policy
+    from tierstore import reporting as reporting
     from tierstore import sizing as sizing
     from tierstore import spec as spec
     from tierstore import speedtorch as speedtorch
@@ -41,7 +44,10 @@ if TYPE_CHECKING:
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
     from tierstore._store.verify import verify as verify
+    from tierstore._table.keyed import KeyedTable as KeyedTable
     from tierstore._table.table import Table as Table
+    from tierstore.attaching import Attached as Attached
+    from tierstore.attaching import attach as attach
     from tierstore.budget import Budget as Budget
     from tierstore.checkpoint import Checkpoint as Checkpoint
     from tierstore.errors import TierStoreError as TierStoreError
@@ -63,15 +69,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attached",
     "Budget",
     "Checkpoint",
     "ExportResult",
     "Field",
     "ImportResult",
+    "KeyedTable",
     "Store",
     "Table",
     "TableSpec",
     "TierStoreError",
+    "attach",
     "constant",
     "create",
     "export_table",
@@ -90,15 +99,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attached": "attaching",
     "Budget": "budget",
     "Checkpoint": "checkpoint",
     "ExportResult": "exporting",
     "Field": "spec",
     "ImportResult": "importing",
+    "KeyedTable": "_table.keyed",
     "Store": "_store.store",
     "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
+    "attach": "attaching",
     "constant": "initializers",
     "create": "_store.opening",
     "export_table": "exporting",
@@ -118,8 +130,10 @@ _HOMES = {
 
 _MODULES = frozenset(
     {
+        "attaching",
         "budget",
         "checkpoint",
+        "distributed",
         "errors",
         "exporting",
         "importing",
@@ -131,6 +145,7 @@ _MODULES = frozenset(
         "optim",
         "plot",
         "policy",
+        "reporting",
         "sizing",
         "spec",
         "speedtorch",

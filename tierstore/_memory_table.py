@@ -20,20 +20,20 @@ import numpy.typing as npt
 from tierstore import _rowcopy
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, initial_records
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, Touched
-from tierstore._tiers.base import Bytes, Rows
+from tierstore._tiers.base import Bytes, LowestTier, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device
 from tierstore.budget import Budget
-from tierstore.errors import ClosedError
+from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.initializers import BLOCK_ROWS
 from tierstore.spec import DeviceName, TableSpec
 from tierstore.stats import TierStats, tally
 
-__all__ = ["MemoryTable", "Origin"]
+__all__ = ["MemoryTable", "Origin", "Unversioned"]
 
 _LOAD_BYTES = 8 << 20
 _PART_BYTES = 2 << 20
@@ -155,6 +155,10 @@ class MemoryTable:
         self.door: Door = Door(f"table {name!r}", writable=True)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.touched: Touched = Touched()
+        if spec.keys is not None:
+            raise InvalidInputError(
+                "a table by key needs a store on the disk; see tierstore.create"
+            )
         origin = Origin(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         placement = Placement(budget, None, find_device(device))
@@ -162,7 +166,7 @@ class MemoryTable:
         self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
         self.table: Table = Table(
-            self, name, cast(Generation, _Ground(spec, origin)), self._space, extent
+            self, name, cast(Generation, Unversioned(spec, origin)), self._space, extent
         )
         if not all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             self._load(progress)
@@ -200,15 +204,16 @@ class MemoryTable:
         self.close()
 
 
-class _Ground:
-    """Replaces the generation for a table without files."""
+class Unversioned:
+    """Replaces the generation of a table that no store versions."""
 
     disk_bytes = 0
     base_path = ""
 
-    def __init__(self, spec: TableSpec, tier: Origin) -> None:
+    def __init__(self, spec: TableSpec, tier: LowestTier) -> None:
+        """Describe the table; `tier` is its lowest tier."""
         self.info = TableInfo(spec, "")
         self.tier = tier
 
-    def keys(self) -> None:
-        return None
+    def keys(self, info: KeysInfo | None) -> None:
+        """Return None: there are no keys."""

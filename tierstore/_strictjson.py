@@ -180,14 +180,14 @@ def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Return the nesting depth of a JSON value, at most one more than the limit."""
-    depth, level = 0, [value]
-    while level and depth <= _MAX_DEPTH:
-        containers = [each for each in level if isinstance(each, dict | list)]
-        level = [
+    """Return the nesting depth of a JSON object or list, at most one more than the limit."""
+    depth, containers = 0, [value]
+    while containers and depth <= _MAX_DEPTH:
+        depth += 1
+        containers = [
             inner
             for each in containers
             for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
         ]
-        depth += bool(containers)
     return depth

@@ -27,6 +27,7 @@ what happened, the numbers involved and the next step. Classes derived from OSEr
     ├── ForkedStoreError       RuntimeError        a store used in a forked process
     ├── DeviceError            RuntimeError        a GPU that is missing, or the wrong one
     │   └── DeviceLostError                        … or one that failed, losing uncommitted data
+    ├── RanksError             RuntimeError        another rank failed, ended or does not answer
     ├── InternalError          RuntimeError        an unexpected failure
     └── MissingExtraError      ImportError         an optional dependency is not installed
 
@@ -68,6 +69,7 @@ __all__ = [
     "MissingExtraError",
     "NotAStoreError",
     "OverflowedValuesWarning",
+    "RanksError",
     "ReadOnlyError",
     "RowIndexError",
     "StoreFullError",
@@ -88,6 +90,13 @@ ROW_CURE = (
     "repair'; 'tierstore verify' lists all damage"
 )
 """The next step for damaged rows."""
+
+FOR_RANKS = (
+    "for ranks that share the rows, create the store with tierstore.distributed.create(path, "
+    "tables), open it on every rank with tierstore.distributed.open(path, 'r+') after "
+    "init_process_group, and start the ranks with torchrun"
+)
+"""The change that turns a script for one process into one for many."""
 
 FILE_CURE = "restore it from a copy, or copy the intact rows with 'tierstore repair'"
 """The next step for a damaged file."""
@@ -235,6 +244,10 @@ class DeviceError(TierStoreError, RuntimeError):
 
 class DeviceLostError(DeviceError):
     """The GPU failed and its uncommitted data is lost; the last commit is intact."""
+
+
+class RanksError(TierStoreError, RuntimeError):
+    """Another rank of the process group failed, has ended or does not answer in time."""
 
 
 class InternalError(TierStoreError, RuntimeError):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
-from tierstore._formats import format_of, locate, open_sink, read_keys
+from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
-from tierstore.errors import InvalidInputError, RowIndexError, UnknownNameError
+from tierstore.errors import InvalidInputError, InvalidTypeError, RowIndexError, UnknownNameError
 
 if TYPE_CHECKING:
     from tierstore._table.table import Table
@@ -51,7 +54,7 @@ def export_table(
     out: Any,
     *,
     field: str | None = None,
-    rows: tuple[int, int] | None = None,
+    rows: tuple[int, int] | Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     dtype: DTypeName | None = None,
     keys: Any = None,
     memory: Size = DEFAULT_MEMORY,
@@ -66,20 +69,23 @@ def export_table(
     Args:
         table: the table to read; caches are neither filled nor emptied.
         out: the file: `.npy`, `.npz`, `.safetensors`, `.parquet`, `.zarr`, `.vec`, `.txt`, `.tsv`,
-            `.csv`, `.bin`, `.fvecs` or `.fbin`. A URL for fsspec, such as "s3://bucket/items.zarr",
-            and a zarr store are accepted too: these have no rename, so readers see them grow, and
-            `import_table` refuses them until they are complete.
+            `.csv`, `.bin`, `.arrow`, `.feather`, `.fvecs`, `.fbin` or `.projector`. A URL for
+            fsspec, such as "s3://bucket/items.parquet", is accepted for all but `.projector`. A
+            `.zarr` at a URL, and a zarr store, which are accepted too, have no rename, so readers
+            see them grow, and `import_table` refuses them until they are complete.
         field: the field to write; the first if None.
-        rows: the range of rows as (start, stop); all rows if None.
+        rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
+            order; all rows if None.
         dtype: element type to convert to, rounding to nearest; that of the field if None. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
-            FILE.parquet:COLUMN. None uses the table's keys if the format can hold keys. Without
-            keys, `.vec`, `.bin` and `.tsv` number the rows.
+            FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
+            cannot hold them: `items.keys.npy` for `items.npy`. Without keys, `.vec`, `.bin` and
+            `.tsv` number the rows; of a list of ids, the ids are the keys.
         memory: limit in bytes for reading a file of keys.
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
-            so the other rows keep their positions.
+            so the other rows keep their positions. A list of ids cannot be skipped.
         progress: called with the number of rows done and the total.
 
     Returns:
@@ -96,8 +102,8 @@ def export_table(
         StoreFullError, StoreIOError: the file system failed.
     """
     target = locate(out, write=True)
-    path, into_store = target.path, target.store is not None
-    if not into_store:
+    path, elsewhere = target.path, target.store is not None or target.url is not None
+    if not elsewhere:
         _refuse_inside_store(path)
     if field is None:
         field = next(iter(table.fields))
@@ -107,9 +113,17 @@ def export_table(
         )
     stored = table.fields[field]
     wanted = stored.dtype if dtype is None else check_dtype(dtype)
-    start, stop = _checked_range(rows, table.rows)
+    ids = None
+    if rows is None or isinstance(rows, tuple):
+        start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
+    else:
+        ids = _checked_ids(rows, table.rows)
+        start, stop = 0, len(ids)
+    if ids is not None and damaged == "skip":
+        raise InvalidInputError("damaged rows of a list of ids cannot be skipped: leave them out")
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
+    keys = _keys_of(table, keys, start, stop, ids)
     converter = Converter(stored.dtype, wanted)
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
@@ -120,13 +134,15 @@ def export_table(
         dim=stored.dim,
         dtype=wanted,
         field=field,
-        keys=_keys_of(table, path, keys, start, stop),
+        keys=keys,
         first_row=start,
         force=force,
     ) as sink:
         size = block_rows_for(stored.nbytes)
-        blocks = table.scan(
-            field, start=start, stop=stop, block_rows=size, raw=True, damaged=skipped
+        blocks = (
+            table.scan(field, start=start, stop=stop, block_rows=size, raw=True, damaged=skipped)
+            if ids is None
+            else _chosen(table, field, ids, size)
         )
         for block in blocks:
             _blank(block, stored.element, start + done, skipped)
@@ -137,7 +153,7 @@ def export_table(
 
     converter.warn(f"field {field!r}")
     width = stored.dim * ELEMENT_TYPES[sink.dtype].stored.itemsize
-    nbytes = (stop - start) * width if into_store else _size(path)
+    nbytes = (stop - start) * width if elsewhere else _size(path)
     return ExportResult(
         path,
         stop - start,
@@ -146,15 +162,16 @@ def export_table(
         nbytes,
         converter.overflowed,
         skipped or [],
-        _notes(table, path),
+        _notes(path, keyed=keys is not None),
     )
 
 
-def _notes(table: Table, path: Path) -> tuple[str, ...]:
-    """Return what was left out, a sentence each."""
-    if table.keys is None or format_of(path, write=True).keys != "never":
+def _notes(path: Path, *, keyed: bool) -> tuple[str, ...]:
+    """Return what is not in the file, a sentence each."""
+    if not keyed or format_of(path, write=True).keys != "never":
         return ()
-    return (f"the {table.rows:,} keys of the table are not written: {path.suffix} files hold none",)
+    beside = keys_beside(path).name
+    return (f"the keys are in {beside}, as {path.suffix} files hold none",)
 
 
 def _checked_choice(damaged: str) -> str:
@@ -188,12 +205,35 @@ def _checked_range(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
     return start, stop
 
 
-def _keys_of(table: Table, path: Path, keys: Any, start: int, stop: int) -> Any:
-    """Return the keys of rows start..stop-1, or None."""
+def _checked_ids(rows: Any, count: int) -> npt.NDArray[np.int64]:
+    ids = np.asarray(rows)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidTypeError("rows is a tuple (start, stop), or a list of whole numbers")
+    wrong = (ids < 0) | (ids >= count)
+    if wrong.any():
+        raise RowIndexError(f"row {ids[wrong][0]} is outside the table's 0:{count}")
+    return ids.astype(np.int64)
+
+
+def _chosen(
+    table: Table, field: str, ids: npt.NDArray[np.int64], size: int
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield a field of some rows as it is stored, in blocks."""
+    for start in range(0, len(ids), size):
+        records = table._read_records(ids[start : start + size])
+        yield np.ascontiguousarray(table.spec.layout.view(records, field))
+
+
+def _keys_of(
+    table: Table, keys: Any, start: int, stop: int, ids: npt.NDArray[np.int64] | None
+) -> Any:
+    """Return the keys of rows start..stop-1, or of `ids`, or None."""
     if keys is None:
-        if table.keys is None or format_of(path, write=True).keys == "never":
-            return None
+        if table.keys is None:
+            return ids
         keys = table.keys
+    if ids is not None and len(keys) == table.rows:
+        return keys[ids] if hasattr(keys, "lookup") else np.asarray(keys)[ids]
     if len(keys) not in (table.rows, stop - start):
         raise InvalidInputError(
             f"{len(keys)} keys were given; give one for each of the table's {table.rows} rows"

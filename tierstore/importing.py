@@ -18,7 +18,7 @@ from tierstore._formats import TextOptions, open_source, read_keys
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
-from tierstore._rowcopy import unique
+from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
@@ -334,7 +334,8 @@ def _checked_keys(source: Source, keys: Any) -> Keys | None:
     """Return one key per row as int64 or strings, or None."""
     if keys is None:
         return None
-    return KeyColumn(keys, source.rows).block(0, source.rows)
+    column = KeyColumn(keys, source.rows)
+    return keys if isinstance(keys, Strings) else column.block(0, source.rows)
 
 
 def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_] | None:
@@ -342,10 +343,12 @@ def _kept_rows(path: Path, keys: Keys, duplicates: str) -> npt.NDArray[np.bool_]
 
     Raises InvalidInputError, naming the first three, where `duplicates` is "error".
     """
-    distinct = len(unique(keys) if isinstance(keys, np.ndarray) else set(keys))
+    if not may_repeat(keys):
+        return None
+    listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
+    distinct = len(set(listed))
     if distinct == len(keys):
         return None
-    listed = keys.tolist() if isinstance(keys, np.ndarray) else keys
     if duplicates == "error":
         shown = [f"{key!r:.100} in rows {one} and {two}" for key, one, two in _repeated(listed)]
         raise InvalidInputError(

@@ -67,6 +67,8 @@ class Initializer(ABC):
     """
 
     is_zero: bool = False
+    draws_by_key: ClassVar[bool] = False
+    """Whether `of_keys` is implemented, so that tables by key can use it."""
     _name: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, name: str | None = None) -> None:
@@ -102,6 +104,13 @@ class Initializer(ABC):
         `shape` is (rows, dim) of the whole field, `field` its position in the record.
         """
 
+    def of_keys(self, codes: npt.NDArray[np.uint64], dim: int, field: int) -> Floats:
+        """Return the first rows of keys by their codes `(n,)`, a fresh `(n, dim)` array of floats.
+
+        A row depends on the seed, the field and its own key alone.
+        """
+        raise InvalidInputError(f"{self!r} has values by row, and rows of keys have no order")
+
 
 INITIALIZERS: dict[str, type[Initializer]] = {}
 """The initializers that text can name."""
@@ -111,6 +120,7 @@ INITIALIZERS: dict[str, type[Initializer]] = {}
 class Constant(Initializer, name="constant"):
     """A constant; some optimizers initialize their state with one."""
 
+    draws_by_key = True
     value: float
 
     def __post_init__(self) -> None:
@@ -125,6 +135,10 @@ class Constant(Initializer, name="constant"):
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Return `count` rows of the value."""
         return np.full((count, shape[1]), self.value, np.float64)
+
+    def of_keys(self, codes: npt.NDArray[np.uint64], dim: int, field: int) -> Floats:
+        """Return a row of the value for each key."""
+        return np.full((codes.size, dim), self.value, np.float64)
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,7 @@ class Random(Initializer):
             if that was not called.
     """
 
+    draws_by_key = True
     seed: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -169,6 +184,29 @@ class Random(Initializer):
             raise InvalidInputError(f"{self.text} has no seed yet; call its seeded() first")
         key = np.array([self.seed, (field << 48) | block], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
+
+    def bits(
+        self, codes: npt.NDArray[np.uint64], columns: int, field: int
+    ) -> npt.NDArray[np.uint64]:
+        """Return 64 random bits for each key and column, `(n, columns)`.
+
+        SplitMix64 that starts from seed, field and key: Steele, Lea and Flood, "Fast splittable
+        pseudorandom number generators", OOPSLA'14.
+        """
+        if self.seed is None:
+            raise InvalidInputError(f"{self.text} has no seed yet; call its seeded() first")
+        stream = _mixed(np.array([self.seed], np.uint64) + np.uint64(field) * _GAMMA)
+        start = _mixed(codes ^ stream)
+        return _mixed(start[:, None] + np.arange(1, columns + 1, dtype=np.uint64) * _GAMMA)
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _default_seed() -> int:
@@ -200,6 +238,11 @@ class Uniform(Random, name="uniform"):
         draw = self.generator(block, field).random((BLOCK_ROWS, shape[1]), np.float32)[:count]
         return draw * np.float32(self.high - self.low) + np.float32(self.low)
 
+    def of_keys(self, codes: npt.NDArray[np.uint64], dim: int, field: int) -> Floats:
+        """Draw a row for each key."""
+        draw = (self.bits(codes, dim, field) >> np.uint64(40)).astype(np.float32)
+        return draw * np.float32((self.high - self.low) / 2**24) + np.float32(self.low)
+
 
 @dataclass(frozen=True)
 class Normal(Random, name="normal"):
@@ -220,12 +263,22 @@ class Normal(Random, name="normal"):
         draw = generator.standard_normal((BLOCK_ROWS, shape[1]), np.float32)[:count]
         return draw * np.float32(self.std) + np.float32(self.mean)
 
+    def of_keys(self, codes: npt.NDArray[np.uint64], dim: int, field: int) -> Floats:
+        """Draw a row for each key: Box and Muller's method, two values from 64 bits."""
+        bits = self.bits(codes, -(-dim // 2), field)
+        radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + 0.5) / 2**32))
+        angle = (bits & np.uint64(0xFFFFFFFF)) * (2 * math.pi / 2**32)
+        draw = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
+        draw = draw.reshape(codes.size, -1)[:, :dim].astype(np.float32)
+        return draw * np.float32(self.std) + np.float32(self.mean)
+
 
 @dataclass(frozen=True)
 class XavierUniform(Random, name="xavier_uniform"):
     """Uniform within ±gain·√(6 / (rows + dim)): Glorot and Bengio, AISTATS 2010."""
 
     gain: float = 1.0
+    draws_by_key = False  # but `bound` makes it one that does
 
     def block(self, block: int, count: int, shape: tuple[int, int], field: int) -> Floats:
         """Draw `count` rows."""

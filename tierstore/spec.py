@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ __all__ = [
     "DTypeName",
     "DeviceName",
     "Field",
+    "KeyName",
     "RecordLayout",
     "TableSpec",
     "check_name",
@@ -50,6 +51,9 @@ CompressionName: TypeAlias = Literal["lz4", "zstd"] | str
 
 DeviceName: TypeAlias = Literal["cpu", "cuda", "auto"] | str
 """The name of a device: one of these (for completion in editors), or "cuda:1" and so on."""
+
+KeyName: TypeAlias = Literal["int64", "text"]
+"""The kinds of keys of a table by key."""
 
 RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
@@ -214,6 +218,9 @@ class TableSpec:
         compression: None, "zstd" or "lz4"; zarr only, for tables read more often than trained.
         chunk_rows: rows per zarr chunk; None chooses a number. A compressed chunk is limited to 256
             MiB, an uncompressed array to 2**20 chunks.
+        keys: "int64" or "text" for a table by key: `rows` is how many keys it can hold. A key gets
+            a row when it is first written or trained, and starts from a row drawn from the seed of
+            `init` and the key. Rows without a key take no space on the disk.
     """
 
     rows: int
@@ -225,6 +232,7 @@ class TableSpec:
     sparse: bool = False
     compression: CompressionName | None = None
     chunk_rows: int | None = None
+    keys: KeyName | None = None
 
     def __post_init__(self) -> None:
         """Validate the spec and normalize it: `fields` is always filled in."""
@@ -235,6 +243,8 @@ class TableSpec:
         object.__setattr__(self, "dtype", first.dtype)
         object.__setattr__(self, "init", first.init)
         self._check_sizes()
+        if self.keys is not None:
+            self._check_keys()
         self._check_backend()
 
     def _resolved_fields(self) -> dict[str, Field]:
@@ -270,8 +280,20 @@ class TableSpec:
         if self.chunk_rows is not None:
             _check_count(self.chunk_rows, "chunk_rows", MAX_ROWS)
         backend.check(self)
-        if self.sparse and any(not f.init.is_zero for f in self.fields.values() if f.init):
+        drawn = [f.init for f in self.fields.values() if f.init and not f.init.is_zero]
+        if self.sparse and self.keys is None and drawn:
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
+
+    def _check_keys(self) -> None:
+        if self.keys not in get_args(KeyName):
+            raise InvalidInputError(f"keys are 'int64' or 'text', not {self.keys!r}")
+        for name, item in self.fields.items():
+            if item.init is not None and not (item.init.draws_by_key or item.init.text):
+                raise InvalidInputError(
+                    f"the first values of field {name!r} go by row, and a table by key has no "
+                    "order of rows; write them with table.write(keys, rows)"
+                )
+        object.__setattr__(self, "sparse", True)
 
     def _check_compression(self, backend: Backend) -> None:
         if self.compression in backend.compressions:

@@ -257,7 +257,9 @@ class TierInformation:
 class TableInformation:
     """One table: its shape, its files and its tiers.
 
-    `disk_bytes` is the size of the base and its checksums. `delta_rows` and `delta_bytes` count
+    `disk_bytes` is the size of the base and its checksums, `allocated_bytes` what the files of the
+    generation take on the disk: less where blocks were never written, as of sparse tables. `keys`
+    is the kind of external keys, "int64" or "str", or None. `delta_rows` and `delta_bytes` count
     what was committed since the last fold; `index_bytes` is the most memory that their index can
     take.
     """
@@ -275,6 +277,10 @@ class TableInformation:
     base: str
     index_bytes: int
     tiers: tuple[TierInformation, ...]
+    allocated_bytes: int = 0
+    keys: str | None = None
+    sparse: bool = False
+    compression: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return its part of the object that `tierstore inspect --json` prints."""
@@ -404,6 +410,9 @@ class Version:
     """A version that can be opened: its number, step, manifest number and deltas.
 
     `names` are the names under which it is kept, `payload` the names of its committed values.
+    `time` is when it was committed, in seconds since 1970 UTC, None if that was not recorded.
+    `written_rows` and `written_bytes` are those of its own deltas: of the commit, unless a
+    background compaction has added those of commits before.
     """
 
     version: int
@@ -413,11 +422,15 @@ class Version:
     delta_bytes: int
     names: tuple[str, ...] = ()
     payload: tuple[str, ...] = ()
+    time: int | None = None
+    written_rows: int = 0
+    written_bytes: int = 0
 
     @classmethod
     def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
         """Describe the version of a manifest; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
+        own = [delta for delta in deltas if delta.version == manifest.version]
         return cls(
             manifest.version,
             manifest.step,
@@ -426,6 +439,9 @@ class Version:
             sum(delta.size for delta in deltas),
             tuple(name for name, version in names.items() if version == manifest.version),
             tuple(manifest.payload),
+            manifest.time or None,
+            sum(delta.rows for delta in own),
+            sum(delta.size for delta in own),
         )
 
 

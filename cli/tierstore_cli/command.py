@@ -13,6 +13,24 @@ import click
 from tierstore_cli.failure import failures
 from tierstore_cli.output import Output
 
+WAITING = "tierstore.wait"
+"""Where the context keeps the seconds of --wait."""
+
+
+def _keep_wait(ctx: click.Context, _: click.Parameter, seconds: float) -> None:
+    ctx.meta[WAITING] = seconds
+
+
+WAIT = click.Option(
+    ["--wait"],
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=0.0,
+    expose_value=False,
+    callback=_keep_wait,
+    help="How long to wait while another process has STORE open for writing.",
+)
+
 
 class Command(click.Command):
     """A subcommand. Its function receives an `Output` as `out`."""
@@ -23,6 +41,8 @@ class Command(click.Command):
             click.Option(["--json"], is_flag=True, help="Print one JSON object."),
             click.Option(["--debug"], is_flag=True, help="Print a traceback on failure."),
         ]
+        if any(each.name == "allow_untested" for each in self.params):  # it opens for writing
+            self.params.insert(-2, WAIT)
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments; with --json, a usage error is an object on stdout too."""

@@ -28,6 +28,17 @@ class Failure(click.ClickException):
         click.echo(fitted(f"Error: {message}", file), file=file)
 
 
+class Unchanged(Failure):
+    """There was nothing to do, which a script can tell from success."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 10)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message to stderr."""
+        click.echo(printable(self.message), err=True)
+
+
 class Interrupted(click.ClickException):
     """Ctrl-C, SIGTERM or SIGHUP."""
 

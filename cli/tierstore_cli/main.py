@@ -87,5 +87,5 @@ def cli() -> None:
     \b
     Exit codes:
       0 ok   1 failure   2 usage   3 not a store, or an unreadable file   4 damage found
-      5 locked by another writer   6 no space or I/O error   130 interrupted
+      5 locked by another writer   6 no space or I/O error   10 nothing changed   130 interrupted
     """

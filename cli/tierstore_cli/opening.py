@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import click
 
 import tierstore
 from tierstore import Store, Table
-from tierstore.errors import RowIndexError
-from tierstore_cli.params import Place, Rows
+from tierstore.errors import ConcurrentWriterError, LockedError, RowIndexError
+from tierstore_cli.command import WAITING
+from tierstore_cli.params import Place, Rows, Share
+
+Result = TypeVar("Result")
+
+_POLL_SECONDS = 0.1
 
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once and needs no caches."""
@@ -22,10 +29,31 @@ def open_store(
     *,
     allow_untested: bool = False,
 ) -> Store:
-    """Open a store without caches."""
-    return tierstore.open(
-        path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
-    )
+    """Open a store without caches; a writer waits for its lock for the seconds of --wait."""
+
+    def work() -> Store:
+        return tierstore.open(
+            path, mode, version=version, budget=NO_CACHE, allow_untested=allow_untested
+        )
+
+    return work() if mode == "r" else awaited(work)
+
+
+def awaited(work: Callable[[], Result]) -> Result:
+    """Call `work` until no LockedError is raised, for at most the seconds of --wait."""
+    context = click.get_current_context(silent=True)
+    seconds = 0.0 if context is None else context.meta.get(WAITING, 0.0)
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except ConcurrentWriterError:
+            raise
+        except LockedError:
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise
+            time.sleep(min(_POLL_SECONDS, left))
 
 
 def choose_table(store: Store, name: str | None) -> Table:
@@ -44,12 +72,21 @@ def choose_field(table: Table, name: str | None) -> str:
     return name if name is not None else next(iter(table.fields))
 
 
-def choose_rows(table: Table, rows: Rows | None) -> tuple[int, int]:
-    """Return (first, last + 1) of the rows, by default of all; raises RowIndexError."""
+def choose_rows(table: Table, rows: Rows | None, part: Share | None = None) -> tuple[int, int]:
+    """Return (first, last + 1) of the rows, by default of all, or of one of N equal parts of them.
+
+    Raises RowIndexError.
+    """
     start, stop = rows or (0, None)
     stop = table.rows if stop is None else stop
     if not start < stop <= table.rows:
         raise RowIndexError(
             f"rows {start}:{stop} are outside table {table.name!r}, which has rows 0:{table.rows}"
         )
+    if part is not None:
+        number, count = part
+        first, end = (start + (stop - start) * each // count for each in (number, number + 1))
+        if first == end:
+            raise RowIndexError(f"{stop - start} rows are too few for {count} parts")
+        return first, end
     return start, stop

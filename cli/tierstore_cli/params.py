@@ -47,6 +47,27 @@ class RowRange(ParamType):
         return start, stop
 
 
+Share = tuple[int, int]
+
+
+class Part(ParamType):
+    """One of N equal parts, `K/N`, where K counts from 0 as ranks and array tasks do."""
+
+    name = "K/N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Share:
+        """Return (K, N)."""
+        match = re.fullmatch(r"(\d+)/(\d+)", str(value), re.ASCII)
+        if match is None:
+            self.fail(f"{value!r}: write K/N, such as 0/4 for the first of 4 parts", param, ctx)
+        number, count = int(match[1]), int(match[2])
+        if number >= count:
+            self.fail(f"{value!r}: the {count} parts are 0 to {count - 1}", param, ctx)
+        return number, count
+
+
 class Bytes(ParamType):
     """A number of bytes, such as `8GiB`."""
 

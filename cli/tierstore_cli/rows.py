@@ -19,7 +19,7 @@ def rows_data(table: Table, field: str, ids: Sequence[int]) -> dict[str, Any]:
 
     Raises RowIndexError for ids outside the table.
     """
-    values = table.read(ids, field, cache=False)
+    values = table.by_row.read(ids, field, cache=False)
     keys = [None] * len(ids) if table.keys is None else map(_key, table.keys[np.asarray(ids)])
     return {
         "table": table.name,

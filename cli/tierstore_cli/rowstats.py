@@ -86,7 +86,7 @@ def _blocks(table: Table, field: str, count: int) -> Iterator[Floats]:
         return
     ids = np.sort(np.random.default_rng(0).choice(table.rows, count, replace=False, shuffle=False))
     for start in range(0, count, BLOCK_ROWS):
-        yield table.read(ids[start : start + BLOCK_ROWS], field, cache=False)
+        yield table.by_row.read(ids[start : start + BLOCK_ROWS], field, cache=False)
 
 
 def _described(

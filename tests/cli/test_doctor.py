@@ -19,6 +19,7 @@ KEYS = {
     "problems",
     "speeds",
     "leftovers",
+    "store",
 }
 
 
@@ -76,4 +77,18 @@ def test_what_killed_commands_left_is_listed(run, run_json, single, tmp_path):
     assert found[0]["disk_bytes"] >= 5000
     text = run("doctor", single).stdout
     assert f"{beside}, " in text and "remove it" in text and "\x1b" not in text
-    assert run_json("doctor", tmp_path / "nothing" / "here")["leftovers"] == []
+    assert run_json("doctor", tmp_path / "nothing" / "here", code=3)["error"]["exit_code"] == 3
+
+
+def test_a_store_is_looked_at(run, run_json, pair):
+    found = run_json("doctor", pair)["store"]
+    assert (found["damage"], found["version"], found["tables"]) == (False, 3, 2)
+    assert found["unfolded_bytes"] > 0
+    assert "no damage found" in run("doctor", pair).stdout
+    (base,) = pair.glob("item/g*/rows.npy")
+    data = bytearray(base.read_bytes())
+    data[-70] ^= 1
+    base.chmod(0o644)
+    base.write_bytes(data)
+    assert "tierstore verify" in run("doctor", pair, code=4).stderr
+    assert run_json("doctor", pair, code=4)["store"]["bad_rows"]["item"]

@@ -22,6 +22,10 @@ TABLE_KEYS = [
     "disk_bytes",
     "delta_rows",
     "delta_bytes",
+    "allocated_bytes",
+    "keys",
+    "sparse",
+    "compression",
 ]
 STATS_KEYS = ["field", "rows_read", "zero_rows", "nan_rows", "inf_rows", "norm", "histogram"]
 
@@ -82,7 +86,7 @@ def test_a_thousand_tables_are_readable(run, run_json, tmp_path):
 def test_text(run, pair):
     text = run("inspect", pair).stdout
     assert "version 3" in text and "step 7" in text and "not folded" in text
-    assert re.search(r"item +300 +8 +float32 +exp_avg +memmap +64 B .* 5\n", text)
+    assert re.search(r"item +300 +8 +float32 +exp_avg +memmap +64 B .* 5 +–\n", text)
     assert f"tierstore fold {pair}" in text
 
 
@@ -101,10 +105,13 @@ def test_versions(run, run_json, pair):
     versions = run_json("inspect", pair, "--versions")["versions"]
     assert [each["version"] for each in versions] == [2, 3]
     assert set(versions[0]) == {
-        "version", "step", "seq", "delta_rows", "delta_bytes", "names", "payload"
+        "version", "step", "seq", "delta_rows", "delta_bytes", "names", "payload",
+            "time", "written_rows", "written_bytes",
     }  # fmt: skip
     assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
-    assert re.search(r"^ +3 +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE)
+    assert re.search(
+        r"^ +3  [-0-9]+ [:0-9]+ +7 +5 ", run("inspect", pair, "--versions").stdout, re.MULTILINE
+    )
 
 
 def test_rows(run, run_json, pair):
@@ -267,3 +274,21 @@ def test_what_is_not_a_store(run, tmp_path, single, command):
 @pytest.mark.parametrize("options", [["--full"], ["--field", "weight"], ["--field", "nope"]])
 def test_options_that_say_nothing_are_refused(run, single, options):
     assert "--stats" in run("inspect", single, *options, code=2).stderr
+
+
+def test_sizes_are_apparent_and_real_and_keys_are_named(run, run_json, tmp_path):
+    spec = tierstore.TableSpec(200_000, 64, sparse=True)
+    with tierstore.create(tmp_path / "s.tier", {"t": spec}) as store:
+        store.set_keys("t", range(200_000))
+    (table,) = run_json("inspect", tmp_path / "s.tier")["tables"]
+    assert table["disk_bytes"] == 200_000 * (64 * 4 + 4)
+    assert 0 < table["allocated_bytes"] < table["disk_bytes"] // 4
+    assert (table["keys"], table["sparse"], table["compression"]) == ("int64", True, None)
+    text = run("inspect", tmp_path / "s.tier").stdout
+    assert ", real " in text and "int64" in text
+
+
+def test_versions_have_times(run, run_json, pair):
+    versions = run_json("inspect", pair, "--versions")["versions"]
+    assert all(each["time"] > 1e9 for each in versions)
+    assert "TIME (UTC)" in run("inspect", pair, "--versions").stdout

@@ -243,7 +243,10 @@ def test_load_asks_what_a_text_is(run, tmp_path):
 
 def test_what_is_left_out_is_a_line_on_stderr_and_a_field_of_json(run, run_json, pair, tmp_path):
     said = run("export", pair, tmp_path / "a.npy", "--table", "user", "--dtype", "float16")
-    assert said.stderr.startswith("Note: the 20 keys") and len(said.stderr.splitlines()) == 1
+    assert (
+        said.stderr.startswith("Note: the keys are in a.keys.npy")
+        and len(said.stderr.splitlines()) == 1
+    )
     options = ["--table", "user", "--dtype", "float32"]
     assert len(run_json("export", pair, tmp_path / "b.npy", *options)["notes"]) == 1
     assert "kept the 20 keys" in run("load", pair, tmp_path / "b.npy", "--table", "user").stderr

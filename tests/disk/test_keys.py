@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from tierstore import _io
-from tierstore._disk.keys import Keys, open_keys, write_keys
+from tierstore._disk.key_index import KeyIndex
+from tierstore._disk.keys import (
+    Keys,
+    indexed_keys,
+    open_index,
+    open_keys,
+    write_index,
+    write_keys,
+)
+from tierstore._keys.text import Texts
 from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
@@ -55,15 +64,87 @@ def test_many_keys(directory):
     assert np.array_equal(keys[rows], ints[rows])
 
 
-def test_texts_with_the_same_hash_are_told_apart(directory, monkeypatch):
-    monkeypatch.setattr(
-        "tierstore._disk.keys._hashes",
-        lambda texts: np.array([len(text) for text in texts], np.int64),
+@pytest.mark.parametrize("length", [0, 3, 40, 300])
+def test_texts_with_the_same_hash_are_told_apart(directory, monkeypatch, length):
+    monkeypatch.setattr(Texts, "hashes", lambda texts: np.full(len(texts), 7, np.uint64))
+    given = [("x" * length + end)[-length - 2 :] for end in ("ab", "cd", "e", "fg", "ab\0")]
+    keys = keys_of(directory, given)
+    assert keys.lookup(given[::-1]).tolist() == [4, 3, 2, 1, 0]
+    with pytest.raises(UnknownNameError, match="xy'"):
+        keys.lookup([given[0], "x" * length + "xy"])
+
+
+def test_unknown_keys_get_a_number(directory):
+    keys = keys_of(directory, TEXTS)
+    assert keys.lookup([["a", "b"], ["漢字", "a\0"]], missing=-1).tolist() == [[0, -1], [3, -1]]
+    keys = keys_of(directory, INTS)
+    assert keys.lookup([5, 6, 2**70], missing=-7).tolist() == [0, -7, -7]
+
+
+@pytest.mark.parametrize("given", [INTS, TEXTS, [*range(3), 2**64 - 1]], ids=["int", "str", "uint"])
+def test_keys_are_a_sequence(directory, given):
+    keys = keys_of(directory, given)
+    assert all(key in keys and keys.index(key) == row for row, key in enumerate(given))
+    for other in ("nobody", 4, 1.5, None, b"a", [given[0]], "\ud800", -5, 2**63 + 1):
+        assert other not in keys
+        assert keys.count(other) == 0
+        with pytest.raises(ValueError, match="is not in"):
+            keys.index(other)
+
+
+def test_large_unsigned_keys(directory):
+    given = np.array([2**64 - 1, 0, 2**63, 5], np.uint64)
+    keys = keys_of(directory, given)
+    assert keys.kind == "uint64"
+    assert list(keys) == given.tolist()
+    assert keys.lookup(given[::-1]).tolist() == [3, 2, 1, 0]
+    assert keys.lookup([2**63, 5]).tolist() == [2, 3]
+    assert keys.lookup(np.array([-1, 5]), missing=-1).tolist() == [-1, 3]
+    small = keys_of(directory, given[[1, 3]])
+    assert small.kind == "int64"
+    assert small.lookup(given, missing=-1).tolist() == [-1, 0, -1, 1]
+
+
+def test_repeated_keys_are_named_with_both_rows(directory):
+    with pytest.raises(InvalidInputError, match="'b' occurs more than once: rows 1 and 3"):
+        write_keys(directory, ["a", "b", "c", "b", "a"], 5)
+    with pytest.raises(InvalidInputError, match="-7 occurs more than once: rows 0 and 2"):
+        write_keys(directory, np.array([-7, 1, -7]), 3)
+
+
+@pytest.mark.parametrize("given", [INTS, TEXTS], ids=["int64", "str"])
+@pytest.mark.parametrize("change", ["cut", "flip", "gone", "other"])
+def test_a_damaged_index_is_built_anew(directory, tmp_path, given, change):
+    info = write_keys(directory, given, len(given))
+    other = write_keys(directory, given[::-1], len(given))
+    path = tmp_path / info.index
+    sound = path.read_bytes()
+    path.unlink()
+    if change == "cut":
+        path.write_bytes(sound[:-1])
+    elif change == "flip":
+        path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    elif change == "other":
+        path.write_bytes((tmp_path / other.index).read_bytes())
+    keys = indexed_keys(directory, info, len(given))
+    assert bool(keys.index_damage()) == (change != "gone")
+    assert keys.lookup(given).tolist() == list(range(len(given)))
+    keys = Keys(
+        open_keys(directory, info),
+        info,
+        len(given),
+        index=lambda: open_index(directory, info),
+        rewrite=lambda parts: write_index(directory, info, parts),
     )
-    keys = keys_of(directory, ["ab", "cd", "e", "fg"])
-    assert keys.lookup(["fg", "ab", "e", "cd"]).tolist() == [3, 0, 2, 1]
-    with pytest.raises(UnknownNameError, match="'xy'"):
-        keys.lookup(["ab", "xy"])
+    assert keys.lookup(given).tolist() == list(range(len(given)))
+    assert path.read_bytes() == sound
+
+
+def test_a_sound_index_is_used(directory, monkeypatch):
+    info = write_keys(directory, TEXTS, len(TEXTS))
+    monkeypatch.setattr(KeyIndex, "of", None)
+    keys = indexed_keys(directory, info, len(TEXTS))
+    assert keys.lookup(TEXTS).tolist() == list(range(len(TEXTS)))
 
 
 def test_a_missing_key_is_named(directory):
@@ -87,7 +168,10 @@ def test_keys_are_asked_for_in_their_own_type(directory):
         (["a", "b", "a"], InvalidInputError),
         ([1, 2], InvalidInputError),
         ([1, 2, 3, 4], InvalidInputError),
-        ([1, 2, 2**63], InvalidInputError),
+        ([1, 2, 2**64], InvalidInputError),
+        ([-1, 2, 2**63], InvalidInputError),
+        (["a", "b", "\ud800"], InvalidInputError),
+        (["a", "b", "c" * (1 << 20)], InvalidInputError),
         ([1, "a", 2], InvalidTypeError),
         ([1.0, 2.0, 3.0], InvalidTypeError),
         ([True, False, 2], InvalidTypeError),

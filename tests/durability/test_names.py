@@ -13,6 +13,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def use(store: Sample) -> None:
         for table in reader.values():
             table.read(np.arange(table.rows))
             if table.keys is not None:
-                table.keys[:]
+                assert table.lookup(table.keys[:]).tolist() == list(range(table.rows))
         for value in reader.payload.values():
             value.read()
     with warnings.catch_warnings():
@@ -126,7 +127,8 @@ def test_only_files_and_directories_of_the_store_are_opened(
         try:
             if make is directory and moved.is_dir():
                 continue
-            with pytest.raises(TierStoreError):
+            # An index is derived from the keys: without it, they are searched all the same.
+            with pytest.raises(TierStoreError) if path.suffix != ".index" else nullcontext():
                 use(store)
             assert sorted((p, p.stat().st_mtime_ns) for p in [moved, *moved.rglob("*")]) == before
         finally:

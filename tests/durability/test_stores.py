@@ -70,3 +70,43 @@ def test_tables_of_a_kept_store_share_tiers(number: str, slots: int | None, tmp_
     with tierstore.open(tmp_path / "s") as reader:
         for name, rows in written.items():
             assert np.array_equal(reader[name].read(np.arange(len(rows))), rows)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 16])
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_tables_of_a_kept_store_train_as_one(kept: Path, slots: int, tmp_path: Path) -> None:
+    """A collection trains them to the bits of a layer a table; both restart from what is kept."""
+    torch = pytest.importorskip("torch")
+    from tierstore.nn import TieredEmbedding, TieredEmbeddingCollection
+    from tierstore.optim import TieredOptimizer
+
+    result = []
+    for together in (True, False):
+        path = tmp_path / f"{together}"
+        shutil.copytree(kept, path)
+        rng = torch.Generator().manual_seed(slots)
+        for _ in range(2):
+            with tierstore.open(path, "r+", budget=Budget(host_rows=slots)) as store:
+                names = [name for name, table in store.items() if table.dtype == np.float32]
+                if together:
+                    layers: list[torch.nn.Module] = [
+                        TieredEmbeddingCollection(store, {n: n for n in names})
+                    ]
+                else:
+                    layers = [TieredEmbedding(store[name]) for name in names]
+                opt = TieredOptimizer(torch.optim.Adagrad, layers, lr=0.1)
+                for _ in range(3):
+                    ids = {n: torch.randint(store[n].rows, (8,), generator=rng) for n in names}
+                    if together:
+                        found = list(layers[0](ids).values())
+                    else:
+                        found = [layer(ids[n]) for layer, n in zip(layers, names, strict=True)]
+                    sum(each.float().square().sum() for each in found).backward()
+                    opt.step()
+                    opt.zero_grad()
+                store.commit()
+        with tierstore.open(path) as reader:
+            assert reader.verify().ok
+            result.append({name: reader[name].read(np.arange(reader[name].rows)) for name in names})
+    for name, rows in result[0].items():
+        assert rows.tobytes() == result[1][name].tobytes(), name

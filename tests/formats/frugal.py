@@ -59,6 +59,23 @@ def parquet_read(path):
     pyarrow.parquet.ParquetFile(path).read(use_threads=False)
 
 
+def feather_read(path):
+    import pyarrow.feather
+
+    pyarrow.feather.read_table(path, memory_map=False, use_threads=False)
+
+
+def hdf5_read(path):
+    import h5py
+
+    def load(name, entry):
+        if isinstance(entry, h5py.Dataset):
+            entry[:]
+
+    with h5py.File(path) as file:
+        file.visititems(load)
+
+
 def npz_read(path):
     with np.load(path) as arrays:
         for name in arrays.files:
@@ -78,6 +95,8 @@ WAYS = {
     "torch": torch_load,
     "zarr": zarr_read,
     "parquet": parquet_read,
+    "feather": feather_read,
+    "hdf5": hdf5_read,
     "npz": npz_read,
     "npy": np.load,
     "csv": csv_read,

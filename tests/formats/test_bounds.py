@@ -17,6 +17,7 @@ import pytest
 
 from tests.formats.frugal import ENOUGH, HEADROOM, overran, read_frugally
 from tests.formats.matrices import random_matrix, random_words, write_file
+from tests.reference.formats import write_without_us
 from tierstore._formats import open_source, read_keys
 from tierstore.errors import FormatError
 from tierstore.sizing import load_stream
@@ -60,6 +61,20 @@ def parquet_of_one_long_key(path):
     keys = pa.DictionaryArray.from_arrays(np.zeros(200, np.int32), pa.array(["k" * (LARGE // 100)]))
     weight = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(200, np.float32)), 1)
     pq.write_table(pa.table({"weight": weight, "key": keys.cast(pa.string())}), path)
+
+
+def feather_of_one_long_list(path):
+    pa, feather = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.feather")
+    values = pa.array(np.zeros(LARGE // 4, np.float32))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    feather.write_feather(pa.table({"weight": lists}), path, compression="zstd")
+
+
+def hdf5_of_one_large_chunk(path):
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        shape = (4, LARGE // 16)
+        data = file.create_dataset("w", shape, "f4", chunks=shape, compression="gzip")
+        data[:] = 0
 
 
 def zarr_array(path, codec, chunk):
@@ -189,6 +204,8 @@ CASES = {
     pt_of_far_memo: (".pt", None),
     parquet_of_one_long_list: (".parquet", "parquet"),
     parquet_of_one_long_key: (".parquet", "parquet"),
+    feather_of_one_long_list: (".feather", "feather"),
+    hdf5_of_one_large_chunk: (".h5", "hdf5"),
     zarr_of_large_zstd_frames: (".zarr", "zarr"),
     zarr_of_a_zstd_frame_of_unknown_size: (".zarr", "zarr"),
     zarr_of_large_gzip: (".zarr", "zarr"),
@@ -212,8 +229,10 @@ def test_a_made_up_file_costs_an_error(tmp_path, make):
     suffix, control = CASES[make]
     path, good = tmp_path / f"file{suffix}", tmp_path / f"good{suffix}"
     make(path)
-    if suffix in (".zarr", ".parquet"):
+    if suffix in (".zarr", ".parquet", ".feather"):
         write_file(good, random_matrix(9, 3), "float32")
+    if suffix == ".h5":
+        write_without_us(good, random_matrix(9, 3))
     found = read_frugally("source", path, good if good.exists() else None)
     assert found["error"].startswith("FormatError"), found
     assert found["more"] < ENOUGH

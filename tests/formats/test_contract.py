@@ -20,7 +20,14 @@ from tests.formats.matrices import (
 )
 from tests.pairs import pairwise
 from tierstore._dtypes import ELEMENT_TYPES, convert
-from tierstore._formats import SINK_SUFFIXES, SOURCE_SUFFIXES, format_of, open_sink, open_source
+from tierstore._formats import (
+    SINK_SUFFIXES,
+    SOURCE_SUFFIXES,
+    format_of,
+    open_sink,
+    open_source,
+    read_keys,
+)
 from tierstore._formats.base import FORMATS
 from tierstore.errors import ExistsError, FormatError, InvalidInputError, InvalidTypeError
 
@@ -34,6 +41,9 @@ HELD = [
     for dtype, kind in ELEMENT_TYPES.items()
     if any(FORMATS[suffix].holds(ELEMENT_TYPES[name]) for name in (dtype, *kind.held_by))
 ]
+FILLED = (".fvecs", ".projector")
+"""Formats of at least one row."""
+DIRECTORIES = (".zarr", ".projector")
 SHAPES = [(0, 3), (1, 1), (1, 300), (2, 5), (13, 1), (64, 7), (257, 16)]
 
 every_sink = pytest.mark.parametrize("suffix", SINK_SUFFIXES)
@@ -43,7 +53,8 @@ every_keyed = pytest.mark.parametrize("suffix", KEYED)
 SOME = pairwise(
     {"suffix": SINK_SUFFIXES, "dtype": list(ELEMENT_TYPES), "shape": SHAPES},
     lambda case: (
-        (case["suffix"], case["dtype"]) in HELD and (case["suffix"] != ".fvecs" or case["shape"][0])
+        (case["suffix"], case["dtype"]) in HELD
+        and (case["suffix"] not in FILLED or case["shape"][0])
     ),
 )
 
@@ -78,7 +89,7 @@ def test_the_sizes_of_blocks_do_not_matter(
     tmp_path_factory, suffix, rows, dim, written, read, seed
 ):
     path = tmp_path_factory.mktemp("file") / f"file{suffix}"
-    rows = max(rows, int(suffix == ".fvecs"))  # which has no place to say how long no rows are
+    rows = max(rows, int(suffix in FILLED))  # which has no place to say how long no rows are
     matrix = random_matrix(rows, dim, seed=seed)
     write_file(path, matrix, "float32", block_rows=written)
     assert read_file(path, block_rows=read).tobytes() == matrix.tobytes()
@@ -101,6 +112,8 @@ def keys_for(suffix: str, count: int) -> dict[str, list[str]]:
 @every_keyed
 @pytest.mark.parametrize("count", [0, 1, 2, 64])
 def test_integer_keys(tmp_path, suffix, count):
+    if suffix in FILLED and not count:
+        pytest.skip("holds at least one row")
     keys, path = random_integers(count), tmp_path / f"file{suffix}"
     write_file(path, random_matrix(count, 3), "float32", keys=keys)
     found = read_keys_of(path)
@@ -129,7 +142,7 @@ def test_keys_that_need_care_are_kept_or_refused(tmp_path, suffix, key):
     try:
         write_file(path, random_matrix(3, 2), "float32", keys=keys)
     except InvalidInputError as error:
-        assert suffix in TEXT
+        assert suffix in {*TEXT, ".projector"}
         assert "row 1" in str(error)
         assert list(tmp_path.iterdir()) == []
     else:
@@ -154,9 +167,31 @@ def test_keys_that_cannot_be(tmp_path, suffix):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_are_refused_where_there_is_no_place_for_them(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"\.safetensors"):
-        write_file(tmp_path / "file.npy", random_matrix(2, 2), "float32", keys=["a", "b"])
+@pytest.mark.parametrize("suffix", sorted(set(SINK_SUFFIXES) - set(KEYED)))
+@pytest.mark.parametrize("keys", [random_words(9), random_integers(9)], ids=["words", "ids"])
+def test_keys_are_beside_a_file_that_has_no_place_for_them(tmp_path, suffix, keys):
+    path = tmp_path / f"items.v2{suffix}"
+    write_file(path, random_matrix(9, 2), "float32", keys=keys)
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "items.v2.keys.npy"])
+    found = read_keys(tmp_path / "items.v2.keys.npy")
+    assert list(found) == list(keys) and type(found[0]) is type(keys[0])
+    with pytest.raises(ExistsError):
+        write_file(path, random_matrix(9, 2), "float32", keys=keys)
+    write_file(path, random_matrix(9, 2), "float32", keys=keys[::-1], force=True)
+    assert list(read_keys(tmp_path / "items.v2.keys.npy")) == list(keys[::-1])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".fbin"])
+def test_zeros_are_holes(tmp_path, suffix):
+    matrix = np.zeros((20_000, 64), np.float32)
+    matrix[7_000:7_010] = random_matrix(10, 64)
+    matrix[-1, -1] = -0.0  # which has a bit
+    for last in (matrix[-1, -1], 0.0):
+        matrix[-1, -1] = last
+        path = tmp_path / f"file{last}{suffix}"
+        write_file(path, matrix, "float32", block_rows=4096)
+        assert read_file(path).tobytes() == matrix.tobytes()
+        assert path.stat().st_blocks * 512 < matrix.nbytes // 4
 
 
 @pytest.mark.parametrize("suffix", sorted(TEXT))
@@ -173,7 +208,7 @@ def test_an_existing_file_is_left_alone_unless_forced(tmp_path, suffix):
     with pytest.raises(ExistsError):
         write_file(path, matrix, "float32")
     assert path.read_bytes() == b"precious"
-    if suffix != ".zarr":
+    if suffix not in DIRECTORIES:
         write_file(path, matrix, "float32", force=True)
         assert read_file(path).tobytes() == matrix.tobytes()
     assert list(tmp_path.iterdir()) == [path]
@@ -286,7 +321,7 @@ def test_paths_that_are_no_files_of_vectors(tmp_path, suffix):
             open_source(path)
 
 
-@pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s != ".zarr"])
+@pytest.mark.parametrize("suffix", [s for s in SINK_SUFFIXES if s not in DIRECTORIES])
 def test_a_link_to_a_file_is_read(tmp_path, suffix):
     matrix = random_matrix(5, 2)
     write_file(tmp_path / f"file{suffix}", matrix, "float32")
@@ -295,7 +330,7 @@ def test_a_link_to_a_file_is_read(tmp_path, suffix):
 
 
 @pytest.mark.parametrize(
-    "suffix", [s for s in SINK_SUFFIXES if s not in (".zarr", ".csv", ".tsv", ".fvecs")]
+    "suffix", [s for s in SINK_SUFFIXES if s not in (*DIRECTORIES, ".csv", ".tsv", ".fvecs")]
 )
 def test_truncated_files_are_refused_wherever_they_end(tmp_path, suffix):
     path = tmp_path / f"file{suffix}"

@@ -20,17 +20,18 @@ from tierstore._formats.base import FORMATS
 from tierstore.errors import FormatError
 
 CASES = 300
-PARQUET_CASES = 60  # each starts a process
+DECODED = (".parquet", ".arrow", ".h5")
+DECODED_CASES = 60  # each starts a process
 SECONDS = 300  # for one case, where most take a millisecond: what takes longer has no end
 
 
 def good_file(directory: Path, suffix: str) -> Path:
     path, matrix = directory / f"good{suffix}", random_matrix(23, 5)
-    if suffix == ".pt":
+    if suffix in (".pt", ".pth", ".ckpt"):
         torch = pytest.importorskip("torch")  # for writing
         tensors = {"weight": torch.from_numpy(matrix), "keys": torch.arange(23) * 2, "n": {"x": 1}}
         torch.save(tensors, path)
-    elif suffix == ".json":
+    elif suffix in (".json", ".h5"):
         write_without_us(path, matrix)
     elif suffix == ".jsonl":
         pairs = zip(random_words(23), matrix.tolist(), strict=True)
@@ -73,13 +74,18 @@ def read_all(path: Path) -> None:
         assert keys is None or len(keys) == source.rows
 
 
-@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (".zarr", ".txt")])
+DIRECTORIES = (".zarr", ".projector")
+SAME = (".txt", ".feather", ".hdf5", ".pth", ".ckpt")
+"""Suffixes of formats that have another one."""
+
+
+@pytest.mark.parametrize("suffix", [s for s in SOURCE_SUFFIXES if s not in (*DIRECTORIES, *SAME)])
 @pytest.mark.fault(55)
 @pytest.mark.slow
 def test_damaged_files(tmp_path, suffix):
     content = good_file(tmp_path, suffix).read_bytes()
     path = tmp_path / f"bad{suffix}"
-    cases = PARQUET_CASES if suffix == ".parquet" else CASES
+    cases = DECODED_CASES if suffix in DECODED else CASES
     refused = 0
     for case in range(cases):
         path.write_bytes(damaged(content, np.random.default_rng([case, len(suffix)])))
@@ -87,10 +93,11 @@ def test_damaged_files(tmp_path, suffix):
     assert refused > cases // 10
 
 
+@pytest.mark.parametrize("suffix", DIRECTORIES)
 @pytest.mark.slow
-def test_damaged_directories(tmp_path):
-    good = good_file(tmp_path, ".zarr")
-    path = tmp_path / "bad.zarr"
+def test_damaged_directories(tmp_path, suffix):
+    good = good_file(tmp_path, suffix)
+    path = tmp_path / f"bad{suffix}"
     refused = 0
     for case in range(CASES):
         rng = np.random.default_rng(case)
@@ -125,9 +132,9 @@ def test_noise(tmp_path, suffix):
     for case in range(100):
         rng = np.random.default_rng(case)
         noise = rng.bytes(int(rng.integers(1, 5000)))
-        if suffix == ".zarr":
+        if suffix in DIRECTORIES:
             path.mkdir(exist_ok=True)
-            (path / "zarr.json").write_bytes(noise)
+            (path / {".zarr": "zarr.json", ".projector": "vectors.tsv"}[suffix]).write_bytes(noise)
         else:
             path.write_bytes(noise)
         with pytest.raises(FormatError):

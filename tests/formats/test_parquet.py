@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
-from tierstore._formats import open_sink, open_source
+from tierstore._formats import open_sink, open_source, read_keys
 from tierstore.errors import FormatError, MissingExtraError
 
 pa = pytest.importorskip("pyarrow")
@@ -137,3 +137,68 @@ def test_without_pyarrow_the_pip_line_is_given(tmp_path, monkeypatch):
     ):
         pass
     assert list(tmp_path.iterdir()) == [path]
+
+
+def parts_of(matrix, words, directory, names):
+    """Write a file for each name, with a part of the rows each."""
+    directory.mkdir()
+    bounds = np.linspace(0, len(matrix), len(names) + 1).astype(int)
+    for name, start, stop in zip(names, bounds[:-1], bounds[1:], strict=True):
+        columns = {"v": lists(matrix[start:stop], pa.list_(pa.float32())), "key": words[start:stop]}
+        pq.write_table(pa.table(columns), directory / name)
+
+
+@pytest.mark.parametrize("name", ["items", "items.parquet"])
+def test_files_of_a_directory_are_joined_in_the_order_of_their_numbers(tmp_path, name):
+    matrix, words = random_matrix(33, 4), random_words(33)
+    names = [f"data_{n}.parquet" for n in range(11)]  # data_10 comes after data_9
+    parts_of(matrix, words, tmp_path / name, names)
+    (tmp_path / name / "_SUCCESS").touch()
+    (tmp_path / name / "_metadata.parquet").write_bytes(b"none")
+    assert read_file(tmp_path / name, block_rows=4).tobytes() == matrix.tobytes()
+    assert read_file(f"{tmp_path / name}:v").tobytes() == matrix.tobytes()
+    assert read_keys_of(tmp_path / name) == words
+    assert read_keys(f"{tmp_path / name}:key") == words
+
+
+def test_files_of_a_directory_must_have_the_same_columns(tmp_path):
+    matrix = random_matrix(6, 3)
+    parts_of(matrix, random_words(6), tmp_path / "d", ["a.parquet", "b.parquet"])
+    pq.write_table(pa.table({"v": lists(matrix, pa.list_(pa.float64()))}), tmp_path / "d/b.parquet")
+    with pytest.raises(FormatError, match=r"b\.parquet has other columns than a\.parquet: v, key"):
+        open_source(tmp_path / "d")
+    (tmp_path / "d/b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file"):
+        open_source(tmp_path / "d")
+
+
+@pytest.mark.parametrize("kinds", ["fff", "hdf", "ccc"])
+def test_wide_tables_have_a_column_for_each_element(tmp_path, kinds):
+    path, rng = tmp_path / "f.parquet", np.random.default_rng(4)
+    columns = [
+        (rng.standard_normal(31) * 40).astype({"f": "f4", "h": "f2", "d": "f8", "c": "i1"}[kind])
+        for kind in kinds
+    ]
+    rest = {"key": random_words(31), "user_id": range(31)}
+    pq.write_table(pa.table({**rest, **{f"f{n}": c for n, c in enumerate(columns)}}), path)
+    with open_source(path) as source:
+        assert source.dtype == ("float64" if "d" in kinds else "float32")
+        expected = np.stack(columns, axis=1).astype(source.dtype)
+        assert np.concatenate(list(source.blocks(7))).tobytes() == expected.tobytes()
+        assert source.keys == rest["key"]
+        assert source.read_as == '3 numbers from columns "f0" to "f2"'
+        assert "user_id" in source.notes[0]
+
+
+def test_nulls_in_wide_tables_are_refused_by_name(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [1.0, None]}), path)
+    with pytest.raises(FormatError, match="'b' has nulls, 1 of 2"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1"])
+def test_lists_of_bytes_are_numbers(tmp_path, dtype):
+    matrix = np.random.default_rng(5).integers(0, 256, (9, 4)).astype(dtype)
+    pq.write_table(pa.table({"v": list(matrix)}), tmp_path / "f.parquet")
+    assert read_file(tmp_path / "f.parquet").tobytes() == matrix.astype("f4").tobytes()

@@ -190,3 +190,25 @@ def test_dicts_in_dicts_are_named_once_for_all_the_ways_to_them(tmp_path):
     torch.save(content, tmp_path / "file.pt")
     with pytest.raises(FormatError, match="names of its tensors"):
         open_source(tmp_path / "file.pt", memory="8MiB")
+
+
+@pytest.mark.parametrize("name", ["model.pth", "last.ckpt", "pytorch_model.bin"])
+def test_other_names_of_the_same_files(tmp_path, name):
+    matrix = random_matrix(31, 6)
+    state = {"state_dict": {"emb.weight": torch.from_numpy(matrix)}, "epoch": 3, "lr": [0.1, None]}
+    torch.save(state, tmp_path / name)
+    assert read_file(tmp_path / name, block_rows=4).tobytes() == matrix.tobytes()
+    assert read_file(f"{tmp_path / name}:state_dict.emb.weight").tobytes() == matrix.tobytes()
+
+
+@pytest.mark.parametrize("name", ["model.pth", "last.ckpt", "pytorch_model.bin"])
+def test_code_in_them_is_refused(tmp_path, name):
+    torch.save({"weight": torch.ones(2, 2), "hook": print}, tmp_path / name)
+    with pytest.raises(FormatError, match="would run code"):
+        open_source(tmp_path / name)
+
+
+def test_the_old_format_says_what_to_do(tmp_path):
+    torch.save(torch.ones(2, 2), tmp_path / "f.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(FormatError, match=r"before 1\.6; load it with torch, and save it again"):
+        open_source(tmp_path / "f.pth")

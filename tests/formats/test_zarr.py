@@ -44,8 +44,10 @@ def test_reads_shards(tmp_path):
     array[:] = matrix
     assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
     (tmp_path / "file.zarr/c/4/0").unlink()
-    with pytest.raises(FormatError, match="missing"):
-        open_source(tmp_path / "file.zarr")
+    with open_source(tmp_path / "file.zarr") as source:
+        assert source.notes == ("1 chunks are not stored and read as 0.0, the fill value",)
+    matrix[48:] = 0
+    assert read_file(tmp_path / "file.zarr", block_rows=5).tobytes() == matrix.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -86,7 +88,37 @@ def test_missing_chunks_are_no_zeros(tmp_path):
     path = tmp_path / "file.zarr"
     write_file(path, random_matrix(9, 3), "float32")
     shutil.rmtree(path / "weight/c")
-    with pytest.raises(FormatError, match=r"some of 1 chunk files are missing.*write_empty_chunks"):
+    with pytest.raises(FormatError, match="all 1 chunk files of 'weight' are missing"):
+        open_source(path)
+    shutil.rmtree(path)
+    write_file(path, random_matrix(9_001, 200), "float32")
+    shutil.rmtree(path / "weight/c/1")
+    with pytest.raises(FormatError, match=r"some chunk files of 'weight' are missing: it was cop"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("fill", [0.0, -1.5, float("nan")])
+def test_chunks_that_others_leave_out_are_fill_values(tmp_path, zarr_format, fill):
+    matrix = random_matrix(40, 6)
+    matrix[8:32] = fill
+    array = zarr.create_array(
+        tmp_path / "file.zarr", shape=(40, 6), chunks=(8, 6), dtype="f4", fill_value=fill,
+        zarr_format=zarr_format,
+    )  # fmt: skip
+    array[:] = matrix
+    with open_source(tmp_path / "file.zarr") as source:
+        assert source.notes == (f"3 chunks are not stored and read as {fill}, the fill value",)
+        assert np.concatenate(list(source.blocks(7))).tobytes() == matrix.tobytes()
+
+
+def test_without_a_fill_value_there_is_nothing_to_read(tmp_path):
+    path = tmp_path / "file.zarr"
+    array = zarr.create_array(
+        path, shape=(40, 6), chunks=(8, 6), dtype="f4", zarr_format=2, fill_value=None
+    )
+    array[:8] = random_matrix(8, 6)
+    with pytest.raises(FormatError, match="or has no fill value"):
         open_source(path)
 
 

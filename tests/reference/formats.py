@@ -69,17 +69,41 @@ def _fbin(path: Path, matrix: Matrix) -> None:
     path.write_bytes(np.array(matrix.shape, "<u4").tobytes() + matrix.tobytes())
 
 
+def _feather(path: Path, matrix: Matrix) -> None:
+    """As pyarrow writes it: packed, unlike what the library writes."""
+    pyarrow, feather = map(pytest.importorskip, ("pyarrow", "pyarrow.feather"))
+    column = pyarrow.array(list(matrix), pyarrow.list_(pyarrow.float32()))
+    feather.write_feather(pyarrow.table({"weight": column}), path)
+
+
+def _projector(path: Path, matrix: Matrix) -> None:
+    path.mkdir()
+    np.savetxt(path / "vectors.tsv", matrix, delimiter="\t")
+
+
+def _hdf5(path: Path, matrix: Matrix) -> None:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        file["model/weight"] = matrix
+
+
 WRITERS: dict[str, Callable[[Path, Matrix], object]] = {
+    ".arrow": _feather,
     ".bin": _binary,
+    ".ckpt": _torch,
     ".csv": _lines(","),
     ".fbin": _fbin,
+    ".feather": _feather,
     ".fvecs": _fvecs,
+    ".h5": _hdf5,
+    ".hdf5": _hdf5,
     ".json": _index,
     ".jsonl": _jsonl,
     ".npy": np.save,
     ".npz": lambda path, matrix: np.savez(path, weight=matrix),
     ".parquet": _parquet,
+    ".projector": _projector,
     ".pt": _torch,
+    ".pth": _torch,
     ".safetensors": lambda path, matrix: pytest.importorskip("safetensors.numpy").save_file(
         {"weight": matrix}, path
     ),

@@ -118,7 +118,7 @@ def test_a_store_that_its_maker_cannot_open_is_removed(
     assert os.listdir(tmp_path) == []
     with monkeypatch.context() as patch:  # the protection taken away
         patch.setattr(opening, "Store", fail)
-        patch.setattr(opening, "_discard_store", lambda *_: None)
+        patch.setattr(opening, "discard_store", lambda *_: None)
         with pytest.raises(type(error)):
             tierstore.create(tmp_path / "s", {"t": SPEC})
     assert os.listdir(tmp_path) == ["s"]

@@ -185,6 +185,28 @@ def test_closing_waits_for_it_only_where_much_has_gathered(trainer, steps, monke
     trainer.check()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_closing_folds_what_takes_few_pages(tmp_path, packed, scattered):
+    """As many rows, beside each other or pages apart; compressed chunks are rewritten whole."""
+    rng = np.random.default_rng(7)
+    rows, count, given = 3 << 20, 20_000, {}
+    if packed:
+        given = {"backend": "zarr", "compression": "zstd", "chunk_rows": 4096}
+    spec = tierstore.TableSpec(rows, 16, sparse=True, **given)
+    ids = np.sort(rng.choice(rows, count, replace=False)) if scattered else np.arange(count)
+    values = rng.standard_normal((count, 16), np.float32)
+    with tierstore.create(tmp_path / "a.tier", {"t": spec}, budget=Budget(host=0)) as store:
+        for version in range(3):
+            store["t"].write(ids, values + version)
+            store.commit()
+    with tierstore.open(tmp_path / "a.tier", budget=Budget(host=0)) as store:
+        deltas = store._state.manifest.tables["t"].deltas
+        assert len(deltas) == (3 if scattered else 1)
+        assert np.array_equal(store["t"].read(ids), values + 2)
+        assert store.verify().ok
+
+
 def test_leaving_by_an_error_gives_it_up(trainer, steps):
     with pytest.raises(ValueError, match="mine"), trainer.store:
         fold = begun(trainer)

@@ -433,3 +433,43 @@ def test_folds_in_threads_are_logged(
     assert any("starts in a thread" in message for message in caplog.messages)
     assert any("is published" in message or "is stopped" in message for message in caplog.messages)
     assert {record.name for record in caplog.records} == {"tierstore"}
+
+
+def test_keys_can_be_part_of_a_commit(store):
+    table, rows = store["item"], np.full((1, DIM), 7, np.float32)
+    store.set_keys("item", [f"old {row}" for row in range(ROWS)])
+    version = store.version
+    table.write([3], rows)
+    store.set_keys("item", range(ROWS), commit=False)
+    store.set_keys("item", range(100, 100 + ROWS), commit=False)
+    assert store.version == version
+    assert table.lookup([103]).tolist() == [3]
+    with tierstore.open(store.path) as reader:
+        assert reader["item"].keys[3] == "old 3"
+    with pytest.raises(InvalidInputError, match=r"1 rows are not committed"):
+        store.add_fields("item", {"age": Field(1)})
+    store.rollback()
+    assert table.keys[3] == "old 3"
+    files = sorted(path.name for path in store.path.rglob("keys.*"))
+    assert len(files) == 3
+    table.write([3], rows)
+    store.set_keys("item", range(100, 100 + ROWS), commit=False)
+    store.commit()
+    with tierstore.open(store.path) as reader:
+        assert reader["item"].lookup([103]).tolist() == [3]
+        assert np.array_equal(reader["item"].read([3]), rows)
+    store.set_keys("item", None, commit=False)
+    assert table.keys is None
+    store.commit()
+    assert table.keys is None
+    with tierstore.open(store.path) as reader:
+        assert reader["item"].keys is None
+
+
+def test_keys_that_were_not_committed_are_not_there(store):
+    path = store.path
+    store.set_keys("item", range(ROWS), commit=False)
+    store.close()
+    with tierstore.open(path, "r+") as again:
+        assert again["item"].keys is None
+    assert not list(path.rglob("keys.*"))

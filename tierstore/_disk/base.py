@@ -101,20 +101,12 @@ class Base:
         zero rows and missing rows at the end take no space. The files are synced, the directory is
         not.
         """
-        files = _checksum_files(directory, spec)
-        checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
-        base = cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
+        base = cls.begin(directory, spec)
         try:
             done = 0
             for block in blocks:
-                count = len(block)
-                _check_block(block, base, done + count)
-                rows = np.arange(done, done + count, dtype=np.int64)
-                if spec.sparse:
-                    rows = rows[block.any(axis=1)]
-                    block = block[rows - done]
-                base.write(rows, block, _checksum.row_checksums(rows, block))
-                done += count
+                base.append(done, block)
+                done += len(block)
                 if progress is not None:
                     progress(done, spec.rows)
             if done != spec.rows and not spec.sparse:
@@ -124,6 +116,22 @@ class Base:
             base.close()
             raise
         return base
+
+    @classmethod
+    def begin(cls, directory: _io.Directory, spec: TableSpec) -> Base:
+        """Create the files of a table, to be filled by `append` and synced."""
+        files = _checksum_files(directory, spec)
+        checksums = _checksums(files, spec, files.create(sparse=spec.sparse))
+        return cls(directory, spec, (BACKENDS[spec.backend].create(directory, spec), checksums))
+
+    def append(self, done: int, block: npt.NDArray[np.uint8]) -> None:
+        """Write the records `(n, record_bytes)` behind the first `done` rows of a new table."""
+        _check_block(block, self, done + len(block))
+        rows = np.arange(done, done + len(block), dtype=np.int64)
+        if self._sparse:
+            rows = rows[block.any(axis=1)]
+            block = block[rows - done]
+        self.write(rows, block, _checksum.row_checksums(rows, block))
 
     @classmethod
     def open(cls, directory: _io.Holder, spec: TableSpec) -> Base:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,25 +29,31 @@ from tierstore._disk.base import (
     write_digest,
 )
 from tierstore._disk.delta import Delta, LiveDelta
-from tierstore._disk.keys import KeyFile, Keys, open_keys
+from tierstore._disk.key_log import append_keys, load_keys
+from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys, write_index
 from tierstore._disk.manifest import (
     DELTA_NAME,
     DIGEST_NAME,
     KEYS_NAME,
     DeltaInfo,
     DigestInfo,
+    KeysInfo,
     TableInfo,
     unique_name,
 )
 from tierstore._disk.merging import Compaction
+from tierstore._disk.partitioning import Shard
 from tierstore._disk.tier import DiskTier
-from tierstore.errors import CorruptStoreError, TierStoreError
+from tierstore._keys.growing import KeyMap, key_map
+from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
 from tierstore.initializers import BLOCK_ROWS, zeros
 from tierstore.spec import BACKENDS, TableSpec
 
 __all__ = [
     "Generation",
+    "as_kept",
     "create",
+    "create_partitions",
     "initial_records",
     "may_have_partial_files",
     "remove_generation",
@@ -55,8 +62,12 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
 _CHECKED_BYTES = 256 << 20
 """Maximum number of row checksums compared when a table is opened."""
+_FILLED_BYTES = 64 << 20
+"""Records that are distributed to partitions at a time."""
 _FORMS = (DELTA_NAME, KEYS_NAME, DIGEST_NAME)
 _NAMES = re.compile("|".join(form.pattern for form in _FORMS), re.ASCII)
 
@@ -79,6 +90,22 @@ def initial_records(spec: TableSpec, start: int = 0) -> Iterator[npt.NDArray[np.
         yield records[max(0, start - block * BLOCK_ROWS) :]
 
 
+def first_records(
+    spec: TableSpec, codes: npt.NDArray[np.uint64], names: Collection[str] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Return the first records of keys by their codes `(n,)`; other fields than `names` are zero.
+
+    They depend on the initializers and the key alone.
+    """
+    layout = spec.layout
+    records = np.zeros((codes.size, layout.record_bytes), np.uint8)
+    for number, (name, item) in enumerate(layout.fields):
+        if item.init is not None and not item.init.is_zero and (names is None or name in names):
+            values = item.init.of_keys(codes, item.dim, number)
+            layout.view(records, name)[:] = item.element.encode(values)
+    return records
+
+
 def create(
     table: _io.Directory,
     spec: TableSpec,
@@ -92,20 +119,107 @@ def create(
     """
     spec = BACKENDS[spec.backend].completed(spec)
     name = unique_name("g", seq)
+    if spec.keys is not None:
+        spec = spec.seeded()
     if blocks is None:
         spec = spec.seeded()
         blocks = () if spec.sparse else initial_records(spec)
     with table.make_directory(name) as directory:
         try:
             Base.create(directory, spec, blocks, progress).close()
-            sums = block_sums(directory, spec.rows)
-            digest = write_digest(directory, sums, unique_name("digest-", seq, ".crc"))
+            digest = _bound(directory, spec, seq)
         except BaseException:
             remove_generation(table, name)
             raise
         directory.sync()
     table.sync()
     return TableInfo(_with_kept_initializers(spec), name, digest=digest)
+
+
+def _bound(directory: _io.Directory, spec: TableSpec, seq: int) -> DigestInfo:
+    """Write the digest of a base that is complete."""
+    sums = block_sums(directory, spec.rows)
+    return write_digest(directory, sums, unique_name("digest-", seq, ".crc"))
+
+
+def create_partitions(
+    tables: Sequence[_io.Directory],
+    shard: Shard,
+    spec: TableSpec,
+    blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
+    progress: Progress | None = None,
+) -> list[TableInfo]:
+    """Create the generation of a table in each partition of a shard, one directory each.
+
+    `spec` is that of the whole table, and `blocks` are all its records in order; without them the
+    fields' initializers, which have seeds, give them. Rows that stand for no id are zero. All
+    partitions are filled together, so that records are made once. Returns what the manifest of each
+    partition says.
+    """
+    if spec.keys is not None:
+        raise InvalidInputError(
+            "a table by key lives in a store of one process, not in one that ranks share"
+        )
+    fields = {name: dataclasses.replace(each, init=None) for name, each in spec.fields.items()}
+    part = dataclasses.replace(spec, rows=shard.blocks, fields=fields, init=None)
+    part = BACKENDS[spec.backend].completed(part)
+    name = unique_name("g", 1)
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(table.make_directory(name)) for table in tables]
+        bases = [Base.begin(directory, part) for directory in made]
+        for base in bases:
+            stack.callback(base.close)
+        if blocks is not None or not spec.sparse:
+            _fill(bases, shard, initial_records(spec) if blocks is None else blocks, progress)
+        for base in bases:
+            base.sync()
+        digests = [_bound(directory, part, 1) for directory in made]
+        for directory, table in zip(made, tables, strict=True):
+            directory.sync()
+            table.sync()
+    return [TableInfo(part, name, digest=digest) for digest in digests]
+
+
+def _fill(
+    bases: Sequence[Base],
+    shard: Shard,
+    blocks: Iterable[npt.NDArray[np.uint8]],
+    progress: Progress | None,
+) -> None:
+    """Write the records of a table to those of its partitions that have them."""
+    waiting: list[npt.NDArray[np.uint8]] = []
+    done, first = [0] * len(bases), 0
+
+    def hand_out() -> None:
+        nonlocal first
+        records = np.concatenate(waiting)
+        partitions = shard.partition_of(np.arange(first, first + len(records))) - shard.first
+        for number, base in enumerate(bases):
+            block = records[partitions == number]
+            base.append(done[number], block)
+            done[number] += len(block)
+        first += len(records)
+        waiting.clear()
+        if progress is not None:
+            progress(first, shard.rows)
+
+    held = 0
+    for block in blocks:
+        waiting.append(block)
+        held += block.nbytes
+        if held >= _FILLED_BYTES:
+            hand_out()
+            held = 0
+    if waiting:
+        hand_out()
+    for number, base in enumerate(bases):
+        if missing := shard.blocks - done[number]:
+            base.append(done[number], np.zeros((missing, base.record_bytes), np.uint8))
+
+
+def as_kept(spec: TableSpec) -> TableSpec:
+    """Return a spec as a manifest keeps it: complete, and without what no manifest can keep."""
+    return _with_kept_initializers(BACKENDS[spec.backend].completed(spec))
 
 
 def _with_kept_initializers(spec: TableSpec) -> TableSpec:
@@ -150,6 +264,8 @@ class Generation:
         self._next_seq = next_seq
         self._on_write = on_write
         self._held: dict[str, KeyFile] = {}
+        self._held_next: dict[str, KeyFile] = {}
+        self._map: KeyMap | None = None
         self._coming: list[Delta] = []
         try:
             with self.directory.use() as directory:
@@ -157,8 +273,8 @@ class Generation:
                     directory.copy_up()
                 self._digest = self._read_digest(info)
                 self.tier: DiskTier = self._open_tier()
-                if next_seq is None and info.keys is not None and directory.removable:
-                    self._held = open_keys(directory, info.keys)
+                if next_seq is None and directory.removable:
+                    self._held = self._hold_keys(info)
         except BaseException:
             self.directory.close()
             raise
@@ -223,6 +339,8 @@ class Generation:
 
         Raises CorruptStoreError.
         """
+        if self._next_seq is None and info.spec.keys is not None:
+            self._held_next = self._hold_keys(info)
         known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
         found = [(delta, known.get(delta.name)) for delta in info.deltas]
         return [
@@ -235,7 +353,9 @@ class Generation:
 
         On overlayfs, a writer may have copied the base up since; the mapping does not show that.
         """
-        if info.generation != self.info.generation or info.keys != self.info.keys:
+        if info.generation != self.info.generation:
+            return False
+        if info.keys != self.info.keys and info.spec.keys is None:
             return False
         with self.directory.use() as directory:
             return directory.filesystem != "overlay"
@@ -251,8 +371,21 @@ class Generation:
                 self._digest = self._read_digest(info)
         changed = self.tier.changed(deltas, folded)
         self.tier.follow(deltas)
+        if info.keys != self.info.keys:
+            self._held = self._held_next
+            if not _continues(info.keys, self.info.keys):
+                self._map = None
         self.info = info
         return changed
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The names that identify the base: rows of generations with the same differ by deltas."""
+        return (self.info.generation,)
+
+    def delta_rows(self) -> dict[str, Rows]:
+        """Return the rows of each committed delta, by its name."""
+        return {delta.info.name: np.asarray(delta.ids) for delta in self.tier.deltas}
 
     def committed(self, info: TableInfo) -> None:
         """Adopt a published manifest: the sealed delta is committed, others may be gone."""
@@ -268,15 +401,57 @@ class Generation:
         self._coming = []
         self.info = info
 
-    def keys(self) -> Keys | None:
-        """Open the external keys, if any."""
-        info = self.info.keys
-        if info is None:
-            return None
-        if self._held:
-            return Keys(self._held, info, self.info.spec.rows)
+    def _hold_keys(self, info: TableInfo) -> dict[str, KeyFile]:
+        """Map the files of keys, which a writer may remove."""
         with self.directory.use() as directory:
-            return Keys(open_keys(directory, info), info, self.info.spec.rows)
+            return {} if info.keys is None else open_keys(directory, info.keys)
+
+    @property
+    def key_map(self) -> KeyMap:
+        """The map of a table by key, filled from its files when it is asked for."""
+        info, found = self.info.keys, self._map or key_map(self.info.spec.keys or "int64")
+        if info is not None and len(found) < info.count:
+            files = self._held or self._hold_keys(self.info)
+            load_keys(found, files, info, self.info.spec.rows)
+        self._map = found
+        return found
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys that the version that is open has."""
+        return 0 if self.info.keys is None else self.info.keys.count
+
+    def seal_keys(self) -> KeysInfo | None:
+        """Make keys that were added durable; return what the next version names."""
+        keys, info = self._map, self.info.keys
+        if keys is None or len(keys) == self.key_count:
+            return info
+        with self.directory.use() as directory:
+            return append_keys(directory, self.info.spec.keys or "int64", info, keys)
+
+    def drop_new_keys(self) -> None:
+        """Drop the keys that were added since the last commit."""
+        if self._map is not None:
+            self._map.truncate(self.key_count)
+
+    def keys(self, info: KeysInfo | None) -> Keys | None:
+        """Open external keys, if any; a writer replaces an index that is missing or damaged."""
+        if info is None or self.info.spec.keys is not None:
+            return None
+
+        def index() -> KeyFile:
+            with self.directory.use() as directory:
+                return open_index(directory, info)
+
+        def rewrite(parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+            with self.directory.use() as directory:
+                write_index(directory, info, parts)
+
+        rows, new_index = self.info.spec.rows, None if self._next_seq is None else rewrite
+        if self._held:
+            return Keys(self._held, info, rows, index=index)
+        with self.directory.use() as directory:
+            return Keys(open_keys(directory, info), info, rows, index=index, rewrite=new_index)
 
     def bind(self, upto: int) -> DigestInfo:
         """Write a durable digest of the base after merging the deltas up to a version."""
@@ -349,6 +524,18 @@ class Generation:
         return BACKENDS[spec.backend].disk_bytes(self.directory, spec) + 4 * spec.rows
 
     @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the files of the generation take on the disk; `disk_bytes` for objects."""
+        path = Path(self.directory.path)
+        if not path.is_dir():
+            return self.disk_bytes
+        found = 0
+        for each in path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a writer may remove files
+                found += each.lstat().st_blocks
+        return found * _BLOCK_BYTES
+
+    @property
     def base_path(self) -> str:
         """Path of the base file or array."""
         return self._path(BACKENDS[self.info.spec.backend].entry)
@@ -361,6 +548,13 @@ class Generation:
         self.tier.close()
         self._held = {}
         self.directory.close()
+
+
+def _continues(keys: KeysInfo | None, before: KeysInfo | None) -> bool:
+    """Whether the first keys of a table by key are those of another version."""
+    if keys is None or before is None:
+        return before is None
+    return keys.files.keys() == before.files.keys() and keys.count >= before.count
 
 
 def remove_generation(table: _io.Directory, name: str) -> None:

@@ -1,66 +1,112 @@
-"""External keys: one int64 or string per row of a table, stored in files beside the base.
+"""External keys: one integer or text per row of a table, stored in files beside the base.
 
-int64 keys are a plain .npy file. Strings are one UTF-8 blob plus int64 offsets of the start of each
-string and the end of the last.
+Integers are a plain .npy file of int64, or of uint64 where one needs that. Texts are one UTF-8 blob
+plus int64 offsets of the start of each text and the end of the last. The index of them, from which
+`lookup` answers, is derived; see `key_index`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import operator
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._checksum import crc32c
+from tierstore._disk.key_index import KeyIndex
 from tierstore._disk.manifest import KeysInfo
+from tierstore._keys.given import given, integers_asked, texts_asked
+from tierstore._keys.hashmap import Rows
+from tierstore._keys.text import Texts
 from tierstore.errors import (
     FILE_CURE,
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
+    TierStoreError,
     UnknownNameError,
 )
 
-__all__ = ["KeyFile", "Keys", "open_keys", "remove_keys", "write_keys"]
+__all__ = [
+    "KeyFile",
+    "Keys",
+    "indexed_keys",
+    "open_index",
+    "open_keys",
+    "remove_keys",
+    "write_index",
+    "write_keys",
+]
 
 _HEADER = 128
 _BLOCK = 1 << 20
+_WALKED = 1 << 12
+_NPY_TYPES = {"int64": "<i8", "uint64": "<u8"}
 
 
 class Keys(Sequence[Any]):
-    """The keys of all rows, read on demand: an int index gives one key, others an array."""
+    """The keys of all rows, read on demand: an int index gives one key, others an array.
 
-    def __init__(self, files: Mapping[str, KeyFile], info: KeysInfo, rows: int) -> None:
+    `key in keys`, `keys.index(key)` and `lookup` go through a map from keys to rows, which is kept
+    in a file beside the keys. Without that file, the first of them builds the map in memory.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, KeyFile],
+        info: KeysInfo,
+        rows: int,
+        *,
+        index: Callable[[], KeyFile] | None = None,
+        rewrite: Callable[[Sequence[npt.NDArray[np.uint8]]], object] | None = None,
+    ) -> None:
         """Use the key files, by name, as mapped by `open_keys`.
 
-        Raises CorruptStoreError if a size or checksum does not match, or if the files do not
-        contain one key per row.
+        `index` opens the file of the map; `rewrite` is called with its bytes if that was missing or
+        damaged. Raises CorruptStoreError if a size or checksum does not match, or if the files do
+        not contain one key per row.
         """
         self.kind: str = info.kind
+        self._info = info
         self._rows = rows
+        self._open_index = index
+        self._rewrite = rewrite
+        self._index: KeyIndex | None = None
         parts = {
             name.rpartition(".")[2]: files[name].checked(size, expected)
             for name, (size, expected) in info.files.items()
         }
-        if info.kind == "int64":
-            header = _npy_header(rows)
-            self._whole(parts["npy"], len(header) + 8 * rows, files)
-            if parts["npy"][:_HEADER].tobytes() != header:
-                raise CorruptStoreError(f"{_path(files)}: the header does not match {rows} keys")
-            self._ints: npt.NDArray[np.int64] = parts["npy"][_HEADER:].view("<i8")
+        self._keys: npt.NDArray[Any] | Texts
+        if info.kind == "str":
+            self._keys = self._texts(parts, files)
         else:
-            self._whole(parts["offsets"], 8 * (rows + 1), files)
-            self._blob = parts["utf8"]
-            self._offsets: npt.NDArray[np.int64] = parts["offsets"].view("<i8")
-            ends = self._offsets[[0, -1]].tolist()
-            if ends != [0, self._blob.size] or not _ascending(self._offsets):
-                raise CorruptStoreError(f"{_path(files)}: the offsets do not delimit the strings")
-        self._order: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+            self._keys = self._integers(parts["npy"], files)
+
+    def _integers(
+        self, data: npt.NDArray[np.uint8], files: Mapping[str, KeyFile]
+    ) -> npt.NDArray[Any]:
+        header = _npy_header(self.kind, self._rows)
+        self._whole(data, len(header) + 8 * self._rows, files)
+        if data[:_HEADER].tobytes() != header:
+            raise CorruptStoreError(f"{_path(files)}: the header does not match {self._rows} keys")
+        return data[_HEADER:].view(_NPY_TYPES[self.kind])
+
+    def _texts(
+        self, parts: Mapping[str, npt.NDArray[np.uint8]], files: Mapping[str, KeyFile]
+    ) -> Texts:
+        self._whole(parts["offsets"], 8 * (self._rows + 1), files)
+        texts = Texts(parts["utf8"], parts["offsets"].view("<i8"))
+        ends = texts.offsets[[0, -1]].tolist()
+        if ends != [0, texts.blob.size] or not _ascending(texts.offsets):
+            raise CorruptStoreError(f"{_path(files)}: the offsets do not delimit the strings")
+        return texts
 
     def _whole(
         self, data: npt.NDArray[np.uint8], expected: int, files: Mapping[str, KeyFile]
@@ -85,66 +131,118 @@ class Keys(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return the key of a row, or an array of keys for a slice or an array of ids."""
-        if self.kind == "int64":
-            found = self._ints[index]
+        if not isinstance(self._keys, Texts):
+            found = self._keys[index]
             return int(found) if found.ndim == 0 else found.copy()
+        if isinstance(index, slice):
+            rows = range(self._rows)[index]
+            return _objects([self._text(row) for row in rows])
+        if not np.ndim(index):
+            return self._text(range(self._rows)[operator.index(index)])
         rows = np.arange(self._rows)[index]
-        if rows.ndim == 0:
-            return self._text(int(rows))
-        return np.array([self._text(row) for row in rows.tolist()], object)
+        return _objects([self._text(row) for row in rows.ravel().tolist()]).reshape(rows.shape)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the keys in the order of rows."""
+        for start in range(0, self._rows, _WALKED):
+            yield from self[start : start + _WALKED].tolist()
 
     def _text(self, row: int) -> str:
-        begin, end = self._offsets[row : row + 2].tolist()
         try:
-            return self._blob[begin:end].tobytes().decode()
+            return cast(Texts, self._keys).encoded(row).decode()
         except UnicodeDecodeError as error:
             raise CorruptStoreError(f"the key of row {row} is not UTF-8: {error.reason}") from None
 
-    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
         """Return the row id of each key, in the shape of `keys`.
 
-        Raises UnknownNameError with the first key that no row has. The first call sorts the keys or
-        their hashes and keeps 16 bytes per row from then on.
+        A key that no row has gets `missing`. Without that, UnknownNameError names the first.
         """
-        wanted = np.asarray(keys)
-        if self.kind == "int64":
-            if wanted.dtype.kind not in "iu" and wanted.size:
-                raise InvalidTypeError(f"this table's keys are int64, not {wanted.dtype}")
-            values = wanted.ravel().astype(np.int64)
-        else:
-            if wanted.dtype.kind not in "UO" and wanted.size:
-                raise InvalidTypeError(f"this table's keys are strings, not {wanted.dtype}")
-            values = _hashes(wanted.ravel().tolist())
-        hashed, rows = self._sorted()
-        found = np.full(values.size, -1, np.int64)
-        left = np.searchsorted(hashed, values, side="left")
-        right = np.searchsorted(hashed, values, side="right")
-        for position, key in enumerate(wanted.ravel().tolist()):
-            for candidate in rows[left[position] : right[position]].tolist():
-                if self[candidate] == key:
-                    found[position] = candidate
-                    break
-            else:
-                raise UnknownNameError(f"no row has the key {key!r}")
-        return found.reshape(wanted.shape)
+        found, shape = self._find(keys)
+        if (found < 0).any():
+            if missing is None:
+                first = int(np.flatnonzero(found < 0)[0])
+                key = np.asarray(keys, object).ravel()[first]
+                raise UnknownNameError(f"no row has the key {_plain(key)!r}")
+            found[found < 0] = missing
+        return found.reshape(shape)
 
-    def _sorted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        if self._order is None:
-            texts = (self._text(row) for row in range(self._rows))
-            values = self._ints if self.kind == "int64" else _hashes(texts)
-            rows = np.argsort(values, kind="stable")
-            self._order = values[rows], rows
-        return self._order
+    def __contains__(self, key: object) -> bool:
+        """Whether a row has the key."""
+        try:
+            found, shape = self._find(key)
+        except (InvalidInputError, InvalidTypeError):
+            return False
+        return shape == () and int(found[0]) >= 0
+
+    def index(self, key: object, start: int = 0, stop: int | None = None) -> int:
+        """Return the row of a key; raises ValueError if none of `start:stop` has it."""
+        if key in self:
+            row = int(self._find(key)[0][0])
+            if row in range(self._rows)[start:stop]:
+                return row
+        raise ValueError(f"{key!r} is not in {self!r}")
+
+    def count(self, key: object) -> int:
+        """Return 1 if a row has the key, and 0 otherwise."""
+        return int(key in self)
+
+    def _find(self, keys: object) -> tuple[Rows, tuple[int, ...]]:
+        """Return the row of each key or -1, flat, and the shape of the keys."""
+        index = self._opened()
+        if isinstance(self._keys, Texts):
+            own = self._keys
+            texts, shape = texts_asked(keys)
+            found = index.find(texts.hashes(), lambda at, rows: texts.equal(at, own, rows))
+            return found, shape
+        codes, possible, shape = integers_asked(keys, self.kind)
+        found = index.find(codes, None)
+        found[~possible] = -1
+        return found, shape
+
+    def _opened(self) -> KeyIndex:
+        """Return the map, from its file where that is sound."""
+        if self._index is None:
+            try:
+                self._index = self._decoded()
+            except (TierStoreError, OSError):
+                self._index, _ = KeyIndex.of(self._keys)
+                if self._rewrite is not None:
+                    with contextlib.suppress(TierStoreError, OSError):
+                        self._rewrite(self._index.encode(self._info))
+        return self._index
+
+    def _decoded(self) -> KeyIndex:
+        if self._open_index is None:
+            raise FileNotFoundError
+        return KeyIndex.decode(self._open_index().data, self._info, self._keys)
+
+    def index_damage(self) -> str:
+        """Return what is wrong with the file of the map, or "" if it is sound or missing."""
+        try:
+            self._decoded()
+        except FileNotFoundError:
+            return ""
+        except (TierStoreError, OSError) as error:
+            return f"{error}; the next lookup of a writer replaces it"
+        return ""
+
+
+def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
+    """Return an array of Python objects."""
+    out = np.empty(len(values), object)
+    out[:] = values
+    return out
+
+
+def _plain(key: object) -> object:
+    return key.item() if isinstance(key, np.generic) else key
 
 
 def _ascending(numbers: npt.NDArray[np.int64]) -> bool:
     """Whether numbers are in ascending order; compares them in blocks."""
     starts = range(0, numbers.size, _BLOCK)
     return all((np.diff(numbers[at : at + _BLOCK + 1]) >= 0).all() for at in starts)
-
-
-def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(hash, texts), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,58 +286,75 @@ def open_keys(directory: _io.Directory, info: KeysInfo) -> dict[str, KeyFile]:
         ) from None
 
 
+def indexed_keys(directory: _io.Directory, info: KeysInfo, rows: int) -> Keys:
+    """Open keys with their index, as a reader of a directory that stays open meanwhile."""
+    files = open_keys(directory, info)
+    return Keys(files, info, rows, index=lambda: open_index(directory, info))
+
+
 def _path(files: Mapping[str, KeyFile]) -> str:
     return next(iter(files.values())).path
 
 
+def open_index(directory: _io.Directory, info: KeysInfo) -> KeyFile:
+    """Map the index of keys; raises FileNotFoundError."""
+    name = info.index
+    return KeyFile.open(directory, name, directory.size(name))
+
+
+def write_index(
+    directory: _io.Directory, info: KeysInfo, parts: Sequence[npt.NDArray[np.uint8]]
+) -> None:
+    """Write the index of keys, in place of one that is damaged.
+
+    It is not synced: one that a power failure leaves incomplete does not match its checksum.
+    """
+    directory.unlink(info.index)
+    with directory.create(info.index) as file:
+        file.write(np.concatenate(parts), 0)
+
+
 def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:
-    """Write the keys of a table's rows to new, durable files of its generation.
+    """Write the keys of a table's rows, and their index, to new, durable files of its generation.
 
     `keys` are `rows` distinct ints or strings. Raises InvalidInputError or InvalidTypeError before
     anything is written.
     """
-    listed: list[Any] = [int(key) if isinstance(key, np.integer) else key for key in keys]
-    if len(listed) != rows:
-        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(listed)}")
+    if len(keys) != rows:
+        raise InvalidInputError(f"a table of {rows} rows needs {rows} keys, not {len(keys)}")
     stem = f"keys.{uuid.uuid4().hex[:8]}."
-    kinds: set[type] = {type(key) for key in listed}
-    if kinds == {int}:
-        _check_distinct(listed)
-        try:
-            array = np.array(listed, "<i8")
-        except OverflowError:
-            raise InvalidInputError("keys must fit into int64; one of these is larger") from None
-        kind, files = "int64", {stem + "npy": _npy_header(rows) + array.tobytes()}
-    elif kinds == {str}:
-        _check_distinct(listed)
-        encoded = [text.encode() for text in listed]
-        offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
+    values = given(keys)
+    index, twice = KeyIndex.of(values)
+    if twice is not None:
+        row, first = twice
+        key = values.encoded(row).decode() if isinstance(values, Texts) else int(values[row])
+        raise InvalidInputError(
+            f"the key {key!r} occurs more than once: rows {first} and {row} have it"
+        )
+    if isinstance(values, Texts):
         kind = "str"
-        files = {stem + "utf8": b"".join(encoded), stem + "offsets": offsets.tobytes()}
+        parts = {"utf8": values.blob, "offsets": values.offsets.astype("<i8").view(np.uint8)}
     else:
-        names = ", ".join(sorted(each.__name__ for each in kinds))
-        raise InvalidTypeError(f"keys must be all ints or all strings, not {names}")
-    for name, data in files.items():
-        directory.write_file(name, data)
+        kind = values.dtype.name
+        header = np.frombuffer(_npy_header(kind, rows), np.uint8)
+        parts = {"npy": np.concatenate([header, values.astype(_NPY_TYPES[kind]).view(np.uint8)])}
+    for ending, data in parts.items():
+        directory.write_file(stem + ending, data)
+    info = KeysInfo(
+        kind, {stem + ending: (data.size, crc32c(data)) for ending, data in parts.items()}
+    )
+    write_index(directory, info, index.encode(info))
     directory.sync()
-    return KeysInfo(kind, {name: (len(data), crc32c(data)) for name, data in files.items()})
+    return info
 
 
 def remove_keys(directory: _io.Directory, info: KeysInfo) -> None:
     """Remove the files of keys that no version names."""
-    for name in info.files:
+    for name in (*info.files, info.index):
         directory.unlink(name)
 
 
-def _check_distinct(keys: list[Any]) -> None:
-    seen: set[Any] = set()
-    for key in keys:
-        if key in seen:
-            raise InvalidInputError(f"the key {key!r} occurs more than once")
-        seen.add(key)
-
-
-def _npy_header(rows: int) -> bytes:
-    text = repr({"descr": "<i8", "fortran_order": False, "shape": (rows,)}).encode()
+def _npy_header(kind: str, rows: int) -> bytes:
+    described = {"descr": _NPY_TYPES[kind], "fortran_order": False, "shape": (rows,)}
     magic = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
-    return magic + text.ljust(_HEADER - 11) + b"\n"
+    return magic + repr(described).encode().ljust(_HEADER - 11) + b"\n"

@@ -12,8 +12,9 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
@@ -48,10 +49,12 @@ MANIFEST_NAME = re.compile(r"manifest-(\d{20})\.json", re.ASCII)
 GENERATION_NAME = re.compile(r"g\d{20}-[0-9a-f]{8}", re.ASCII)
 DELTA_NAME = re.compile(r"delta-\d{20}-[0-9a-f]{8}\.bin", re.ASCII)
 DIGEST_NAME = re.compile(r"digest-\d{20}-[0-9a-f]{8}\.crc", re.ASCII)
-KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets)", re.ASCII)
+KEYS_NAME = re.compile(r"keys\.[0-9a-f]{8}\.(?:npy|utf8|offsets|index|int64|ends)", re.ASCII)
 PAYLOAD_NAME = re.compile(r"payload-\d{20}-[0-9a-f]{8}", re.ASCII)
 TEMPORARY_NAME = re.compile(r"manifest-\d{20}\.json\.[0-9a-f]{8}\.tmp", re.ASCII)
 
+_COUNTED = (".int64", ".ends")
+_NOWHERE = re.compile("")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MARK = re.compile(r"[0-9a-f]{0,16}")
 
@@ -89,10 +92,24 @@ class PayloadInfo:
 
 @dataclass(frozen=True)
 class KeysInfo:
-    """External keys of a table's rows: "int64" or "str", and the size and crc32c of each file."""
+    """External keys of a table's rows: their kind, and the size and crc32c of each file.
+
+    Keys are "int64", "uint64" or "str". Their index, which is derived from them, is in no manifest.
+    """
 
     kind: str
     files: dict[str, tuple[int, int]]
+
+    @property
+    def index(self) -> str:
+        """The name of the file of their index."""
+        return min(self.files).rpartition(".")[0] + ".index"
+
+    @property
+    def count(self) -> int:
+        """The number of keys of a table by key: a file of it has eight bytes for each."""
+        sized = (size for name, (size, _) in self.files.items() if name.endswith(_COUNTED))
+        return next(sized) // 8
 
 
 @dataclass(frozen=True)
@@ -108,8 +125,9 @@ class DigestInfo:
 class TableInfo:
     """One table of a version.
 
-    `generation` is the directory of its base; `scalars` are values for the whole table, such as an
-    optimizer's step. `digest` is None if the base was last folded by a program of format 1.
+    `generation` is the directory of its base, or "" for a table of a partitioned store; `scalars`
+    are values for the whole table, such as an optimizer's step. `digest` is None if the base was
+    last folded by a program of format 1.
 
     Instances are immutable, so manifests share those of unchanged tables: in a store of a thousand
     tables, a commit serializes and compares only the tables that changed.
@@ -142,20 +160,34 @@ class TableInfo:
             "scalars": self.scalars,
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
+            **({} if spec.keys is None else {"by": spec.keys}),
         }
         return canonical(content)
 
     def paths(self, table: str) -> set[str]:
         """Return the paths in the store of the generation and its files, except the base."""
+        if not self.generation:
+            return set()
         generation = f"{table}/{self.generation}"
         found = {generation}
         for delta in self.deltas:
             found.add(f"{generation}/{delta.name}")
-        for name in () if self.keys is None else self.keys.files:
+        for name in () if self.keys is None else (*self.keys.files, self.keys.index):
             found.add(f"{generation}/{name}")
         if self.digest is not None:
             found.add(f"{generation}/{self.digest.name}")
         return found
+
+
+class Difference(NamedTuple):
+    """The names of tables in which a manifest differs from another before it.
+
+    `changed` are tables that the other lacks, or whose `TableInfo` is another object there; `gone`
+    are those that only the other has.
+    """
+
+    changed: list[str]
+    gone: set[str]
 
 
 @dataclass(frozen=True)
@@ -173,8 +205,10 @@ class Manifest:
     store; a version that restores an older one has the mark of that one. `payload_mark` is the mark
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
-    one's history and the older version that it restored. `format` is the format of the file that
-    was read; manifests are always written in the current format.
+    one's history and the older version that it restored. `partitions` are the version and mark
+    of each partition, if the rows of every table are in partitions. `time` is when the version was
+    committed, in seconds since 1970 UTC, 0 if unknown. `format` is the format of the file that was
+    read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -192,7 +226,12 @@ class Manifest:
     payload_mark: str = ""
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
+    partitions: tuple[tuple[int, str], ...] = ()
+    time: int = 0
     format: int = field(default=FORMAT, compare=False)
+    _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def paths(self) -> set[str]:
         """Return the paths in the store of all generations and all files except bases."""
@@ -206,44 +245,30 @@ class Manifest:
         """Bytes of the records of all tables."""
         return sum(info.spec.nbytes for info in self.tables.values())
 
-    def changed_tables(self, before: Manifest) -> list[str]:
-        """Return the names of the tables that another one before lacks, or has otherwise.
-
-        A table that is the same and not shared counts as another.
-        """
-        compared = self._compared
-        if not compared or compared[0]() is not before:
+    def difference(self, before: Manifest) -> Difference:
+        """Return which tables differ from those of another manifest before this one."""
+        if self._differs is None or self._differs[0]() is not before:
             known = before.tables
-            names = [
+            changed = [
                 name
                 for name, info in self.tables.items()
                 if name not in known or known[name] is not info
             ]
-            compared[:] = [weakref.ref(before), names]
-        found: list[str] = compared[1]
-        return found
-
-    @cached_property
-    def _compared(self) -> list[Any]:
-        """The manifest that was compared last, and the tables that are others there."""
-        return []
-
-    def gone_tables(self, before: Manifest) -> set[str]:
-        """Return the names of the tables that another one before has, and this one lacks."""
-        new = sum(name not in before.tables for name in self.changed_tables(before))
-        if len(before.tables) + new == len(self.tables):
-            return set()
-        return before.tables.keys() - self.tables.keys()
+            found = Difference(changed, known.keys() - self.tables.keys())
+            object.__setattr__(self, "_differs", (weakref.ref(before), found))
+            return found
+        return self._differs[1]
 
     def changed_paths(self, before: Manifest) -> tuple[set[str], set[str]]:
         """Return the paths that are only in this manifest, and those only in an earlier one."""
         new = {info.name for info in self.payload.values()}
         gone = {info.name for info in before.payload.values()}
-        for name in self.changed_tables(before):
+        difference = self.difference(before)
+        for name in difference.changed:
             new |= self.tables[name].paths(name)
             if (was := before.tables.get(name)) is not None:
                 gone |= was.paths(name)
-        for name in self.gone_tables(before):
+        for name in difference.gone:
             gone |= before.tables[name].paths(name)
         return new - gone, gone - new
 
@@ -256,7 +281,7 @@ class Manifest:
         """Take from another one before what its file says of the tables that are the same."""
         if list(self.tables) == list(before.tables):
             entries = before._entries.copy()
-            for name in self.changed_tables(before):
+            for name in self.difference(before).changed:
                 entries[name] = _entry(name, self.tables[name])
             self.__dict__["_entries"] = entries
 
@@ -283,6 +308,8 @@ class Manifest:
             **({"payload_mark": self.payload_mark} if self.payload_mark else {}),
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
+            **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
+            **({"time": self.time} if self.time else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -299,6 +326,8 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
+            names |= {"partitions"}
+            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks", "time"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")
@@ -314,6 +343,7 @@ class Manifest:
             if TABLE_NAME.fullmatch(key) is None:
                 raise FormatError(f"{name}: not a table name: {key!r}")
         known = like.tables if like is not None and like.format == number else {}
+        partitions = _partitions(body) if "partitions" in body else ()
         return cls(
             uuid=body.matching("uuid", _UUID),
             seq=body.natural("seq"),
@@ -324,7 +354,8 @@ class Manifest:
             keep=body.natural("keep"),
             payload={key: _payload(payload.section(key)) for key in payload},
             tables={
-                key: _known(tables, key, known) or _table(tables.section(key), is_first)
+                key: _known(tables, key, known)
+                or _table(tables.section(key), is_first, is_partitioned=bool(partitions))
                 for key in tables
             },
             last_version=last_version,
@@ -333,6 +364,8 @@ class Manifest:
             payload_mark=body.matching("payload_mark", _MARK) if "payload_mark" in body else "",
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
+            partitions=partitions,
+            time=body.natural("time") if "time" in body else 0,
             format=number,
         )
 
@@ -414,6 +447,20 @@ def _forks(body: Section, newest: int) -> tuple[tuple[int, int], ...]:
     return tuple(forks)
 
 
+def _partitions(body: Section) -> tuple[tuple[int, str], ...]:
+    found = []
+    for pair in body.items("partitions"):
+        is_pair = type(pair) is list and [type(each) for each in pair] == [int, str]
+        if not is_pair or not 0 < pair[0] <= MAX_VERSION or _MARK.fullmatch(pair[1]) is None:
+            raise FormatError(f"{body.name}: not a version and mark of a partition: {pair!r}")
+        found.append((pair[0], pair[1]))
+    if not 0 < len(found) <= MOST_PARTITIONS:
+        raise FormatError(
+            f"{body.name}: {len(found)} partitions; 1 to {MOST_PARTITIONS} are possible"
+        )
+    return tuple(found)
+
+
 def _payload(section: Section) -> PayloadInfo:
     section.only({"name", "kind", "size", "crc32c"})
     return PayloadInfo(
@@ -431,22 +478,22 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
     return info if is_same else None
 
 
-def _table(section: Section, is_first: bool) -> TableInfo:
+def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys"}
+        | {"generation", "deltas", "scalars", "keys", "by"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
     unbound = is_first or section.value("digest") is None
     return TableInfo(
         spec=spec,
-        generation=section.matching("generation", GENERATION_NAME),
+        generation=section.matching("generation", _NOWHERE if is_partitioned else GENERATION_NAME),
         deltas=tuple(
             _delta(Section(item, section.name), spec.rows) for item in section.items("deltas")
         ),
         scalars=_scalars(section.section("scalars")),
-        keys=None if section.value("keys") is None else _keys(section.section("keys")),
+        keys=None if section.value("keys") is None else _keys(section.section("keys"), spec.keys),
         digest=None if unbound else _digest(section.section("digest")),
     )
 
@@ -471,6 +518,7 @@ def _spec(section: Section) -> TableSpec:
             sparse=section.flag("sparse"),
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
+            keys=cast(Any, section.text("by")) if "by" in section else None,
         )
     except FormatError:
         raise
@@ -514,7 +562,7 @@ def _digest(section: Section) -> DigestInfo:
     )
 
 
-def _keys(section: Section) -> KeysInfo:
+def _keys(section: Section, by: str | None) -> KeysInfo:
     section.only({"kind", "files"})
     files = section.section("files")
     sizes: dict[str, tuple[int, int]] = {}
@@ -523,11 +571,15 @@ def _keys(section: Section) -> KeysInfo:
         if len(pair) != 2 or any(type(number) is not int or number < 0 for number in pair):
             raise FormatError(f"{files.name}: {name!r} is not a pair of a size and a checksum")
         sizes[name] = (pair[0], pair[1])
-    kind = section.matching("kind", re.compile("int64|str"))
-    endings = {"int64": {"npy"}, "str": {"utf8", "offsets"}}[kind]
+    kind = section.matching("kind", re.compile("int64|uint64|str"))
+    endings = {"utf8", "offsets"} if kind == "str" else {"npy"}
+    if by is not None:
+        endings = {"utf8", "ends"} if by == "text" else {"int64"}
     found = {name.rpartition(".")[2] for name in sizes}
     if any(KEYS_NAME.fullmatch(name) is None for name in sizes) or not (
         found == endings and len(sizes) == len(endings)
     ):
         raise FormatError(f"{section.name}: {sorted(sizes)} are not the files of {kind} keys")
+    if by is not None and any(sizes[name][0] % 8 for name in sizes if name.endswith(_COUNTED)):
+        raise FormatError(f"{section.name}: {sorted(sizes)} end within a key")
     return KeysInfo(kind, sizes)

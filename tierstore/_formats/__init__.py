@@ -23,18 +23,21 @@ import numpy as np
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, check_dtype, convert, held_dtype
 from tierstore._formats._encoding import is_packed
+from tierstore._formats._remote import publish_remote
 from tierstore._formats.base import (
     FORMATS,
     Array,
     Content,
     Format,
     Source,
+    SpanSource,
     TextOptions,
     Wanted,
     Write,
     block_rows_for,
 )
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._formats.npy import write_keys
 from tierstore._io import publish, reach
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import (
@@ -52,8 +55,10 @@ __all__ = [
     "Location",
     "Sink",
     "Source",
+    "SpanSource",
     "TextOptions",
     "format_of",
+    "keys_beside",
     "locate",
     "open_sink",
     "open_source",
@@ -68,9 +73,18 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def format_of(path: Path, *, write: bool = False) -> Format:
     """Return the format of a file by its suffix, ignoring case.
 
-    Raises InvalidInputError that lists the readable or writable formats.
+    A directory to read may have any name: then the files in it decide. Raises InvalidInputError
+    that lists the readable or writable formats.
     """
     suffix = format_suffix(path)
+    if suffix not in FORMATS and not write and path.is_dir():
+        claiming = {type(each): each for each in FORMATS.values() if each.claims(path)}
+        if len(claiming) > 1:
+            raise InvalidInputError(
+                f"{path}: a directory of files of several formats; put those of one into their own"
+            )
+        if claiming:
+            return next(iter(claiming.values()))
     known = [name for name, each in FORMATS.items() if each.is_written or not write]
     if suffix not in known or (write and is_packed(path)):
         verb = "written" if write else "read"
@@ -98,10 +112,22 @@ def split_name(source: str | Path) -> tuple[Path, str | None]:
     text = str(source)
     colon = text.find(":")
     while colon >= 0 and not Path(text).exists():
-        if format_suffix(Path(text[:colon])) in FORMATS:
+        if format_suffix(Path(text[:colon])) in FORMATS or (colon and Path(text[:colon]).is_dir()):
             return Path(text[:colon]), text[colon + 1 :]
         colon = text.find(":", colon + 1)
     return Path(text), None
+
+
+def _locate_file(url: str, able: list[str], *, write: bool) -> Location:
+    """Return the location of a file at a URL, to which streams are written."""
+    path = Path(url)
+    if not write:
+        raise InvalidInputError(
+            f"{url}: only {' '.join(able)} is read from a URL; copy the file to a disk first"
+        )
+    if format_of(path, write=True).is_directory:
+        raise InvalidInputError(f"{url}: a directory, which is not written to a URL")
+    return Location(path, url=url)
 
 
 @dataclass(frozen=True)
@@ -112,10 +138,12 @@ class Location:
         path: the file, with `:NAME` if given; for a zarr store its name, whose suffix selects the
             format.
         store: the zarr store, or None for a file.
+        url: where a file is that is not on a disk, or None.
     """
 
     path: Path
     store: Any = None
+    url: str | None = None
 
 
 def locate(where: Any, *, write: bool = False) -> Location:
@@ -128,9 +156,7 @@ def locate(where: Any, *, write: bool = False) -> Location:
     able = [suffix for suffix, each in FORMATS.items() if each.takes_stores]
     if isinstance(where, str) and "://" in where:
         if Path(where.rstrip("/")).suffix not in able:
-            raise InvalidInputError(
-                f"{where}: only {' '.join(able)} can be read from and written to a URL"
-            )
+            return _locate_file(where, able, write=write)
         where = reach(where, write=write)
     if isinstance(where, str | os.PathLike):
         return Location(Path(where))
@@ -185,9 +211,12 @@ def read_keys(path: str | Path, *, memory: Size = DEFAULT_MEMORY) -> Keys:
     """
     file, name = split_name(path)
     able = [suffix for suffix, each in FORMATS.items() if each.holds_keys_alone]
-    if format_suffix(file) not in able:
+    if format_suffix(file) not in able and not file.is_dir():
         raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
-    return format_of(file).read_keys(file, name, memory)
+    format_ = format_of(file)
+    if not format_.holds_keys_alone:
+        raise InvalidInputError(f"{path}: keys are read from {' '.join(able)} files")
+    return format_.read_keys(file, name, memory)
 
 
 class Sink:
@@ -260,6 +289,11 @@ class Sink:
             self._held = 0
 
 
+def keys_beside(path: Path) -> Path:
+    """Return the file of keys beside one that cannot hold them: `items.keys.npy`."""
+    return path.with_name(f"{path.stem}.keys.npy")
+
+
 def open_sink(
     path: Any,
     *,
@@ -284,7 +318,8 @@ def open_sink(
         dtype: element type of the blocks. If the format does not support it, the narrowest type
             that represents its values exactly is written; if there is none, it is refused.
         field: name of the matrix, if the format has names.
-        keys: one integer or string per row, in a sequence that is only sliced, or None.
+        keys: one integer or string per row, in a sequence that is only sliced, or None. They are
+            written to a file of their own beside a file that has no place for them (`keys_beside`).
         first_row: number of the first row; without keys, formats that need a word in each row count
             from it.
         force: replace an existing file.
@@ -308,8 +343,17 @@ def _sink(
     """Write to a location, and publish the complete result."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
-        if target.store is None:
+        if target.url is not None:
+            if content.keys is not None and format_.keys == "never":
+                name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
+                write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
+            file: Any = stack.enter_context(publish_remote(target.url, force=force))
+            write = stack.enter_context(format_.write(file, content))
+        elif target.store is None:
             partial = stack.enter_context(publish(target.path, force=force))
+            if content.keys is not None and format_.keys == "never":
+                beside = stack.enter_context(publish(keys_beside(target.path), force=force))
+                write_keys(beside, content.keys)
             write = stack.enter_context(format_.write(partial, content))
         else:
             write = stack.enter_context(
@@ -331,12 +375,6 @@ def _content(
     first_row: int,
 ) -> Content:
     """Check that the format supports the data to write."""
-    if keys is not None and format_.keys == "never":
-        able = [name for name, each in FORMATS.items() if each.is_written and each.keys != "never"]
-        raise InvalidInputError(
-            f"{path}: {path.suffix} files cannot hold keys; choose one of {' '.join(able)}, or "
-            "omit the keys"
-        )
     if keys is not None and field in _RESERVED:
         raise InvalidInputError(f"a field named {field!r} cannot be written together with keys")
     if rows < 0 or dim < 1:

@@ -38,7 +38,7 @@ class BlockParser:
     def __init__(self, layout: Layout, *, blank_null: bool) -> None:
         """Parse rows of `layout`; `blank_null` says that some texts stand for NaN."""
         self._layout = layout
-        self._able = layout.columns <= _MAX_COLUMNS and not blank_null
+        self._able = layout.columns <= _MAX_COLUMNS and not blank_null and layout.vector is None
         self._tried = 0
         self._failed = 0
 

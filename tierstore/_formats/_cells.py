@@ -3,7 +3,8 @@
 Cells are divided by a separator. A blank stands for runs of blanks and tabs, between which a word
 in front may hold single ones. Between tabs a cell that begins and ends with a quote is unquoted,
 others are taken as they are. Every other separator is that of CSV, whose quotes may also hold the
-ends of lines.
+ends of lines. A cell may hold a list of numbers, as pgvector writes them: [0.1,0.2]; it is taken
+apart into a cell for each.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ __all__ = [
     "Cells",
     "Lines",
     "Row",
+    "is_list",
     "is_number",
     "line_edges",
+    "list_cell",
     "numbers_of",
     "split_blanks",
     "unquoted",
@@ -99,10 +102,12 @@ class Cells:
     Attributes:
         sep: what is between cells.
         width: cells of a row where blanks divide them: more are a word in front; 0 if unknown.
+        vector: the position of a cell that holds a list, and the numbers in it; or None.
     """
 
     sep: str
     width: int = 0
+    vector: tuple[int, int] | None = None
 
     @property
     def lines_are_rows(self) -> bool:
@@ -114,6 +119,24 @@ class Cells:
 
         A row that does not end within its block takes the next one, which is then yielded too.
         """
+        found = self._rows(block, lines)
+        if self.vector is None:
+            return found
+        return ((number, self.apart(cells, *self.vector)) for number, cells in found)
+
+    @staticmethod
+    def apart(cells: list[str], at: int, dim: int) -> list[str]:
+        """Return a row in which each number of the list in cell `at` has a cell.
+
+        Another cell in its place, such as the name of the column, is followed by empty ones.
+        """
+        if at >= len(cells):
+            return cells
+        cell = cells[at]
+        numbers = cell[1:-1].split(",") if is_list(cell) else [cell, *[""] * (dim - 1)]
+        return [*cells[:at], *numbers, *cells[at + 1 :]]
+
+    def _rows(self, block: bytes, lines: Lines) -> Iterator[Row]:
         if not self.lines_are_rows:
             yield from self._csv_rows(block, lines)
             return
@@ -147,7 +170,7 @@ class Cells:
     def cost(self, text: str) -> int:
         """Return what a line takes in memory with its cells."""
         blanks = text.count(" ") + text.count("\t") if self.sep == BLANKS else 0
-        cells = 1 + (blanks or text.count(self.sep))
+        cells = 1 + (blanks or text.count(self.sep)) + (text.count(",") if self.vector else 0)
         return _CELL_BYTES * cells + _CHARACTER_BYTES * len(text)
 
 
@@ -180,6 +203,29 @@ class _CsvLines:
         self._held += self._cells.cost(text)
         self._more.allowance.check(self._held, "the cells of one row")
         return text
+
+
+def is_list(cell: str) -> bool:
+    """Whether a cell holds a list, in the notation of pgvector."""
+    return len(cell) > 2 and cell[0] == "[" and cell[-1] == "]"
+
+
+def list_cell(rows: Sequence[Row]) -> tuple[int, int] | None:
+    """Return the position of the column of lists below the first row, and the numbers in one.
+
+    None if there is no such column, or more than one.
+    """
+    body = [cells for _, cells in rows[1:] or rows]
+    found = [
+        at
+        for at in range(min(map(len, body), default=0))
+        if any(is_list(cells[at]) for cells in body)
+        and all(is_list(cells[at]) or cells[at] in MISSING for cells in body)
+    ]
+    if len(found) != 1:
+        return None
+    lists = [cells[found[0]] for cells in body if is_list(cells[found[0]])]
+    return found[0], lists[0].count(",") + 1
 
 
 def line_edges(block: bytes) -> tuple[set[int], set[int]]:

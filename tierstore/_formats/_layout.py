@@ -43,6 +43,8 @@ class Layout:
         key: the position of the column of keys, or None.
         values: the positions of the columns of numbers, ascending.
         quoted_words: whether words between blanks are quoted, as R writes them.
+        vector: the position of a cell that holds a list, and the numbers in it, which have a cell
+            each in a row; or None.
         notes: what was left out or will lose digits.
     """
 
@@ -55,6 +57,7 @@ class Layout:
     key: int | None
     values: tuple[int, ...]
     quoted_words: bool = False
+    vector: tuple[int, int] | None = None
     notes: tuple[str, ...] = field(default=())
 
     def column(self, position: int) -> str:
@@ -78,15 +81,24 @@ class Layout:
         return ", ".join(parts)
 
 
-def decide(path: Path, rows: Sequence[Row], sep: str, options: TextOptions, whole: bool) -> Layout:
+def decide(
+    path: Path,
+    rows: Sequence[Row],
+    sep: str,
+    options: TextOptions,
+    whole: bool,
+    vector: tuple[int, int] | None = None,
+) -> Layout:
     """Return the layout of a file whose first rows are given.
 
-    `whole` says that the sample is the whole file. Raises AmbiguousFileError where the sample can
-    be read in two ways, and FormatError where it is no table of numbers.
+    `whole` says that the sample is the whole file; `vector` is as in `Layout`. Raises
+    AmbiguousFileError where the sample can be read in two ways, and FormatError where it is no
+    table of numbers.
     """
-    return _Decision(path, [cells for _, cells in rows], [n for n, _ in rows], options).layout(
-        sep, whole
-    )
+    kind = _Decision if vector is None else _VectorDecision
+    decision = kind(path, [cells for _, cells in rows], [n for n, _ in rows], options)
+    decision.vector = vector
+    return decision.layout(sep, whole)
 
 
 def _kind(cells: Sequence[str], decimal: str, null: frozenset[str]) -> str:
@@ -101,6 +113,8 @@ def _kind(cells: Sequence[str], decimal: str, null: frozenset[str]) -> str:
 
 class _Decision:
     """The steps of one decision, each of which may end it."""
+
+    vector: tuple[int, int] | None = None
 
     def __init__(
         self, path: Path, rows: list[list[str]], lines: list[int], options: TextOptions
@@ -140,6 +154,7 @@ class _Decision:
             columns=self.columns,
             key=key,
             values=values,
+            vector=self.vector,
             quoted_words=quoted and all(_is_quoted(cells[key or 0]) for cells in below),
             notes=notes,
         )
@@ -451,8 +466,51 @@ class _Decision:
         skipped = [at for at in range(self.columns) if at != key and at not in values]
         if skipped:
             shown = ", ".join(names[at] if names else str(at + 1) for at in skipped)
-            notes.append(f"columns not read, as they hold texts: {shown}")
+            why = "" if self.vector else ", as they hold texts"
+            notes.append(f"columns not read{why}: {shown}")
         return tuple(notes)
+
+
+class _VectorDecision(_Decision):
+    """That of rows with a list: its numbers are the values, and no other column is."""
+
+    @property
+    def _list(self) -> range:
+        at, dim = self.vector or (0, 0)
+        return range(at, at + dim)
+
+    def _key(
+        self,
+        names: tuple[str, ...] | None,
+        below: list[list[str]],
+        counts: tuple[int, int] | None,
+        header: list[str] | None,
+    ) -> int | None:
+        wanted = self.options.key_column
+        if wanted is False:
+            return None
+        if wanted is not None:
+            return self._named(wanted, names)
+        others = [at for at in range(self.columns) if at not in self._list]
+        named = [at for at in others if names and _IDENTITY.fullmatch(names[at])]
+        if len(others) > 1 and len(named) != 1:
+            shown = [names[at] if names else str(at + 1) for at in others]
+            raise self._ambiguous(
+                f"columns {', '.join(map(repr, shown[:4]))} stand beside the list, and one can be "
+                "the keys",
+                f"--key-column {shown[0]} (key_column={shown[0]!r})",
+                "--key-column none (key_column=False)",
+            )
+        return next(iter(named or others), None)
+
+    def _values(
+        self,
+        key: int | None,
+        names: tuple[str, ...] | None,
+        below: list[list[str]],
+        header: bool,
+    ) -> tuple[int, ...]:
+        return tuple(self._list)
 
 
 def needs_float64(rows: Sequence[Row], layout: Layout) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
 from tierstore._formats.files import Closing, InputFile
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._io import File
 from tierstore._registry import Registry
 from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import FormatError, InvalidInputError
@@ -33,6 +35,7 @@ __all__ = [
     "Write",
     "block_rows_for",
     "choose",
+    "element_of",
     "note_unread",
 ]
 
@@ -47,6 +50,20 @@ BLOCK_BYTES = 4 << 20
 def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
     """Return the number of rows of `row_bytes` per block, at least one."""
     return max(1, block_bytes // max(1, row_bytes))
+
+
+_BYTES = frozenset({"int8", "uint8"})
+
+
+def element_of(number: object) -> str | None:
+    """Return the element type as which numbers of a NumPy type, by name, are read, or None.
+
+    Bytes, as quantised vectors have, are read as the default type, which holds them exactly.
+    """
+    if number in _BYTES:
+        return DEFAULT_DTYPE
+    element = ELEMENT_TYPES.get(str(number))
+    return None if element is None or element.as_bits else element.name
 
 
 class Source(Closing):
@@ -252,6 +269,7 @@ class Format(ABC):
         keys: whether written files never, optionally or always have keys.
         block_bytes: size of the blocks that `write` gets.
         takes_stores: whether the format supports zarr stores in addition to paths.
+        is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
     """
 
@@ -259,6 +277,7 @@ class Format(ABC):
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     block_bytes: ClassVar[int] = BLOCK_BYTES
     takes_stores: ClassVar[bool] = False
+    is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -280,6 +299,10 @@ class Format(ABC):
         """Whether a written file can hold elements of a type; by default all types."""
         return True
 
+    def claims(self, directory: Path) -> bool:
+        """Whether a directory of any name holds files of this format."""
+        return False
+
     @abstractmethod
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file for reading; raises FormatError."""
@@ -287,7 +310,8 @@ class Format(ABC):
     def write(self, path: Path, content: Content) -> AbstractContextManager[Write]:
         """Create a file at a new path; it is complete when the context ends without an error.
 
-        Only if `is_written`.
+        Only if `is_written`. Unless `is_directory`, `path` may be a `RemoteFile`, which can only be
+        opened.
         """
         raise NotImplementedError
 
@@ -317,7 +341,11 @@ FORMATS: Registry[Format] = Registry("suffix of a file of vectors", "tierstore._
 
 
 class SpanSource(Source):
-    """A matrix stored row by row in a span of a file, in either byte order."""
+    """A matrix stored row by row in a span of a file.
+
+    Attributes:
+        offset: the byte of the file at which the span begins.
+    """
 
     def __init__(
         self,
@@ -327,14 +355,26 @@ class SpanSource(Source):
         dtype: str,
         *,
         offset: int,
-        big_endian: bool = False,
+        stored: np.dtype[Any] | None = None,
     ) -> None:
-        """Read `file`, which the source closes, from byte `offset` on."""
+        """Read `file`, which the source closes, from byte `offset` on.
+
+        Elements are `stored` in the file, by default as in tables.
+        """
         super().__init__(file.path, rows, dim, dtype)
         self._file = file
-        self._offset = offset
-        stored = ELEMENT_TYPES[dtype].stored
-        self._stored = stored.newbyteorder(">") if big_endian else stored
+        self.offset = offset
+        self._stored = ELEMENT_TYPES[dtype].stored if stored is None else stored
+
+    @property
+    def file(self) -> File:
+        """The open file."""
+        return self._file.file
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the span holds the rows as a table stores them."""
+        return self._stored == ELEMENT_TYPES[self.dtype].stored
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for start in range(0, self.rows, block_rows):
@@ -346,7 +386,7 @@ class SpanSource(Source):
     def _elements(self, first: int, count: int) -> npt.NDArray[Any]:
         """Return `count` elements of the span, from number `first`, in native byte order."""
         size = self._stored.itemsize
-        data = self._file.read_at(self._offset + first * size, count * size)
+        data = self._file.read_at(self.offset + first * size, count * size)
         return np.frombuffer(data, self._stored).astype(
             ELEMENT_TYPES[self.dtype].stored, copy=False
         )
@@ -360,14 +400,21 @@ _LISTED = 8
 
 
 def choose(
-    path: Path, wanted: Wanted, matrices: Mapping[str, object], others: Mapping[str, object]
+    path: Path,
+    wanted: Wanted,
+    matrices: Mapping[str, object],
+    others: Mapping[str, object],
+    of_bytes: Mapping[str, object] = MappingProxyType({}),
 ) -> str:
     """Return the name of the matrix to read: the requested, the preferred, or the only one.
 
     `matrices` are the readable ones and `others` the other entries of the file; both map a name to
-    an object whose string describes it. Raises FormatError that lists the entries.
+    an object whose string describes it. Matrices `of_bytes` are readable too, but taken only by
+    name or where there are no others. Raises FormatError that lists the entries.
     """
     name = wanted.name if wanted.name is not None else wanted.field
+    if name in of_bytes or not matrices:
+        matrices = {**matrices, **of_bytes}
     if name is not None and name in matrices:
         return name
     if name is not None and name in others:

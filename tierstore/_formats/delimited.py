@@ -1,10 +1,11 @@
 """Text files with a line for each row, of numbers and optionally a key.
 
 .csv and .tsv separate cells by commas and tabs, .vec and .txt by blanks; other separators are
-found. A sample decides what the first line and the columns are (`_layout`), unless the caller says
-it. .vec and .txt are the text format of word2vec, fastText and GloVe: a word and its numbers, after
-a first line with two counts or none. A .txt file may also contain only keys, one per line. Numbers
-are read as float64 and rounded to the wanted type. Each file may be packed (`_encoding`).
+found. A cell may hold a list of numbers, as pgvector writes them. A sample decides what the first
+line and the columns are (`_layout`), unless the caller says it. .vec and .txt are the text format
+of word2vec, fastText and GloVe: a word and its numbers, after a first line with two counts or none.
+A .txt file may also contain only keys, one per line. Numbers are read as float64 and rounded to the
+wanted type. Each file may be packed (`_encoding`).
 
 The writer names the columns (.csv, .tsv) or begins with counts (.vec, .txt), and puts a key into
 each row: the number of the row if there are no others.
@@ -34,6 +35,7 @@ from tierstore._formats._cells import (
     Row,
     is_number,
     line_edges,
+    list_cell,
     numbers_of,
     unquoted,
 )
@@ -102,6 +104,16 @@ class _Sample:
                 ) from None
         return rows
 
+    def layout(self, sep: str, options: TextOptions) -> tuple[Layout, list[Row]]:
+        """Return the layout that a separator makes, and the rows; raises FormatError."""
+        rows = self.rows(sep)
+        if not rows:
+            raise FormatError(f"{self._file.path}: empty, or its first row does not end")
+        vector = None if sep == BLANKS else list_cell(rows)
+        if vector is not None:
+            rows = [(number, Cells.apart(cells, *vector)) for number, cells in rows]
+        return decide(self._file.path, rows, sep, options, self.whole, vector), rows
+
 
 class _TextSource(Source):
     """Rows in text, read from the start for each pass."""
@@ -115,7 +127,7 @@ class _TextSource(Source):
         self.layout = layout
         self._decimal = layout.decimal
         self._null = frozenset(wanted.text.null)
-        self._cells = Cells(layout.sep, layout.columns if layout.key == 0 else 0)
+        self._cells = Cells(layout.sep, layout.columns if layout.key == 0 else 0, layout.vector)
         super().__init__(
             file.path,
             self._counted() if rows is None else rows,
@@ -276,17 +288,14 @@ def _has_lone_returns(block: bytes) -> bool:
     return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
 
 
-def _layout_of(file: InputFile, sample: _Sample, own: str, options: TextOptions) -> Layout:
+def _layout_of(sample: _Sample, own: str, options: TextOptions) -> Layout:
     """Return the layout of a file, with the separator of its suffix or the one that it has.
 
     Another separator is taken where the own one makes no table, or is part of every key.
     """
 
     def layout(sep: str) -> Layout:
-        rows = sample.rows(sep)
-        if not rows:
-            raise FormatError(f"{file.path}: empty, or its first row does not end")
-        return decide(file.path, rows, sep, options, sample.whole)
+        return sample.layout(sep, options)[0]
 
     if options.sep is not None:
         return layout(options.sep)
@@ -345,13 +354,14 @@ class Csv(Format):
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             with parsing(path, "packed file", *UNPACKING_ERRORS):
                 sample = _Sample(file)
-            layout = _layout_of(file, sample, self.sep, wanted.text)
+            layout = _layout_of(sample, self.sep, wanted.text)
             rows = None if layout.counts is None else layout.counts[0]
             if rows is not None and not is_packed(path):
                 _check_size(file, sample, rows, len(layout.values))
             said = layout.described(self.sep)
             source = _TextSource(file, layout, wanted, rows, said)
-            if source.dtype == "float32" and needs_float64(sample.rows(layout.sep), layout):
+            _, sampled = sample.layout(layout.sep, wanted.text)
+            if source.dtype == "float32" and needs_float64(sampled, layout):
                 source.notes += (
                     "numbers have more digits than float32 keeps; --dtype float64 keeps them",
                 )
@@ -455,9 +465,9 @@ def _quoted(word: bytes, sep: bytes) -> bytes:
 
 
 def format_rows(
-    words: Sequence[bytes], block: Array, separator: bytes, *, nan: bytes = b"nan"
+    words: Sequence[bytes] | None, block: Array, separator: bytes, *, nan: bytes = b"nan"
 ) -> bytes:
-    """Return lines of a word and the numbers of its row, in decimal and exact.
+    """Return lines of a word, if any, and the numbers of its row, in decimal and exact.
 
     Nine significant digits distinguish all float32 values, seventeen all float64 values.
     """
@@ -466,6 +476,8 @@ def format_rows(
     lines = [numbers % tuple(row) for row in block.tolist()]
     if nan != b"nan" and np.isnan(block).any():
         lines = [line.replace(b"nan", nan) for line in lines]
+    if words is None:
+        return b"".join([line[len(separator) :] for line in lines])
     return b"".join([word + line for word, line in zip(words, lines, strict=True)])
 
 

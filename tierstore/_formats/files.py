@@ -11,7 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, Self, TypeVar
+from typing import IO, Any, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tierstore._io import Directory, File
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
@@ -22,9 +25,11 @@ __all__ = [
     "Archive",
     "Closing",
     "InputFile",
+    "end_sparsely",
     "open_input",
     "parsing",
     "unless_it_fails",
+    "write_sparsely",
 ]
 
 BUFFER_BYTES = 1 << 20
@@ -58,18 +63,19 @@ class InputFile(Closing):
         path: its name in messages.
         size: size of the file when it was opened.
         allowance: memory limit for the contents of the file.
+        file: the open file.
     """
 
     def __init__(self, file: File, path: Path, memory: Size) -> None:
         """Take ownership of the open `file`."""
-        self._file = file
+        self.file = file
         self.path = path
         self.size = file.size
         self.allowance = Allowance(path, memory)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return exactly `nbytes` bytes from `offset`; raises FormatError if the file ends."""
-        data = self._file.read(nbytes, offset)
+        data = self.file.read(nbytes, offset)
         if len(data) != nbytes:
             raise FormatError(
                 f"{self.path}: truncated: expected {nbytes} bytes at {offset}, found {len(data)}"
@@ -82,16 +88,16 @@ class InputFile(Closing):
 
     def raw(self) -> io.RawIOBase:
         """Return a stream like `stream`, but unbuffered."""
-        return _Stream(self._file)
+        return _Stream(self.file)
 
     @property
     def fd(self) -> int:
         """The descriptor of the file, for a process that reads it."""
-        return self._file.fd
+        return self.file.fd
 
     def close(self) -> None:
         """Close the file and its streams."""
-        self._file.close()
+        self.file.close()
 
 
 class _Stream(io.RawIOBase):
@@ -144,6 +150,32 @@ def open_input(path: Path, memory: Size = DEFAULT_MEMORY) -> InputFile:
         raise FormatError(f"{path}: not a regular file") from None
     except PermissionError as error:
         raise StoreIOError(f"cannot open {path}: {error.strerror}") from error
+
+
+_PIECE_BYTES = 1 << 16
+
+
+def write_sparsely(file: IO[bytes], block: npt.NDArray[Any]) -> None:
+    """Write a C-contiguous block, with a hole for each piece of zeros if the file can have holes.
+
+    A last hole becomes part of a file only in `end_sparsely`.
+    """
+    data = block.reshape(-1).view(np.uint8)
+    if not isinstance(file, io.BufferedWriter):  # a stream to elsewhere
+        file.write(data.data)
+        return
+    for start in range(0, data.size, _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        if piece.any():
+            file.write(piece.data)
+        else:
+            file.seek(piece.size, io.SEEK_CUR)
+
+
+def end_sparsely(file: IO[bytes]) -> None:
+    """Let a file that `write_sparsely` wrote end at its position."""
+    if isinstance(file, io.BufferedWriter):
+        file.truncate(file.tell())
 
 
 class _Closeable(Protocol):

@@ -20,7 +20,8 @@ from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats._encoding import UNPACKING_ERRORS, text_stream
 from tierstore._formats.base import Array, Format, Source, Wanted, choose
 from tierstore._formats.files import InputFile, open_input, parsing, unless_it_fails
-from tierstore._formats.keys import Keys, take_words
+from tierstore._formats.keys import Keys
+from tierstore._keys.strings import Strings
 from tierstore.budget import JSON_COST, OBJECT_BYTES
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 
@@ -106,7 +107,7 @@ class _JsonSource(Source):
         """The value of the chosen name in each object, all texts or all whole numbers."""
         if self._key is None:
             return None
-        texts: list[str] = []
+        texts = Strings()
         numbers: list[int] = []
         allowance = self._file.allowance
         for line, each in self._objects():
@@ -120,7 +121,13 @@ class _JsonSource(Source):
                 allowance.take(OBJECT_BYTES, "its keys")
                 numbers.append(key)
             else:
-                texts += take_words([str(key)], allowance)
+                allowance.take(4 * len(str(key)) + 8, "its keys")
+                try:
+                    texts.append(str(key))
+                except UnicodeEncodeError:
+                    raise FormatError(
+                        f"{self.path}: line {line}, {self._key!r} holds half a character"
+                    ) from None
         if texts:
             return texts
         try:

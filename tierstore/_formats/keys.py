@@ -7,15 +7,15 @@ checked for uniqueness.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._keys.strings import Strings
 from tierstore.budget import Allowance
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
 
@@ -34,7 +34,7 @@ Keys = npt.NDArray[np.int64] | Sequence[str]
 """The key of each row: a 1-D int64 array, or strings."""
 
 _BLOCK = 1 << 16
-_REFERENCE_BYTES = 8
+_OFFSET_BYTES = 8
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -150,11 +150,11 @@ def without_row_numbers(words: Sequence[str], allowance: Allowance) -> Keys | No
     return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
-def take_words(words: Iterable[str], allowance: Allowance) -> list[str]:
-    """Return a list of words, within the allowance."""
-    taken: list[str] = []
+def take_words(words: Iterable[str], allowance: Allowance) -> Strings:
+    """Return words in little memory, within the allowance; raises UnicodeEncodeError."""
+    taken = Strings()
     for word in words:
-        allowance.take(_REFERENCE_BYTES + sys.getsizeof(word), "its keys")
+        allowance.take(_OFFSET_BYTES + 4 * len(word), "its keys")
         taken.append(word)
     return taken
 
@@ -172,39 +172,43 @@ def integers_of(
     return keys
 
 
-def strings_of(
-    path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance
-) -> list[str]:
-    """Return blocks of fixed-width strings as a list; raises FormatError for invalid text.
+def strings_of(path: Path, blocks: Iterable[npt.NDArray[np.str_]], allowance: Allowance) -> Strings:
+    """Return blocks of fixed-width strings; raises FormatError for invalid text.
 
     Padding is removed block by block.
     """
-    strings: list[str] = []
-    try:
+
+    def words() -> Iterator[str]:
         for block in blocks:
             allowance.check(block.nbytes, "a block of its keys")
-            strings += take_words(block.tolist(), allowance)
-            "".join(strings[-len(block) :]).encode()
+            yield from block.tolist()
+
+    try:
+        return take_words(words(), allowance)
     except (ValueError, SystemError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{path}: a key contains code points that are not characters") from None
-    return strings
 
 
 def blob_to_strings(
-    path: Path, blob: bytes, offsets: npt.NDArray[np.int64], allowance: Allowance
-) -> list[str]:
-    """Split the UTF-8 `blob` of all keys at `offsets` `(rows + 1,)`; raises FormatError."""
+    path: Path,
+    blob: bytes,
+    offsets: npt.NDArray[np.int64],
+    allowance: Allowance,
+    strings: Strings | None = None,
+) -> Strings:
+    """Add to `strings`, or to new ones, those that `offsets` `(rows + 1,)` make of UTF-8.
+
+    Raises FormatError.
+    """
     ascending = bool((offsets[1:] >= offsets[:-1]).all())
     if offsets[0] != 0 or offsets[-1] != len(blob) or not ascending:
         raise FormatError(f"{path}: the offsets of its keys do not match their {len(blob)} bytes")
-    strings: list[str] = []
+    allowance.take(len(blob) + _OFFSET_BYTES * len(offsets), "its keys")
+    strings = Strings() if strings is None else strings
     try:
-        for start in range(0, len(offsets) - 1, _BLOCK):
-            bounds = offsets[start : start + _BLOCK + 1].tolist()
-            words = (blob[lo:hi].decode() for lo, hi in pairwise(bounds))
-            strings += take_words(words, allowance)
+        strings.extend_packed(blob, offsets)
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: a key is not UTF-8: {error}") from None
     return strings

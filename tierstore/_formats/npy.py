@@ -1,5 +1,7 @@
 """NumPy's files: .npy, a matrix, or only keys; .npz, a zip archive of .npy arrays.
 
+The keys of a matrix in .npy are written to a file of their own beside it, `items.keys.npy`.
+
 In .npz the matrix has the name of its field and the keys the name `keys`. Entries are streamed in
 both directions. They are written uncompressed, as by `np.savez`; files of `np.savez_compressed` can
 be read too. String keys are an array of fixed-width strings, which `np.load` opens without pickle.
@@ -20,6 +22,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from tierstore._dtypes import ELEMENT_TYPES, ElementType
+from tierstore._formats._remote import RemoteFile
 from tierstore._formats.base import (
     Array,
     Content,
@@ -30,21 +33,24 @@ from tierstore._formats.base import (
     Write,
     block_rows_for,
     choose,
+    element_of,
     note_unread,
 )
 from tierstore._formats.files import (
     ZIP_ERRORS,
     Archive,
     InputFile,
+    end_sparsely,
     open_input,
     parsing,
     unless_it_fails,
+    write_sparsely,
 )
 from tierstore._formats.keys import KeyColumn, Keys, integers_of, strings_of
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError
 
-__all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header"]
+__all__ = ["Arrays", "Npy", "NpyHeader", "Npz", "format_header", "read_header", "write_keys"]
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
@@ -74,8 +80,12 @@ class NpyHeader:
     @property
     def element(self) -> str | None:
         """Name of the element type if a table supports these numbers, in either byte order."""
-        element = ELEMENT_TYPES.get(self.dtype.name)
-        return None if element is None or element.as_bits else element.name
+        return element_of(self.dtype.name)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a table supports these numbers, in rows."""
+        return self.element is not None and len(self.shape) == 2
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -154,8 +164,10 @@ def _is_column_major(header: NpyHeader) -> bool:
 class _ColumnMajorSource(SpanSource):
     """A Fortran-ordered array, such as a saved transposed one: needs one read per column."""
 
+    in_place = False
+
     def _block(self, start: int, count: int) -> Array:
-        block = np.empty((count, self.dim), self._stored.newbyteorder("<"))
+        block = np.empty((count, self.dim), ELEMENT_TYPES[self.dtype].stored)
         for column in range(self.dim):
             block[:, column] = self._elements(column * self.rows + start, count)
         return block
@@ -175,7 +187,7 @@ class Npy(Format):
         """Open a matrix in either order and byte order."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             header = read_header(file.stream(), path)
-            if header.element is None or len(header.shape) != 2:
+            if header.element is None or not header.is_matrix:
                 raise FormatError(f"{path}: holds {header}; need floats of shape (rows, dim)")
             expected = header.nbytes + header.data_bytes
             if file.size != expected:
@@ -185,17 +197,21 @@ class Npy(Format):
                 )
             rows, dim = header.shape
             kind = _ColumnMajorSource if _is_column_major(header) else SpanSource
-            big_endian = header.dtype.str.startswith(">")
-            return kind(
-                file, rows, dim, header.element, offset=header.nbytes, big_endian=big_endian
+            source = kind(
+                file, rows, dim, header.element, offset=header.nbytes, stored=header.dtype
             )
+            beside = path.with_name(f"{path.stem}.keys.npy")
+            if beside.exists():
+                source.notes = (f"not read: the keys in {beside.name}; --keys {beside} reads them",)
+            return source
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
         """Write the header, then blocks as they come."""
         with path.open("xb") as file:
             file.write(format_header(content.storage, (content.rows, content.dim)))
-            yield lambda _, block: file.write(block.data)
+            yield lambda _, block: write_sparsely(file, block)
+            end_sparsely(file)
 
     def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
         """Read a 1-D array of integers or fixed-width strings."""
@@ -309,7 +325,7 @@ class _NpzSource(Source):
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for block in self._archive.read(self._name, block_rows * self.dim):
-            yield block.reshape(-1, self.dim)
+            yield block.reshape(-1, self.dim).astype(ELEMENT_TYPES[self.dtype].stored, copy=False)
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -327,20 +343,25 @@ class _NpzSource(Source):
         self._file.close()
 
 
-def _write_keys(archive: zipfile.ZipFile, keys: KeyColumn) -> None:
+def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
+    """Write keys to a new .npy file; raises InvalidInputError for those it cannot hold."""
+    with path.open("xb") as file:
+        _write_keys(file, keys)
+
+
+def _write_keys(file: IO[bytes], keys: KeyColumn) -> None:
     dtype = np.dtype("<i8") if keys.integers else _string_dtype(keys)
-    with archive.open(zipfile.ZipInfo(f"{_KEYS}.npy"), "w", force_zip64=True) as entry:
-        entry.write(format_header(dtype, (len(keys),)))
-        for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
-            entry.write(np.array(block, dtype).tobytes())
+    file.write(format_header(dtype, (len(keys),)))
+    for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
+        file.write(np.array(block, dtype).tobytes())
 
 
 def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
-    keys.reject(lambda key: key.endswith("\0"), "ends in NUL, which .npz cannot hold")
+    keys.reject(lambda key: key.endswith("\0"), "ends in NUL, which arrays of NumPy cannot hold")
     longest = max((len(key) for block in keys.string_blocks() for key in block), default=0)
     if longest > MAX_KEY_LENGTH:
         raise InvalidInputError(
-            f"the longest key has {longest} characters and .npz would pad all others to it; "
+            f"the longest key has {longest} characters and NumPy would pad all others to it; "
             f"at most {MAX_KEY_LENGTH}: write .parquet or .safetensors instead"
         )
     return np.dtype(f"<U{max(1, longest)}")
@@ -359,12 +380,9 @@ class Npz(Format):
         """Open a matrix among the arrays."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             archive = Arrays(file)
-            matrices = {
-                name: header
-                for name, header in archive.headers.items()
-                if header.element and len(header.shape) == 2
-            }
-            name = choose(path, wanted, matrices, archive.described)
+            able = {name: each for name, each in archive.headers.items() if each.is_matrix}
+            floats = {name: each for name, each in able.items() if each.dtype.kind == "f"}
+            name = choose(path, wanted, floats, archive.described, able)
             if archive.headers[name].fortran_order and min(archive.headers[name].shape) > 1:
                 raise FormatError(
                     f"{path}: {name!r} is stored by columns; save it after np.ascontiguousarray"
@@ -376,7 +394,9 @@ class Npz(Format):
         """Write the keys, then the matrix block by block."""
         with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
             if content.keys is not None:
-                _write_keys(archive, content.keys)
+                name = zipfile.ZipInfo(f"{_KEYS}.npy")
+                with archive.open(name, "w", force_zip64=True) as entry:
+                    _write_keys(entry, content.keys)
             with archive.open(
                 zipfile.ZipInfo(f"{content.field}.npy"), "w", force_zip64=True
             ) as entry:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES
+from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._formats.base import (
     Content,
     Format,
@@ -43,6 +43,7 @@ MAX_DIMENSIONS = 64
 _KEYS, _OFFSETS = "keys", "keys_offsets"
 
 _NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values()}
+_BYTES = {"I8": np.dtype("i1"), "U8": np.dtype("u1")}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -140,7 +141,14 @@ class _SafetensorsSource(SpanSource):
     ) -> None:
         tensor = tensors[name]
         rows, dim = tensor.shape
-        super().__init__(file, rows, dim, _NAMES[tensor.code], offset=data_offset + tensor.start)
+        super().__init__(
+            file,
+            rows,
+            dim,
+            _NAMES.get(tensor.code, DEFAULT_DTYPE),
+            offset=data_offset + tensor.start,
+            stored=_BYTES.get(tensor.code),
+        )
         self._tensors = tensors
         self._data_offset = data_offset
         shapes = {n: t.shape for n, t in tensors.items() if n not in (_KEYS, _OFFSETS)}
@@ -208,8 +216,10 @@ class Safetensors(Format):
         """Open a matrix among the tensors."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             tensors, data_offset = _read_header(file)
-            matrices = {n: t for n, t in tensors.items() if t.code in _NAMES and len(t.shape) == 2}
-            name = choose(path, wanted, matrices, tensors)
+            matrices = {n: t for n, t in tensors.items() if len(t.shape) == 2}
+            floats = {n: t for n, t in matrices.items() if t.code in _NAMES}
+            of_bytes = {n: t for n, t in matrices.items() if t.code in _BYTES}
+            name = choose(path, wanted, floats, tensors, of_bytes)
             return _SafetensorsSource(file, tensors, data_offset, name)
 
     @contextmanager

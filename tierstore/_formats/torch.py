@@ -1,4 +1,4 @@
-""".pt: files of `torch.save`, read without torch and without executing code in the file.
+""".pt, .pth and .ckpt: files of `torch.save`, read without torch and without executing their code.
 
 The file contains a tensor or a dict of tensors, possibly nested, such as a state dict. It is a zip
 archive with a pickle, which describes the tensors, and their storages. A block of rows is read from
@@ -27,6 +27,7 @@ from tierstore._formats.base import (
     Source,
     Wanted,
     choose,
+    element_of,
     note_unread,
 )
 from tierstore._formats.files import ZIP_ERRORS, Archive, open_input, parsing, unless_it_fails
@@ -38,6 +39,8 @@ __all__ = ["Torch"]
 
 _WHAT = ".pt file of tensors alone"
 _PICKLE = "data.pkl"
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first pickle of a file that is no zip archive: torch's number for such files."""
 _KEYS = "keys"
 _KEY_DTYPE = np.dtype("<i8")
 _PICKLE_COST = 8
@@ -355,13 +358,15 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def _dtype(tensor: StoredTensor) -> np.dtype[Any]:
-    return ELEMENT_TYPES[tensor.dtype].stored if tensor.dtype in ELEMENT_TYPES else _KEY_DTYPE
+    """Return the type of stored elements of a matrix or of keys."""
+    return ELEMENT_TYPES[tensor.dtype].stored if _is_float(tensor) else np.dtype(tensor.dtype)
 
 
 class _PtSource(Source):
     def __init__(self, tensors: _Tensors, tensor: StoredTensor) -> None:
         rows, dim = tensor.shape
-        super().__init__(tensors.path, rows, dim, tensor.dtype)
+        dtype = tensor.dtype if _is_float(tensor) else str(element_of(tensor.dtype))
+        super().__init__(tensors.path, rows, dim, dtype)
         tensors.check(tensor)
         self._tensors = tensors
         self._tensor = tensor
@@ -371,26 +376,37 @@ class _PtSource(Source):
         return self._tensors.integer_keys(self.rows)
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
+        stored = ELEMENT_TYPES[self.dtype].stored
         for start in range(0, self.rows, block_rows):
-            yield self._tensors.read(self._tensor, start, min(block_rows, self.rows - start))
+            block = self._tensors.read(self._tensor, start, min(block_rows, self.rows - start))
+            yield block.astype(stored, copy=False)
 
     def close(self) -> None:
         """Close the file."""
         self._tensors.file.close()
 
 
+def _is_float(tensor: StoredTensor) -> bool:
+    return tensor.dtype in ELEMENT_TYPES
+
+
 def _is_matrix(tensor: StoredTensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.dtype in ELEMENT_TYPES
+    return len(tensor.shape) == 2 and (_is_float(tensor) or element_of(tensor.dtype) is not None)
 
 
 class Torch(Format):
     """A tensor or named tensors; read-only."""
 
-    suffixes = (".pt",)
+    suffixes = (".pt", ".pth", ".ckpt")
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix among the tensors."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
+            if file.size > len(_LEGACY) and file.read_at(0, len(_LEGACY)) == _LEGACY:
+                raise FormatError(
+                    f"{path}: saved in the format of PyTorch before 1.6; load it with torch, and "
+                    "save it again"
+                )
             tensors = _Tensors(Archive(file, _WHAT))
             found = tensors.content
             if isinstance(found, StoredTensor):
@@ -399,7 +415,8 @@ class Torch(Format):
                 return _PtSource(tensors, found)
             named: Mapping[str, StoredTensor] = tensors_by_name(found, file.allowance)
             matrices = {name: tensor for name, tensor in named.items() if _is_matrix(tensor)}
-            tensor = named[choose(path, wanted, matrices, named)]
+            floats = {name: tensor for name, tensor in matrices.items() if _is_float(tensor)}
+            tensor = named[choose(path, wanted, floats, named, matrices)]
             source = _PtSource(tensors, tensor)
             shapes = {name: each.shape for name, each in named.items() if name != _KEYS}
             source.notes = note_unread(source.rows, shapes, "save it under the name 'keys'")

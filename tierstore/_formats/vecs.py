@@ -15,7 +15,13 @@ import numpy as np
 
 from tierstore._dtypes import ElementType
 from tierstore._formats.base import Array, Content, Format, Source, SpanSource, Wanted, Write
-from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.files import (
+    InputFile,
+    end_sparsely,
+    open_input,
+    unless_it_fails,
+    write_sparsely,
+)
 from tierstore.errors import FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
 
@@ -113,4 +119,5 @@ class Fbin(Format):
             raise InvalidInputError(f"{content.rows} rows; .fbin holds fewer than 2**32")
         with path.open("xb") as file:
             file.write(_COUNTS.pack(content.rows, content.dim))
-            yield lambda _, block: file.write(block.data)
+            yield lambda _, block: write_sparsely(file, block)
+            end_sparsely(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tierstore._dtypes import ElementType
-from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write
+from tierstore._formats.base import FORMATS, Array, Content, Format, Source, Wanted, Write
 from tierstore._formats.delimited import MAX_WORD_CHARACTERS, reject_unfit_words
 from tierstore._formats.files import InputFile, open_input, unless_it_fails
 from tierstore._formats.keys import Keys, take_words, without_row_numbers
@@ -23,6 +23,8 @@ __all__ = ["Word2VecBinary"]
 MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 2
 
 _BINARY_COUNTS = re.compile(rb"(\d{1,15}) (\d{1,9})[ \r]*\n")
+_ZIP_MAGIC = b"PK\3\4"
+_TORCH = ".pt"
 _FASTTEXT_MAGIC = b"\xba\x16O/"
 _READ_BYTES = 1 << 20
 _ELEMENT = np.dtype("<f4")
@@ -94,6 +96,8 @@ class Word2VecBinary(Format):
         """Open a file and check its counts against its size."""
         with unless_it_fails(open_input(path, wanted.memory)) as file:
             first = file.stream().readline(64)
+            if first.startswith(_ZIP_MAGIC):
+                return self._torch_file(path, wanted)
             if first.startswith(_FASTTEXT_MAGIC):
                 raise FormatError(
                     f"{path}: a fastText model, not word2vec vectors; read its .vec file"
@@ -107,6 +111,10 @@ class Word2VecBinary(Format):
                     f"{path}: truncated: {file.size} bytes cannot hold {rows} rows of {dim} float32"
                 )
             return _BinSource(file, rows, dim, offset=len(first))
+
+    def _torch_file(self, path: Path, wanted: Wanted) -> Source:
+        """Open what bears the suffix as Hugging Face names models, pytorch_model.bin."""
+        return FORMATS[_TORCH].open(path, wanted)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

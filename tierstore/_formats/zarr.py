@@ -31,6 +31,7 @@ from tierstore._formats.base import (
     Wanted,
     Write,
     choose,
+    element_of,
     note_unread,
 )
 from tierstore._formats.files import parsing
@@ -57,11 +58,16 @@ class _ZarrSource(Source):
         rows, dim = array.shape
         super().__init__(path, rows, dim, str(_element(array)))
         self._array = _checked(path, array, allowance)
+        left_out = _left_out(path, array)
         self._siblings = siblings
         self._allowance = allowance
         self._chunk_rows = _outer_chunks(array)[0]
         shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
         self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
+        if left_out:
+            self.notes += (
+                f"{left_out} chunks are not stored and read as {array.fill_value}, the fill value",
+            )
         if _KEYS in siblings:
             self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
 
@@ -106,7 +112,7 @@ def _element(array: Any) -> str | None:
         element = ELEMENT_TYPES.get(name)
         if element is not None and array.dtype.newbyteorder("<") == element.stored:
             return name
-    return None
+    return element_of(array.dtype.name)
 
 
 def _outer_chunks(array: Any) -> tuple[int, ...]:
@@ -117,9 +123,8 @@ def _outer_chunks(array: Any) -> tuple[int, ...]:
 def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
     """Return an array that limits the decoded size of every chunk.
 
-    Raises FormatError if a row of chunks is too large to decode, or if chunk files are missing or
-    larger than their rows: zarr would read missing chunks as fill values. Some writers omit chunks
-    of fill values, but an interrupted copy looks the same.
+    Raises FormatError if a row of chunks is too large to decode, or if chunk files are larger than
+    their rows or missing, unless they may be (`_left_out`).
     """
     outer = _outer_chunks(array)
     chunk_row_bytes = outer[0] * math.prod(array.shape[1:]) * array.dtype.itemsize
@@ -138,24 +143,42 @@ def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
 
 def _check_files(path: Path, array: Any) -> None:
     outer = _outer_chunks(array)
-    needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
     inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
     most = math.prod(outer) * array.dtype.itemsize * 9 // 8 + 64 * inner + (64 << 10)
-    found = 0
     for parent, _, names in os.walk(path / array.path):
-        found += len(names)
         for name in names:
             status = os.stat(os.path.join(parent, name))
             if not stat.S_ISREG(status.st_mode) or status.st_size > max(most, _METADATA_BYTES):
                 raise FormatError(f"{path}: {name} is not a chunk file of at most {most} bytes")
-    if found >= needed:  # zarr's own count takes as long as the shape is large
-        with parsing(path, "zarr array", Exception):
-            found = array.nchunks_initialized // inner
-    if found < needed:
+    if _left_out(path, array) and not _may_leave_out(array):
         raise FormatError(
-            f"{path}: some of {needed} chunk files are missing; if these chunks are empty, "
-            "write the array with write_empty_chunks=True"
+            f"{path}: some chunk files of {array.basename!r} are missing: it was copied only in "
+            "part, or has no fill value"
         )
+
+
+def _may_leave_out(array: Any) -> bool:
+    """Whether a chunk that is missing stands for fill values, as zarr and xarray mean it.
+
+    What is written here has all chunks, so that an interrupted copy of it is found out.
+    """
+    return "dtype" not in array.attrs and array.fill_value is not None
+
+
+def _left_out(path: Path, array: Any) -> int:
+    """Return how many chunk files of an array are missing; raises FormatError if all are."""
+    if not path.is_dir():  # listing objects is expensive, and `complete` makes it unnecessary
+        return 0
+    outer = _outer_chunks(array)
+    needed = math.prod(-(-n // size) for n, size in zip(array.shape, outer, strict=True))
+    files = sum(len(set(names) - _METADATA) for _, _, names in os.walk(path / array.path))
+    if files >= needed:  # zarr's own count takes as long as the shape is large
+        inner = math.prod(o // size for o, size in zip(outer, array.chunks, strict=True))
+        with parsing(path, "zarr array", Exception):
+            files = array.nchunks_initialized // inner
+    if needed and not files:
+        raise FormatError(f"{path}: all {needed} chunk files of {array.basename!r} are missing")
+    return int(max(0, needed - files))
 
 
 def _check_metadata(path: Path, allowance: Allowance) -> None:
@@ -182,7 +205,8 @@ def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> 
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
-    name = choose(path, wanted, matrices, described)
+        floats = {n: matrices[n] for n in matrices if str(arrays[n].dtype) not in ("int8", "uint8")}
+    name = choose(path, wanted, floats, described, matrices)
     with parsing(path, "zarr array", Exception):
         return _ZarrSource(path, arrays[name], arrays, allowance)
 
@@ -238,6 +262,7 @@ class Zarr(Format):
 
     suffixes = (".zarr",)
     takes_stores = True
+    is_directory = True
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in a directory, checking the size of its metadata first."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
+from tierstore._disk.key_log import write_log
 from tierstore._disk.keys import remove_keys, write_keys
 from tierstore._disk.manifest import TableInfo
 from tierstore._store.commit import clean_up, put_off
@@ -23,6 +24,7 @@ from tierstore._store.compaction import Folder
 from tierstore._store.copy import Overall
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
@@ -30,6 +32,8 @@ from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 __all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
+
+_BLOCK_ROWS = 1 << 14
 
 Records = npt.NDArray[np.uint8]
 Blocks = Iterator[Records]
@@ -109,7 +113,10 @@ def _write(state: State, table: Rewrite, written: dict[str, TableInfo], report: 
         written[table.name] = info = dataclasses.replace(info, scalars=scalars)
         if table.keys is not None:
             with directory.directory(info.generation) as generation:
-                keys = write_keys(generation, table.keys, table.spec.rows)
+                if table.spec.keys is None:
+                    keys = write_keys(generation, table.keys, table.spec.rows)
+                else:
+                    keys = write_log(generation, table.spec.keys, table.spec.rows, table.keys)
             written[table.name] = dataclasses.replace(info, keys=keys)
 
 
@@ -131,8 +138,21 @@ def replaced(
         raise InvalidTypeError(f"table {name!r} needs a tierstore.TableSpec, not {spec!r}")
     spec = spec.bound(name)
     old, known = state.tables.get(name), state.manifest.tables.get(name)
+    if known is not None and known.spec.keys != spec.keys:
+        raise InvalidInputError(
+            f"table {name!r} has {known.spec.keys or 'no'} keys and the new one "
+            f"{spec.keys or 'none'}: drop it, then make one of that name"
+        )
+    if spec.keys is not None and (blocks is None) != (keys is None):
+        raise InvalidInputError(f"table {name!r} is by key: give blocks= and keys=, or neither")
+    if spec.keys is not None and known is not None and blocks is not None:
+        raise InvalidInputError(
+            f"table {name!r} is by key, and has others too: write these rows, "
+            f"store[{name!r}].write(keys, rows)"
+        )
     if old is not None:
-        keys = _keys_of(old) if keys is None and old.rows == spec.rows else keys
+        if keys is None and spec.keys is None and old.rows == spec.rows:
+            keys = _keys_of(old)
         return Rewrite(name, spec, blocks, old.scalars, keys)
     return Rewrite(name, spec, blocks, {} if known is None else known.scalars, keys)
 
@@ -159,11 +179,12 @@ def altered(
     if compression == "keep":
         compression = table.spec.compression if backend == table.spec.backend else None
     spec = TableSpec(
-        table.rows,
+        table.spec.rows,
         fields=fields,
         backend=backend,
         compression=compression,
         chunk_rows=chunk_rows,
+        keys=table.spec.keys,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 
@@ -195,7 +216,7 @@ def _altered_fields(
     }
     new = {
         name: dataclasses.replace(
-            item, init=item.init and item.init.bound(table.name, (table.rows, item.dim))
+            item, init=item.init and item.init.bound(table.name, (table.spec.rows, item.dim))
         )
         for name, item in add.items()
     }
@@ -204,14 +225,19 @@ def _altered_fields(
 
 def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
-    if rows < table.rows:
-        raise InvalidInputError(f"a table cannot shrink: {table.rows} rows to {rows}")
+    if rows < table.spec.rows:
+        raise InvalidInputError(f"a table cannot shrink: {table.spec.rows} rows to {rows}")
     spec = _with_rows(table, rows)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
         bound = init.bound(table.name, (rows, item.dim))
         fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
         spec = dataclasses.replace(spec, fields=fields, init=None)
+
+    if spec.keys is not None:
+        if keys is not None:
+            raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
+        return Rewrite(table.name, spec, table._records(), table.scalars, _keys_of(table))
 
     def blocks() -> Blocks:
         yield from table._records()
@@ -223,6 +249,8 @@ def grown(table: Table, rows: int, init: Initializer | None, keys: Sequence[Any]
 
 def appended(table: Table, rows: Any, keys: Sequence[Any] | None) -> Rewrite:
     """Return a table with these rows appended; omitted fields are zero."""
+    if isinstance(table, KeyedTable):
+        raise InvalidInputError(f"table {table.name!r} is by key: write the rows of new keys")
     given = rows if isinstance(rows, Mapping) else {next(iter(table.fields)): rows}
     values = {name: _field_bytes(table, name, each) for name, each in given.items()}
     counts = {name: len(each) for name, each in values.items()}
@@ -266,9 +294,26 @@ def _more_keys(table: Table, count: int, keys: Sequence[Any] | None) -> Sequence
     return [*table.keys[:].tolist(), *keys]
 
 
-def set_keys(state: State, folder: Folder, table: Table, keys: Sequence[Any] | None) -> None:
-    """Set or remove the external keys of a table's rows, and commit."""
-    alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+def set_keys(
+    state: State, folder: Folder, table: Table, keys: Sequence[Any] | None, *, commit: bool
+) -> None:
+    """Set or remove the external keys of a table's rows, and commit or leave that to the next."""
+    _check_numbered(table)
+    if commit:
+        alone_to("set keys", state, folder, lambda: _set_keys(state, table, keys))
+        return
+    with state.door.use(write=True), state.alone("set keys"):
+        generation = table._generation
+        with generation.directory.use() as directory:
+            written = None if keys is None else write_keys(directory, keys, table.rows)
+        state.drop_coming_keys(table.name)
+        state.touched.keys[table.name] = written
+        table._forget_keys()
+
+
+def _check_numbered(table: Table) -> None:
+    if isinstance(table, KeyedTable):
+        raise InvalidInputError(f"table {table.name!r} is by key: its keys come with their rows")
 
 
 def _set_keys(state: State, table: Table, keys: Sequence[Any] | None) -> None:
@@ -294,7 +339,10 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
         name: dataclasses.replace(item, init=None if name in table.fields else item.init)
         for name, item in spec.fields.items()
     }
-    initial = generations.initial_records(dataclasses.replace(spec, fields=drawn, init=None))
+    if isinstance(table, KeyedTable):
+        initial = _first_records(table, dataclasses.replace(spec, fields=drawn, init=None))
+    else:
+        initial = generations.initial_records(dataclasses.replace(spec, fields=drawn, init=None))
     fresh = np.empty((0, new.record_bytes), np.uint8)
     for block in table._records():
         while len(fresh) < len(block):
@@ -310,6 +358,13 @@ def _converted(table: Table, spec: TableSpec) -> Blocks:
                 values = table.fields[name].element.decode(old.view(block, name))
                 new.view(records, name)[:] = _encoded(values, item, table.name, name)
         yield records
+
+
+def _first_records(table: KeyedTable, spec: TableSpec) -> Blocks:
+    """Yield the first records of the keys of a table, in the order of its rows."""
+    for start in range(0, table.rows, _BLOCK_ROWS):
+        rows = np.arange(start, min(start + _BLOCK_ROWS, table.rows))
+        yield generations.first_records(spec, table._map.codes_of(rows))
 
 
 def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from tierstore.errors import (
     UncommittedRowsWarning,
 )
 
-__all__ = ["close", "watch"]
+__all__ = ["close", "leave_to_owner", "watch"]
 
 
 def close(state: State, folder: Folder, *, at_once: bool = False) -> None:
@@ -110,6 +110,11 @@ def watch(opened: Closable, path: str, locks: Sequence[Lock]) -> Callable[[], ob
     finalizer.atexit = False
     _opened[opened] = locks
     return finalizer.detach
+
+
+def leave_to_owner(opened: Closable) -> None:
+    """Leave the care for an open store to another one that owns it, and is watched itself."""
+    _opened.pop(opened, None)
 
 
 def _abandoned(path: str, locks: Sequence[Lock]) -> None:

@@ -123,6 +123,7 @@ def commit(
         with state.unbroken():
             manifest = publish(draft, changed)
             state.adopt(manifest)
+            state.touched.keys.clear()
     with use.interruptible():
         clean_up(state, folder)
     return manifest.version
@@ -142,17 +143,22 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
     state = draft.state
     version = state.ledger.last_version + 1
     changed: dict[str, TableInfo] = {}
-    for name in state.touched.names():
+    touched = state.touched
+    for name in {**touched.rows, **touched.scalars, **touched.keys}:
         if (table := state.tables.get(name)) is None:
             continue
         info = state.manifest.tables[name]
         scalars = draft.scalars.get(name, info.scalars)
+        keys = touched.keys.get(name, info.keys)
+        if info.spec.keys is not None:
+            keys = table._generation.seal_keys()
         if (delta := table._generation.seal(version)) is not None:
-            changed[name] = dataclasses.replace(info, deltas=(*info.deltas, delta), scalars=scalars)
-        elif not _same(scalars, info.scalars):
-            changed[name] = dataclasses.replace(info, scalars=scalars)
+            deltas = (*info.deltas, delta)
+            changed[name] = dataclasses.replace(info, deltas=deltas, scalars=scalars, keys=keys)
+        elif keys != info.keys or not _same(scalars, info.scalars):
+            changed[name] = dataclasses.replace(info, scalars=scalars, keys=keys)
         elif table._disk.live is None:
-            state.touched.rows.pop(name, None)
+            touched.rows.pop(name, None)
     return changed
 
 

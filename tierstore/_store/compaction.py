@@ -31,9 +31,10 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
-from tierstore._disk.readahead import at_leisure
+from tierstore._disk.readahead import PAGE, at_leisure
 from tierstore._disk.tier import DiskTier
 from tierstore._store.state import State
+from tierstore._table.table import Table
 from tierstore._threads import Event, Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
@@ -174,10 +175,13 @@ class Gathered:
     def look(self, manifest: Manifest) -> None:
         """Take what another manifest says."""
         seen, self._seen = self._seen, manifest
-        if seen is not None:
-            for name in manifest.gone_tables(seen):
+        if seen is None:
+            changed = list(manifest.tables)
+        else:
+            changed, gone = manifest.difference(seen)
+            for name in gone:
                 self._count(name, ())
-        for name in manifest.tables if seen is None else manifest.changed_tables(seen):
+        for name in changed:
             self._count(name, manifest.tables[name].deltas)
 
     def _count(self, name: str, deltas: Sequence[DeltaInfo]) -> None:
@@ -254,15 +258,15 @@ class Folder:
         return True
 
     def fold_if_quick(self) -> None:
-        """Fold as much as possible, if that is quick."""
+        """Fold as much as possible, if that is quick.
+
+        What counts is what a fold writes: a few scattered rows of a large table are many pages.
+        """
         if self._state.damaged:
             return
         oldest = self._oldest()
-        sizes = [
-            sum(delta.info.size for delta in _between(table._disk, 0, oldest))
-            for table in self._state.tables.values()
-        ]
-        if any(sizes) and sum(sizes) <= _QUICK_BYTES:
+        tables = [each for each in self._state.tables.values() if _between(each._disk, 0, oldest)]
+        if tables and sum(_merged_bytes(table, oldest) for table in tables) <= _QUICK_BYTES:
             self.fold(oldest)
 
     def finish(self) -> None:
@@ -404,6 +408,15 @@ def _before_compacted(state: State, upto: int) -> int:
 def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
     """Return the deltas of a range of versions (first exclusive, last inclusive)."""
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
+
+
+def _merged_bytes(table: Table, upto: int) -> int:
+    """Return the bytes of a table that a fold up to a version writes, in whole pages or chunks."""
+    spec = table.spec
+    width = spec.layout.record_bytes
+    rows = spec.chunk_rows if spec.compression and spec.chunk_rows else max(1, PAGE // width)
+    chunks, sums = table._disk.touched(upto, rows), table._disk.touched(upto, PAGE // 4)
+    return chunks.size * max(PAGE, rows * width) + sums.size * PAGE
 
 
 class BackgroundWork:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
+from tierstore._disk.key_log import write_log
 from tierstore._disk.keys import write_keys
 from tierstore._disk.manifest import (
     Identity,
@@ -127,6 +128,7 @@ def write_copy(
         previous=manifest.previous,
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
+        time=manifest.time,
     )
     write_skeleton(directory, identity, copied)
 
@@ -181,4 +183,8 @@ def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None)
             raise
         skipped.keys.append(table.name)
         return None
-    return None if keys is None else write_keys(generation, keys, table.rows)
+    if keys is None:
+        return None
+    if table.spec.keys is not None:
+        return write_log(generation, table.spec.keys, table.spec.rows, keys)
+    return write_keys(generation, keys, table.rows)

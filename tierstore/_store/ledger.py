@@ -395,7 +395,8 @@ def _remove_leftovers(
     """
     halves: set[str] = set()
     found = set(_files(directory, halves))
-    lacking = sorted({manifest_name(newest.seq), *needed} - found)
+    derived = {path for path in needed if path.endswith(".index")}
+    lacking = sorted({manifest_name(newest.seq), *needed} - derived - found)
     left = {path for path in found - set(needed) if MANIFEST_NAME.fullmatch(path) is None}
     latest = {path: newest.seq + (path in left) for path in found}
     ahead = sorted(path for path in found if _number(path) > latest[path])

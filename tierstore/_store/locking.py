@@ -11,16 +11,24 @@ import contextlib
 import os
 import re
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tierstore import _io
 from tierstore._disk.manifest import MAX_VERSION
 from tierstore._store.versions import FOLD, LOCK, STORE
-from tierstore.errors import ConcurrentWriterError, LockedError, StoreFullError, StoreIOError
+from tierstore.errors import (
+    FOR_RANKS,
+    ConcurrentWriterError,
+    LockedError,
+    StoreFullError,
+    StoreIOError,
+)
 
 __all__ = ["ReaderLock", "WriterLock", "describe", "folds_kept_away", "make_note", "require_tested"]
 
@@ -325,9 +333,18 @@ def _locked(directory: _io.Directory) -> LockedError:
     advice = "wait for it, or open for reading"
     if holder.startswith("this very process"):
         advice = "use the Store that was opened before, or close it"
+    elif _is_one_of_many():
+        advice = f"one process writes a store without partitions; {FOR_RANKS}"
     return LockedError(
         f"{directory.path} is open for writing by {holder}; {advice}", filename=directory.path
     )
+
+
+def _is_one_of_many() -> bool:
+    """Whether this process is a rank of a process group of several."""
+    dist: Any = sys.modules.get("torch.distributed")
+    ready = dist is not None and dist.is_available() and dist.is_initialized()
+    return bool(ready and dist.get_world_size() > 1)
 
 
 def _replaced(directory: _io.Directory, name: str) -> StoreIOError:

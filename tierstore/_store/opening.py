@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
@@ -32,7 +33,7 @@ from tierstore.spec import DeviceName, TableSpec, check_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["create", "open", "open_or_create"]
+__all__ = ["check_tables", "create", "discard_store", "open", "open_or_create"]
 
 _MEMORY = "/dev/shm"
 
@@ -76,7 +77,7 @@ def create(
             raise InvalidInputError(
                 f"{where} is not on a disk: create the store on a disk, and save a copy there"
             )
-        _check_tables(tables)
+        check_tables(tables)
         options = Options(
             path=where,
             mode="r+",
@@ -95,7 +96,7 @@ def create(
         try:
             return Store(options)
         except BaseException as error:
-            _discard_store(where, error)
+            discard_store(where, error)
             raise
 
 
@@ -138,7 +139,7 @@ def open_or_create(
     are arguments common to `open` and `create`: budget, policy, keep, device and allow_untested.
     Raises InvalidInputError for different tables, and the errors of `open` and `create`.
     """
-    _check_tables(tables)
+    check_tables(tables)
     if not os.path.lexists(path):
         return create(path, tables, progress=progress, **options)
     store = open(path, "r+", **options)
@@ -244,11 +245,11 @@ def _create_store(
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
-        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
+        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark(), time=int(time()))
         write_skeleton(directory, identity, first)
 
 
-def _discard_store(path: str | Path, error: BaseException) -> None:
+def discard_store(path: str | Path, error: BaseException) -> None:
     """Remove a new store that its creator could not open because of `error`.
 
     If another process already writes to the store, or if it cannot be removed, it remains, and a
@@ -264,7 +265,7 @@ def _discard_store(path: str | Path, error: BaseException) -> None:
         error.add_note(f"{path} was created and still exists ({reason}); open it or remove it")
 
 
-def _check_tables(tables: Mapping[str, TableSpec]) -> None:
+def check_tables(tables: Mapping[str, TableSpec]) -> None:
     """Raise InvalidTypeError or InvalidInputError if these cannot be the tables of a store."""
     if not isinstance(tables, Mapping):
         raise InvalidTypeError(f"tables must be a dict from name to TableSpec, not {tables!r}")

@@ -36,7 +36,7 @@ class Options:
 
     `mark` is the required mark of the version, which distinguishes it from the version of the same
     number in a copy of the store. `within` is an open directory to read, regardless of what is at
-    the path now.
+    the path now. `root_only` opens the root of a partitioned store without its tables.
 
     Raises InvalidTypeError, and InvalidInputError for contradictory arguments.
     """
@@ -53,6 +53,7 @@ class Options:
     check_ids: str = "async"
     mark: str | None = None
     within: _io.Directory | None = None
+    root_only: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments and their combination."""

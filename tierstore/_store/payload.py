@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedIOBase, BytesIO, RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from tierstore.errors import (
 )
 
 __all__ = [
+    "Encoded",
     "Payload",
     "copy_payload",
     "decode_tree",
@@ -395,6 +396,13 @@ class _Pieces(RawIOBase):
             pass
 
 
+class Encoded(NamedTuple):
+    """A value as the bytes of its file, for example from another store."""
+
+    kind: str
+    chunks: Iterable[bytes]
+
+
 def write_payload(directory: _io.Directory, name: str, value: object) -> PayloadInfo:
     """Write a value to a new file and make it durable, except for its name.
 
@@ -402,6 +410,8 @@ def write_payload(directory: _io.Directory, name: str, value: object) -> Payload
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return _write(directory, name, "bytes", [bytes(value)])
+    if isinstance(value, Encoded):
+        return _write(directory, name, value.kind, value.chunks)
     if isinstance(value, os.PathLike):
         return _write(directory, name, "file", _file_chunks(Path(value)))
     return _write(directory, name, "tree", encode_tree(value))

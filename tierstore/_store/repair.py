@@ -18,6 +18,7 @@ from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.base import Progress
 from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
+from tierstore._disk.key_log import load_keys, write_log
 from tierstore._disk.keys import Keys, open_keys, write_keys
 from tierstore._disk.manifest import (
     KeysInfo,
@@ -27,6 +28,8 @@ from tierstore._disk.manifest import (
     manifest_name,
     unique_name,
 )
+from tierstore._disk.partitioning import PARTITIONS, partition_name
+from tierstore._keys.growing import key_map
 from tierstore._store.copy import Overall, write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away
@@ -132,7 +135,15 @@ def repair(
             raise InvalidInputError(f"{path} is inside {source}, which must not be modified")
     with open_directory(source) as directory, folds_kept_away(directory):
         found = survey(directory)
-        job = _Repair(directory, found, found.choose(version), fills, progress)
+        chosen = found.choose(version)
+        if chosen.partitions:
+            first = Path(str(source), PARTITIONS, partition_name(0))
+            raise InvalidInputError(
+                f"{source} has partitions, each a store: repair a damaged one, such as {first}, at "
+                f"the version that the store needs (of that one {chosen.partitions[0][0]}), and "
+                "put the copy in its place"
+            )
+        job = _Repair(directory, found, chosen, fills, progress)
         return job.run(where, to)
 
 
@@ -319,13 +330,21 @@ def _copy_keys(
         if table is None:
             return None, "the table's directory is missing"
         with table.directory(info.generation) as directory:
-            keys = Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)[:]
+            files = open_keys(directory, info.keys)
+            if info.spec.keys is not None:
+                made = key_map(info.spec.keys)
+                load_keys(made, files, info.keys, info.spec.rows)
+                keys: Any = made.keys_of(np.arange(len(made)))
+            else:
+                keys = Keys(files, info.keys, info.spec.rows)[:]
     except FileNotFoundError as error:
         return None, f"{error.filename} is missing"
     except TierStoreError as error:
         return None, str(error)
     with target.directory(generation) as directory:
-        return write_keys(directory, keys.tolist(), info.spec.rows), ""
+        if info.spec.keys is not None:
+            return write_log(directory, info.spec.keys, info.spec.rows, keys), ""
+        return write_keys(directory, keys, info.spec.rows), ""
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:

@@ -209,12 +209,15 @@ class SchemaChanges(Mapping[str, Table]):
             self[name]
         self._rewrite(list, drop=[name])
 
-    def set_keys(self, name: str, keys: Sequence[Any] | None) -> None:
+    def set_keys(self, name: str, keys: Sequence[Any] | None, *, commit: bool = True) -> None:
         """Set external keys for all rows of a table; commits separately.
 
-        Keys must be distinct, and all ints or all strings; None removes existing keys.
+        Keys must be distinct, and all ints or all strings of at most 64 KiB; None removes existing
+        keys. With `commit=False` they are part of the next commit, like rows that were written:
+        `table.keys` shows them at once, and a rollback drops them. Raises InvalidInputError that
+        names the key and both rows where one repeats.
         """
-        alter.set_keys(self._state, self._folder, self[name], keys)
+        alter.set_keys(self._state, self._folder, self[name], keys, commit=commit)
 
     def _check_free(self, name: str) -> None:
         if name in self:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tierstore import _io
 from tierstore._disk.generation import Generation
+from tierstore._disk.keys import remove_keys
 from tierstore._disk.manifest import FORMAT, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import Door, interrupts_deferred
 from tierstore._store.ledger import Ledger
@@ -80,7 +82,7 @@ class State:
         self.tables: dict[str, Table] = {}
         self.spaces: Spaces = Spaces(self.tables, options)
         self.damaged: dict[str, CorruptStoreError] = {}
-        self.locks: list[WriterLock | ReaderLock] = []
+        self.locks: list[Any] = []
         self._held: dict[str, Payload] = {}
         self._doing = ""
         self.coming: Coming | None = None
@@ -93,7 +95,7 @@ class State:
         try:
             self.identity: Identity = read_identity(self.directory)
             self.history: History = History(self.directory, self.identity.uuid)
-            self._opener = Opener(self.directory, self.history, options, self.touched)
+            self._opener = Opener(self.directory, self.history, options, self.touched, self.locks)
             if options.writable:
                 self.writer: WriterLock = WriterLock(
                     self.directory, allow_untested=options.allow_untested
@@ -109,6 +111,11 @@ class State:
 
     def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
+        if self.door.writable and self.manifest.partitions and not self._options.root_only:
+            raise InvalidInputError(
+                f"{self.directory.path} has partitions: tierstore.distributed.open(path, 'r+') "
+                "opens it for writing, on one rank or many"
+            )
         if self.door.writable:
             self.directory.sync()  # a manifest published by a killed writer may not be durable yet
             self.ledger: Ledger = Ledger(self.directory, self.history)
@@ -146,6 +153,7 @@ class State:
             self.reader.hold(found.version, keeps_old_programs_away=found.format == 1)
 
     def _hold_only_what_is_open(self) -> None:
+        self._opener.hold_only(self.manifest)
         if not self.door.writable:
             is_old = self.manifest.format == 1
             self.reader.hold_only(self.manifest.version, keeps_old_programs_away=is_old)
@@ -330,12 +338,13 @@ class State:
 
         Raises CommitFailedError: a second attempt to commit would publish the same deltas twice.
         """
+        difference = manifest.difference(self.manifest)
         try:
-            for name in manifest.gone_tables(self.manifest):
+            for name in difference.gone:
                 self.damaged.pop(name, None)
                 if name in self.tables:
                     self.spaces.drop(name)
-            for name in manifest.changed_tables(self.manifest):
+            for name in difference.changed:
                 info, table = manifest.tables[name], self.tables.get(name)
                 if table is None:
                     continue  # it is to be opened yet
@@ -381,6 +390,7 @@ class State:
         return {
             "version": version,
             "previous": self.manifest.version,
+            "time": int(time.time()),
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,
@@ -520,6 +530,11 @@ class State:
             raise InvalidInputError(
                 f"{count} rows are not committed; commit or roll back before you {what}"
             )
+        for name in self.touched.keys:
+            raise InvalidInputError(
+                f"the keys of table {name!r} are not committed; commit or roll back before you "
+                f"{what}"
+            )
 
     def discard(self) -> None:
         """Drop everything written since the last commit."""
@@ -527,6 +542,22 @@ class State:
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
             self.tables[name]._reset_scalars()
+        for table in self.tables.values():
+            table._generation.drop_new_keys()
+        for name in list(self.touched.keys):
+            self.drop_coming_keys(name)
+
+    def drop_coming_keys(self, name: str) -> None:
+        """Remove the keys that the next commit was to give to a table."""
+        info, table = self.touched.keys.pop(name, None), self.tables.get(name)
+        if table is not None:
+            table._forget_keys()
+        if table is not None and info is not None:
+            with (
+                contextlib.suppress(TierStoreError, OSError),  # the next writer removes them
+                table._generation.directory.use() as directory,
+            ):
+                remove_keys(directory, info)
 
     def release(self) -> None:
         """Release memory, files and locks in any state; no file is removed.

@@ -16,14 +16,19 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from tierstore import _io
 from tierstore._disk.base import Progress
 from tierstore._door import internal_errors
 from tierstore._store import closing, keeping
+from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.options import Options, version_or_name, whole_number
+from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
 from tierstore._store.pointer import make_pointer, wanted_version
 from tierstore._store.repair import mend_rows
@@ -404,14 +409,18 @@ class Store(SchemaChanges):
             wanted = self.version if version is None else version_or_name(version)
             if not self._door.writable and wanted == self.version:
                 return self._save(where, skip=skip, progress=progress)
-            options = Options(
-                path=self._options.path,
-                within=self._state.directory,
-                version=wanted,
-                budget=_NOTHING,
-            )
-            with Store(options) as source:
+            with self._reader(wanted) as source:
                 return source._save(where, skip=skip, progress=progress)
+
+    def _reader(self, version: int | str) -> Store:
+        """Open a kept version for reading, without caches."""
+        options = Options(
+            path=self._options.path,
+            within=self._state.directory,
+            version=version,
+            budget=_NOTHING,
+        )
+        return Store(options)
 
     def _save(self, where: Any, *, skip: bool, progress: Progress | None) -> Skipped:
         skipped = Skipped(tables=list(self.damaged)) if skip else None
@@ -419,6 +428,66 @@ class Store(SchemaChanges):
         return save_store(
             tables, self.payload, self._state.manifest, where, progress, skipped=skipped
         )
+
+    def changed(
+        self, from_version: int | str, to_version: int | str | None = None
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the rows that differ between two kept versions: ascending ids, by table.
+
+        Versions are numbers or names; `to_version` is the open version if None. Rows that were
+        added count; all rows of a table that is new or has other fields do. Tables without such
+        rows are left out, so the result is empty if no row differs. Uncommitted rows are not seen.
+
+        The cost depends on the rows that were written between the versions, unless the table was
+        rewritten, as by `grow`: then it is read once per version. Raises VersionError.
+        """
+        with internal_errors(), self._two(from_version, to_version) as (old, new):
+            return changed_rows(old, new)
+
+    def write_patch(
+        self,
+        path: str | os.PathLike[str],
+        from_version: int | str,
+        to_version: int | str | None = None,
+        *,
+        force: bool = False,
+    ) -> PatchInfo:
+        """Write what changed between two kept versions to a file, for `apply_patch` of a copy.
+
+        The file contains the rows that differ, the scalars of their tables, the step, and the
+        payload if it is another one, all with checksums. It appears complete or not at all; `force`
+        replaces an existing file.
+
+        Raises VersionError for a version that is not kept, and InvalidInputError if tables, fields,
+        numbers of rows or keys differ: these need a new copy.
+        """
+        with internal_errors(), self._two(from_version, to_version) as (old, new):
+            return write_patch(path, old._source(), new._source(), force=force)
+
+    def apply_patch(self, path: str | os.PathLike[str]) -> PatchInfo:
+        """Apply a patch of another store to this copy of it, as a new version.
+
+        The open version must be the one that the patch follows, in a copy that nothing else has
+        changed; the new one has the contents of the version that it leads to. After an error the
+        store is as before.
+
+        Raises VersionError if the patch follows another version or was applied before, FormatError
+        for a damaged patch, and InvalidInputError if there are uncommitted rows.
+        """
+        self._raise_unseen()
+        with internal_errors():
+            return apply_patch(self._state, self._folder, path)
+
+    @contextlib.contextmanager
+    def _two(self, one: int | str, other: int | str | None) -> Iterator[tuple[Store, Store]]:
+        """Open two kept versions for reading; None is the open one."""
+        self._door.check()
+        other = self.version if other is None else version_or_name(other)
+        with self._reader(version_or_name(one)) as old, self._reader(other) as new:
+            yield old, new
+
+    def _source(self) -> Source:
+        return Source(self._state.manifest, dict(self), self.payload)
 
     def verify(
         self,

@@ -6,8 +6,10 @@ Damage to one table leaves the others usable.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,9 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
 from tierstore._store.options import Options
+from tierstore._store.partitions import PartitionReaders
 from tierstore._store.versions import History
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Owner, Table, Touched
 from tierstore._tiers.base import GONE
 from tierstore._tiers.placement import Placement
@@ -60,10 +64,21 @@ class Opener:
     """Opens the files of tables."""
 
     def __init__(
-        self, directory: _io.Directory, history: History, options: Options, touched: Touched
+        self,
+        directory: _io.Directory,
+        history: History,
+        options: Options,
+        touched: Touched,
+        locks: list[Any],
     ) -> None:
-        """Open nothing yet; tables that are written to are noted in `touched`."""
+        """Open nothing yet.
+
+        Tables that are written to are noted in `touched`. `locks` are those of the store, to which
+        those of partitions are added.
+        """
         self._touched = touched
+        self._locks = locks
+        self._partitions: dict[int, PartitionReaders] = {}
         self._directory = directory
         self._history = history
         self._options = options
@@ -80,13 +95,17 @@ class Opener:
         """Open the tables of a manifest, or only the new deltas if a table is open with the same
         base.
 
-        Damaged tables are recorded in `opening.errors`.
+        Damaged tables are recorded in `opening.errors`. With `root_only` nothing is opened.
         """
+        if self._options.root_only:
+            return
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
                 shown = None if table is None else table._generation.info
-                if table is not None and shown is info and table._space.gpu is None:
+                if manifest.partitions:
+                    opening.new[name] = self.open(manifest, name, next_seq, floor)
+                elif table is not None and shown is info and table._space.gpu is None:
                     opening.same.append(name)
                 elif table is not None and table._can_follow(info):
                     opening.deltas[name] = table._generation.open_deltas(info)
@@ -104,6 +123,8 @@ class Opener:
         to which a fold may be merging deltas into the base. Raises CorruptStoreError, FormatError.
         """
         info = manifest.tables[name]
+        if manifest.partitions:
+            return cast(Generation, self._readers_of(manifest).open(manifest, name))
         try:
             with self._directory.directory(name) as table:
                 generation = Generation(
@@ -111,7 +132,7 @@ class Opener:
                     info,
                     store=manifest.uuid,
                     next_seq=next_seq,
-                    on_write=lambda: self._touched.rows.setdefault(name),
+                    on_write=functools.partial(self._touched.rows.setdefault, name),
                 )
         except FileNotFoundError:
             raise CorruptStoreError(
@@ -125,6 +146,17 @@ class Opener:
             generation.close()
             raise
         return generation
+
+    def _readers_of(self, manifest: Manifest) -> PartitionReaders:
+        if manifest.seq not in self._partitions:
+            readers = PartitionReaders(self._directory, manifest, self._locks)
+            self._partitions[manifest.seq] = readers
+        return self._partitions[manifest.seq]
+
+    def hold_only(self, manifest: Manifest) -> None:
+        """Let the partitions go that other manifests than this one named."""
+        for seq in self._partitions.keys() - {manifest.seq}:
+            self._partitions.pop(seq).close()
 
     def check(self, manifest: Manifest, name: str, floor: int) -> None:
         """Raise CorruptStoreError or FormatError unless a table of a manifest can be opened."""
@@ -203,12 +235,13 @@ class Spaces:
                 for extent in space.extents:
                     self._of[extent.table] = space
                     name, generation = extent.table, coming.pop(extent.table, None)
+                    kind = Table if known[name].info.spec.keys is None else KeyedTable
                     if generation is None:
                         self._tables[name]._move(space, extent)
-                    elif name in self._tables:
+                    elif type(self._tables.get(name)) is kind:
                         self._tables[name]._attach(generation, space, extent)
                     else:
-                        self._tables[name] = Table(owner, name, generation, space, extent)
+                        self._tables[name] = kind(owner, name, generation, space, extent)
         except BaseException:
             for generation in coming.values():
                 generation.close()

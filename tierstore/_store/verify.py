@@ -15,9 +15,13 @@ from tierstore._disk import base as bases
 from tierstore._disk.base import CHECKSUMS, Base, Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.keys import Keys, open_keys
-from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.key_log import load_keys
+from tierstore._disk.keys import indexed_keys, open_keys
+from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
+from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._keys.growing import key_map
 from tierstore._store.locking import folds_kept_away
+from tierstore._store.partitions import partition_directory
 from tierstore._store.payload import Payload
 from tierstore._store.state import State
 from tierstore._store.versions import Survey, open_directory, survey
@@ -126,6 +130,9 @@ def verify_store(
             if number not in found.versions
         ]
     check.total(chosen)
+    if chosen.partitions:
+        _verify_partitions(check, found, chosen, version, payload)
+        return report
     with contextlib.closing(check):
         whole = check.version(chosen, opened or {}, payload, newest=True)
         if sample is None:
@@ -137,6 +144,73 @@ def verify_store(
     report.whole.sort()
     memory.give_back()
     return report
+
+
+def _verify_partitions(
+    check: _Check,
+    found: Survey,
+    chosen: Manifest,
+    version: int | str | None,
+    payload: Mapping[str, Payload] | None,
+) -> None:
+    """Check every partition of a store as a store, and the payload of the root."""
+    report, several = check.report, check.sample is None and version is None
+    report.bad_rows = {name: [] for name in chosen.tables}
+    wanted = [each for each in found.versions.values() if several or each.version == chosen.version]
+    roots = {each.version: each for each in wanted} | {chosen.version: chosen}
+    whole = {
+        number
+        for number, each in roots.items()
+        if check.payload_of(each, payload if each is chosen else None)
+    }
+    for number in range(len(chosen.partitions)):
+        part = _verify_partition(check, number, chosen, several=several)
+        report.rows_checked += part.rows_checked
+        where = f"{PARTITIONS}/{partition_name(number)}"
+        report.bad_files += [f"{where}: {each}" for each in part.bad_files]
+        for name, rows in part.bad_rows.items():
+            report.bad_rows.setdefault(name, []).extend(_ids(chosen, name, number, rows))
+        whole -= {v for v, root in roots.items() if root.partitions[number][0] not in part.whole}
+    for rows in report.bad_rows.values():
+        rows.sort()
+    if check.sample is None:
+        report.whole = sorted(whole)
+
+
+def _verify_partition(
+    check: _Check, number: int, chosen: Manifest, *, several: bool
+) -> VerifyReport:
+    version, mark = chosen.partitions[number]
+    try:
+        with (
+            partition_directory(check.directory, number) as directory,
+            folds_kept_away(directory),
+        ):
+            found = survey(directory)
+            manifest = found.choose(version)
+            report = verify_store(
+                directory,
+                found,
+                manifest=manifest if several else None,
+                version=None if several else version,
+                sample=check.sample,
+                progress=check.progress_of_part(),
+            )
+        if manifest.mark != mark:
+            report.bad_files.append(f"version {version} is of another moment than the store")
+            report.whole = []
+        return report
+    except (TierStoreError, FileNotFoundError) as error:
+        return VerifyReport(bad_files=[str(error)])
+
+
+def _ids(chosen: Manifest, name: str, number: int, rows: list[int]) -> list[int]:
+    """Return the ids of rows of a partition; those that stand for no id are left out."""
+    if name not in chosen.tables:
+        return []
+    total, partitions = chosen.tables[name].spec.rows, len(chosen.partitions)
+    ids = Shard(total, partitions, 0, partitions).rows_in(number, np.array(rows, np.int64))
+    return [each for each in ids.tolist() if each < total]
 
 
 def verify_open(state: State, sample: int | None, progress: Progress | None) -> VerifyReport:
@@ -180,10 +254,10 @@ class _Check:
         progress: Progress | None,
     ) -> None:
         self.report = VerifyReport()
-        self._directory = directory
+        self.directory = directory
         self._found = found
         self._floor = found.history.floor()
-        self._sample = sample
+        self.sample = sample
         self._progress = progress
         self._total = 0
         self._bases: dict[str, Rows | None] = {}  # None: cannot be read at all
@@ -193,7 +267,22 @@ class _Check:
     def total(self, manifest: Manifest) -> None:
         """Record the number of rows to check."""
         rows = [info.spec.rows for info in manifest.tables.values()]
-        self._total = sum(rows if self._sample is None else (min(self._sample, n) for n in rows))
+        self._total = sum(rows if self.sample is None else (min(self.sample, n) for n in rows))
+
+    def progress_of_part(self) -> Progress | None:
+        """Return what reports the rows of a partition beside those of the ones before."""
+        before, progress = self.report.rows_checked, self._progress
+        if progress is None:
+            return None
+        return lambda done, _: progress(before + done, max(before + done, self._total))
+
+    def payload_of(self, manifest: Manifest, payload: Mapping[str, Payload] | None) -> bool:
+        """Check the payload of a version; return whether it is whole."""
+        if payload is None:
+            payload = {
+                name: Payload(self.directory, info) for name, info in manifest.payload.items()
+            }
+        return self._payload(manifest, payload)
 
     def close(self) -> None:
         """Release all mappings."""
@@ -209,11 +298,7 @@ class _Check:
     ) -> bool:
         """Check files not checked for other versions; return whether everything is readable."""
         before = len(self.report.bad_files)
-        if payload is None:
-            payload = {
-                name: Payload(self._directory, info) for name, info in manifest.payload.items()
-            }
-        whole = self._payload(manifest, payload)
+        whole = self.payload_of(manifest, payload)
         for name, info in manifest.tables.items():
             whole &= self._table(manifest, name, info, opened.get(name), newest=newest)
         found = len(self.report.bad_files) > before
@@ -257,7 +342,7 @@ class _Check:
             directory: _io.Directory | None = None
             try:
                 if opened is None:
-                    table = files.enter_context(self._directory.directory(name))
+                    table = files.enter_context(self.directory.directory(name))
                     directory = files.enter_context(table.directory(info.generation))
             except (TierStoreError, FileNotFoundError) as error:
                 if info.generation not in self._bases:
@@ -349,9 +434,9 @@ class _Check:
 
     def _blocks(self, base: _Checked) -> Iterator[Rows]:
         step = max(1, _BLOCK_BYTES // base.record_bytes)
-        if self._sample is not None and self._sample < base.rows:
-            rows = np.random.default_rng().choice(base.rows, self._sample, replace=False)
-            yield from np.array_split(np.sort(rows), max(1, -(-self._sample // step)))
+        if self.sample is not None and self.sample < base.rows:
+            rows = np.random.default_rng().choice(base.rows, self.sample, replace=False)
+            yield from np.array_split(np.sort(rows), max(1, -(-self.sample // step)))
             return
         for start in range(0, base.rows, step):
             yield np.arange(start, min(start + step, base.rows), dtype=np.int64)
@@ -375,7 +460,7 @@ class _Check:
                         width = info.spec.layout.record_bytes
                         secret = bytes.fromhex(store)
                         delta = Delta.open(directory, each, store=secret, record_bytes=width)
-                    if delta is not None and self._sample is None:
+                    if delta is not None and self.sample is None:
                         bad = np.array(delta.damaged(), np.int64)
                 except TierStoreError as error:
                     self.report.bad_files.append(f"{where}: {error}")
@@ -397,18 +482,33 @@ class _Check:
         """Return whether the keys of a table are intact."""
         if info.keys is None:
             return True
-        name = min(info.keys.files)
+        name, keys = min(info.keys.files), None
         if name not in self._files:
             try:
-                if directory is not None:
-                    Keys(open_keys(directory, info.keys), info.keys, info.spec.rows)
+                if info.spec.keys is not None:
+                    _check_log(info, info.keys, opened, directory)
+                elif directory is not None:
+                    keys = indexed_keys(directory, info.keys, info.spec.rows)
                 elif opened is not None:
-                    opened.keys()
+                    keys = opened.keys(info.keys)
                 self._files[name] = True
             except TierStoreError as error:
                 self._files[name] = False
                 self.report.bad_files.append(f"{where}: keys: {error}")
+            if keys is not None and (damage := keys.index_damage()):
+                self.report.bad_files.append(f"{where}: {info.keys.index}: {damage}")
         return self._files[name]
+
+
+def _check_log(
+    info: TableInfo, keys: KeysInfo, opened: Generation | None, directory: _io.Directory | None
+) -> None:
+    """Raise CorruptStoreError if the keys of a table by key are damaged."""
+    if directory is not None:
+        made = key_map(info.spec.keys or "int64")
+        load_keys(made, open_keys(directory, keys), keys, info.spec.rows)
+    elif opened is not None:
+        opened.key_map  # noqa: B018 - this loads them
 
 
 def _damaged_binding(

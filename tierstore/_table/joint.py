@@ -242,7 +242,13 @@ class JointTable:
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        """Join tables that are `alike`."""
+        """Join tables that are `alike`; raises InvalidInputError for a table by key."""
+        for table in tables:
+            if table.spec.keys is not None:
+                raise InvalidInputError(
+                    f"table {table.name!r} is by key, and tables that are looked up as one go by "
+                    "row: use TieredEmbedding for it"
+                )
         self.tables: tuple[Table, ...] = tuple(tables)
         self.name: str = _listed(tables)
         self._location = Location(self.tables)

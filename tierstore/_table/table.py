@@ -13,13 +13,13 @@ from tierstore._disk.base import Progress
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
-from tierstore._disk.manifest import TableInfo
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.topk import Best, excluded_pairs
+from tierstore._table.topk import Best, excluded_pairs, unit
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._tiers.space import Extent, Nearest, Space
@@ -54,16 +54,14 @@ class Touched:
     Attributes:
         rows: those that were written to, in order.
         scalars: those whose scalars a caller was given, who may change them at any time.
+        keys: the files of the keys that the next commit gives to tables, None to remove keys.
     """
 
     def __init__(self) -> None:
         """Know of no table."""
         self.rows: dict[str, None] = {}
         self.scalars: dict[str, None] = {}
-
-    def names(self) -> list[str]:
-        """Return the names of all of them."""
-        return [*{**self.rows, **self.scalars}]
+        self.keys: dict[str, KeysInfo | None] = {}
 
 
 class Owner(Protocol):
@@ -140,6 +138,11 @@ class Table:
     def rows(self) -> int:
         """Number of rows."""
         return self.spec.rows
+
+    @property
+    def by_row(self) -> Table:
+        """The table by row numbers: itself, but of a table by key."""
+        return self
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -398,7 +401,7 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(batch, pieces)
+            access.write(self._placed(batch), pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -425,6 +428,10 @@ class Table:
         batch = self._access.ids(ids)
         if record and self._recording is not None:
             self._recording.add(on_host(batch.rows))
+        return batch
+
+    def _placed(self, batch: Ids) -> Ids:
+        """Return a batch that is about to be written; a table by key gives new keys rows."""
         return batch
 
     def record(self, path: str | os.PathLike[str]) -> Recording:
@@ -541,8 +548,9 @@ class Table:
         field: str | None = None,
         *,
         exclude: Sequence[Any] | None = None,
+        metric: Literal["dot", "cosine"] = "dot",
     ) -> tuple[Any, Any]:
-        """Return the rows with the largest dot products, exactly, by reading the table once.
+        """Return the rows with the largest dot products or cosines, exactly, reading each row once.
 
         Args:
             queries: `(n, dim)`, an array or a tensor.
@@ -550,6 +558,7 @@ class Table:
             field: the field they are multiplied with; the first if None.
             exclude: for each query the rows that it is not to get, such as those it is known to
                 like: arrays or lists of row ids, negative ones standing for nothing.
+            metric: "dot", or "cosine", which is 0 for a vector of zeros.
 
         Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
         ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
@@ -563,10 +572,13 @@ class Table:
             raise InvalidInputError(f"queries are (n, {dim}), not {wanted.shape}")
         if k < 1:
             raise InvalidInputError(f"k is at least 1, not {k}")
-        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows))
+        if metric not in ("dot", "cosine"):
+            raise InvalidInputError(f"metric must be 'dot' or 'cosine', not {metric!r}")
+        scaled = unit if metric == "cosine" else np.asarray
+        best = Best(scaled(wanted), k, excluded_pairs(exclude, len(wanted), self.rows))
         rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
         for number, block in enumerate(self.scan(name, block_rows=rows)):
-            best.add(number * rows, np.asarray(block, np.float32))
+            best.add(number * rows, scaled(np.asarray(block, np.float32)))
         if not is_torch(queries):
             return best.scores, best.ids
         import torch
@@ -580,6 +592,21 @@ class Table:
         step = max(1, _SCAN_BYTES // width)
         for begin in range(0, self.rows, step):
             yield self._block(extent, begin, min(begin + step, self.rows), 0, width, damaged)
+
+    def _read_records(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the records of rows `(n, record_bytes)`, for tables on the host."""
+        batch = self._access.ids(ids)
+        found: npt.NDArray[np.uint8] = self._access.read(
+            batch, 0, self._layout.record_bytes, admit=False
+        )
+        return found
+
+    def _write_records(self, ids: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
+        """Write records `(n, record_bytes)` over those of rows, for tables on the host."""
+        if self._space.gpu is not None:
+            raise InvalidInputError("open the store without a device to write whole records")
+        batch = self._access.ids(ids)
+        self._access.write(batch, [(0, self._layout.record_bytes, records)])
 
     def _block(
         self, extent: Extent, begin: int, end: int, lo: int, hi: int, damaged: list[int] | None
@@ -602,18 +629,23 @@ class Table:
     def keys(self) -> Keys | None:
         """The external keys of the rows, or None: `keys[5]`, `keys[0:10]`, `keys[array_of_ids]`."""
         if self._keys is None:
-            self._keys = self._generation.keys()
+            coming, info = self._owner.touched.keys, self._generation.info
+            self._keys = self._generation.keys(coming.get(self.name, info.keys))
         return self._keys
 
     def _forget_keys(self) -> None:
         """Open the keys anew when they are next asked for: there are others."""
         self._keys = None
 
-    def lookup(self, keys: object) -> npt.NDArray[np.int64]:
-        """Return the ids of external keys, in their shape; UnknownNameError names a missing one."""
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the ids of external keys, in their shape.
+
+        Keys that no row has get `missing`, such as -1; without it, UnknownNameError names the
+        first.
+        """
         if self.keys is None:
             raise InvalidInputError(f"table {self.name!r} has no keys; see Store.set_keys")
-        return self.keys.lookup(keys)
+        return self.keys.lookup(keys, missing=missing)
 
     @property
     def store(self) -> Store:
@@ -675,6 +707,10 @@ class Table:
             base=self._generation.base_path,
             index_bytes=self._disk.index_bytes,
             tiers=tiers,
+            allocated_bytes=self._generation.allocated_bytes,
+            keys=None if (keys := self._generation.info.keys) is None else keys.kind,
+            sparse=self.spec.sparse,
+            compression=self.spec.compression,
         )
 
     def _can_follow(self, info: TableInfo) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["Best", "excluded_pairs"]
+__all__ = ["Best", "excluded_pairs", "unit"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -56,6 +56,14 @@ class Best:
         order = np.argsort(-scores, axis=1, kind="stable")
         self.scores = np.take_along_axis(scores, order, 1)
         self.ids = np.take_along_axis(ids, order, 1)
+
+
+def unit(vectors: Floats) -> Floats:
+    """Return vectors `(n, dim)` of length 1; those of zeros stay."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    lengths[lengths == 0] = 1
+    scaled: Floats = (vectors / lengths[:, None]).astype(np.float32)
+    return scaled
 
 
 def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:

@@ -178,6 +178,11 @@ class Batch:
         """For each id, the index of its row in compact arrays; -1 for bad ids."""
         return torch.as_tensor(self.lease.positions)
 
+    def rows(self, field: str) -> Tensor:
+        """Return a field of the row of each id, `(ids, dim)`."""
+        rows: Tensor = self.lease.expand(field)
+        return rows
+
     @property
     def distinct(self) -> Tensor:
         """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""
@@ -244,6 +249,10 @@ class Batch:
         trained = positions.new_zeros(self.lease.bound + 1, dtype=torch.bool)
         trained.index_fill_(0, positions.long(), True)  # the last entry is for -1
         return Gradient(self, values, trained[:-1, None], touched)
+
+    def counts(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return what tells which features have ids, given how many each has on this rank."""
+        return lengths
 
     def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
@@ -373,13 +382,13 @@ class Module(Protocol):
     _node: Any
     """What accumulates the gradient of its anchor."""
 
-    def _lease_rows(self, ids: Tensor) -> tuple[Batch, Tensor]:
+    def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Any, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
 
 
@@ -409,7 +418,7 @@ class Lookup(torch.autograd.Function):
 
 _numbers = itertools.count(1)
 _modules: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
-_batches: weakref.WeakValueDictionary[int, Batch] = weakref.WeakValueDictionary()
+_batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def register(module: Module, table: Table, field: str) -> str:
@@ -444,10 +453,10 @@ def _named(name: str) -> Module:
 class _Owner(np.ndarray[Any, Any]):
     """Memory of a ticket, which owns the batch."""
 
-    batch: Batch
+    batch: Any
 
 
-def _ticket(batch: Batch) -> Tensor:
+def _ticket(batch: Any) -> Tensor:
     number = next(_numbers)
     memory = np.array(number, np.int64).view(_Owner)
     memory.batch = batch
@@ -455,7 +464,7 @@ def _ticket(batch: Batch) -> Tensor:
     return torch.from_numpy(memory)
 
 
-def _batch_of(ticket: Tensor) -> Batch:
+def _batch_of(ticket: Tensor) -> Any:
     batch = _batches.get(int(ticket))
     if batch is None:
         raise ClosedError("the batch of this lookup has ended; run the forward pass again")

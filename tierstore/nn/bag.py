@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tierstore._table.host import Lease
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
-from tierstore.nn.autograd import Batch
 from tierstore.nn.embedding import TieredEmbedding
 from tierstore.nn.jagged import Bags
 from tierstore.nn.pooling import Columns, Part, pool, read_pooled
@@ -25,6 +23,8 @@ class TieredEmbeddingBag(TieredEmbedding):
     gradient of a bag is added to those of its rows: neither takes room for a row an id, but in
     graphs that are compiled and under `torch.func`.
     """
+
+    takes_keys = False
 
     def __init__(
         self,
@@ -115,15 +115,13 @@ class TieredEmbeddingBag(TieredEmbedding):
 
     # -- what pooling calls
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids whose gradient may come."""
         return self._batch(rows)
 
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids that take no part in training."""
-        self._own.settle()
-        lease: Lease = self.table.lease(rows)
-        return lease
+        return self._lease_to_read(rows)
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return the rows of ids that take no part in training."""

@@ -13,6 +13,8 @@ from torch import Tensor
 from tierstore._store.store import Store
 from tierstore._table.joint import Features, JointTable, alike
 from tierstore._table.table import Table
+from tierstore.distributed.joint import DistributedJointTable
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.nn import pointers
 from tierstore.nn.embedding import warn_of_zeros
@@ -22,7 +24,9 @@ from tierstore.nn.rows import TableRows
 
 __all__ = ["Source", "TieredEmbeddingCollection", "concatenated", "is_keyed", "lengths_of"]
 
-Source: TypeAlias = str | Table | tuple[str | Table, str | None]
+Source: TypeAlias = (
+    str | Table | DistributedTable | tuple[str | Table | DistributedTable, str | None]
+)
 """A table of a store, or a table and a field of it."""
 
 _PLANS = 64
@@ -79,23 +83,23 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if not tables:
             raise InvalidInputError("a collection needs at least one feature")
         self._sources = {name: _source(store, name, given) for name, given in dict(tables).items()}
-        joined: dict[tuple[object, ...], dict[Table, int]] = {}
+        joined: dict[tuple[object, ...], dict[Any, int]] = {}
         for table, field in self._sources.values():
-            members = joined.setdefault(alike(table, field), {})
+            members = joined.setdefault(alike(_shard(table), field), {})
             members.setdefault(table, len(members))
         self.groups = torch.nn.ModuleList(
-            JointLayer(JointTable(list(members)), str(key[-1])) for key, members in joined.items()
+            JointLayer(_joined(list(members)), str(key[-1])) for key, members in joined.items()
         )
         numbers = {key: number for number, key in enumerate(joined)}
         self._places: dict[str, tuple[int, int]] = {}
         for name, (table, field) in self._sources.items():
-            key = alike(table, field)
+            key = alike(_shard(table), field)
             self._places[name] = numbers[key], joined[key][table]
             warn_of_zeros(table, field)
         self._plans: dict[tuple[str, ...], list[_Part]] = {}
 
     @property
-    def features(self) -> dict[str, Table]:
+    def features(self) -> dict[str, Table | DistributedTable]:
         """The table of each feature."""
         return {name: table for name, (table, _) in self._sources.items()}
 
@@ -270,19 +274,30 @@ class TieredEmbeddingCollection(torch.nn.Module):
         return {"features": " ".join(f"{name}={table}.{field}" for name, table, field in features)}
 
 
-def _source(store: Store, feature: str, given: Any) -> tuple[Table, str]:
+def _shard(table: Table | DistributedTable) -> Table:
+    """Return the rows of a table that are on this rank."""
+    return table.shard if isinstance(table, DistributedTable) else table
+
+
+def _joined(tables: Sequence[Any]) -> JointTable | DistributedJointTable:
+    """Return tables that are alike as one."""
+    shared = isinstance(tables[0], DistributedTable)
+    return DistributedJointTable(tables) if shared else JointTable(tables)
+
+
+def _source(store: Store, feature: str, given: Any) -> tuple[Table | DistributedTable, str]:
     """Return the table and the field that a feature names."""
     if not isinstance(feature, str):
         raise InvalidTypeError(f"a feature has a name, not {feature!r}")
     table, field = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(table, str):
         table = store[table]
-    elif isinstance(table, Table) and table._owner.store is not store:
+    elif isinstance(table, Table | DistributedTable) and _shard(table)._owner.store is not store:
         raise InvalidInputError(
             f"table {table.name!r} of feature {feature!r} is of another store; a collection is "
             "over tables of one"
         )
-    if not isinstance(table, Table):
+    if not isinstance(table, Table | DistributedTable):
         raise InvalidTypeError(
             f"feature {feature!r} needs a table, its name, or a table and a field, not {given!r}"
         )

@@ -14,13 +14,16 @@ from torch import Tensor
 
 from tierstore import initializers
 from tierstore._store.store import Store
+from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
+from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError, ZeroRowsWarning
 from tierstore.nn import autograd, pointers
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.layer import RowsLayer
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
@@ -48,10 +51,12 @@ class TieredEmbedding(RowsLayer):
     """
 
     table: Table
+    takes_keys = True
+    """Whether the layer can be over a table by key."""
 
     def __init__(
         self,
-        table: Table,
+        table: Table | DistributedTable,
         field: str | None = None,
         padding_idx: int | None = None,
         *,
@@ -66,7 +71,11 @@ class TieredEmbedding(RowsLayer):
         tells: a model of products of such rows never trains.
 
         Args:
-            table: a table of an open store; several layers may share it.
+            table: a table of an open store; several layers may share it. One that ranks share
+                makes forward and backward passes collective: every rank takes part in each, if
+                with no ids. Of a table by key a forward pass takes keys, which may be texts in
+                lists; while it trains, new ones get a row, and in `eval()` or without gradients
+                nothing is added.
             field: the field to look up and train; the first if None.
             padding_idx: a row that takes no part in training, from the end if negative. It is
                 looked up like any other: write zeros there if padding should be zero.
@@ -75,7 +84,7 @@ class TieredEmbedding(RowsLayer):
             scale_grad_by_freq: refused.
             sparse: ignored; gradients are always of the touched rows alone.
         """
-        if not isinstance(table, Table):
+        if not isinstance(table, Table | DistributedTable):
             raise InvalidTypeError(
                 f"an embedding needs a table such as store['item'], not {table!r}"
             )
@@ -85,15 +94,27 @@ class TieredEmbedding(RowsLayer):
             )
         if scale_grad_by_freq:
             raise InvalidInputError("scale_grad_by_freq is not supported: gradients are summed")
-        super().__init__(table, next(iter(table.fields)) if field is None else field)
+        keyed = table if isinstance(table, KeyedTable) else None
+        if keyed is not None and (padding_idx is not None or not self.takes_keys):
+            what = "padding_idx" if self.takes_keys else type(self).__name__
+            raise InvalidInputError(
+                f"table {table.name!r} is by key, and {what} goes by row: use "
+                "TieredEmbedding without padding_idx"
+            )
+        super().__init__(
+            table if keyed is None else keyed.by_row,
+            next(iter(table.fields)) if field is None else field,
+        )
+        self._keyed: KeyedTable | None = keyed
         self.padding_idx: int | None = _from_start(padding_idx, table.rows)
         self._average: Average | None = None
-        warn_of_zeros(table, self.field)
+        if keyed is None:
+            warn_of_zeros(table, self.field)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, and a name for the operators."""
         super()._begin(empty, rows)
-        self._number = autograd.register(self, self.table, self.field)
+        self._number = autograd.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -131,7 +152,10 @@ class TieredEmbedding(RowsLayer):
         Those of the last step, at every lookup. Raises InvalidInputError where none are kept;
         `TieredOptimizer(..., ema=0.999)` keeps them.
         """
-        average = Average(self.table, self.field)
+        if self._keyed is not None:
+            raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
+        self._check_own("averages")
+        average = Average(self._shard, self.field)
         average.check_kept()
         layer = copy.deepcopy(self)
         layer._average = average
@@ -140,8 +164,8 @@ class TieredEmbedding(RowsLayer):
 
     @property
     def num_embeddings(self) -> int:
-        """Number of rows of the table."""
-        return self.table.rows
+        """Number of rows of the table; of a table by key, those that have a key."""
+        return self.table.rows if self._keyed is None else self._keyed.rows
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the row of each id, `input.shape + (embedding_dim,)`.
@@ -155,6 +179,8 @@ class TieredEmbedding(RowsLayer):
         return self._look_up(input)
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if self._keyed is not None:
+            return self._look_up_keys(ids, self._keyed)
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(f"a layer takes ids as a tensor, not {type(ids).__name__}")
         if torch.compiler.is_compiling():
@@ -170,24 +196,37 @@ class TieredEmbedding(RowsLayer):
             return autograd.Transformed.apply(self._own, ids, self)[0]
         return autograd.read(ids, self._anchor.detach(), self._number)
 
+    def _look_up_keys(self, keys: Any, table: KeyedTable) -> Tensor:
+        """Return the row of each key; those that are new get one where they are trained."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            raise InvalidInputError(
+                f"table {table.name!r} is by key: keys are looked up outside of torch.compile and "
+                "torch.func, so keep this layer out of them"
+            )
+        if self._trains() and self.training:
+            return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
+        self._own.settle()
+        rows: Tensor = table.read(keys, self.field, as_tensor=True)
+        return rows.to(self._anchor)
+
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
-        self.table.prefetch(ids, window=window)
+        table = self.table if self._keyed is None else self._keyed
+        table.prefetch(ids, window=window)
 
     # -- what the operators call
 
-    def _lease_rows(self, ids: Tensor) -> tuple[Batch, Tensor]:
+    def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
         batch = self._batch(ids)
-        rows: Tensor = batch.lease.expand(self.field)
+        rows = batch.rows(self.field)
         return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
 
-    def _batch(self, ids: Tensor) -> Batch:
-        """Lease the rows of ids whose gradient may come."""
+    def _batch(self, ids: Tensor) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._own.settle()
-        return Batch(self.table, ids, self.padding_idx, self._own.abandoned)
+        return self._leased(ids, self.padding_idx)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""
@@ -197,7 +236,7 @@ class TieredEmbedding(RowsLayer):
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
-    def _take_gradient(self, batch: Batch, gradient: Tensor) -> None:
+    def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""
         if batch.size:
             own = gradient.to(self._device, self._dtype)
@@ -250,8 +289,15 @@ class TieredEmbedding(RowsLayer):
 _looked_at: weakref.WeakSet[Table] = weakref.WeakSet()
 
 
-def warn_of_zeros(table: Table, field: str) -> None:
-    """Warn of a table that was never filled; biases, of one element, start from zeros."""
+def warn_of_zeros(table: Table | DistributedTable, field: str) -> None:
+    """Warn of a table that was never filled; biases, of one element, start from zeros.
+
+    Of a table of several ranks, each looks at its own rows.
+    """
+    if isinstance(table, DistributedTable):
+        if not table.place.ids:
+            return
+        table = table.shard
     if table in _looked_at or table.dim == 1 or field != next(iter(table.fields)):
         return
     _looked_at.add(table)

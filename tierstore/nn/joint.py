@@ -21,10 +21,12 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
+from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
 from tierstore.nn.average import Average
 from tierstore.nn.layer import RowsLayer, tracing_refused
+from tierstore.nn.remote import RemoteBatch, RemoteLease
 
 __all__ = ["JointLayer"]
 
@@ -36,9 +38,9 @@ class JointLayer(RowsLayer):
         table: the tables, by rows of their space.
     """
 
-    table: JointTable
+    table: Any
 
-    def __init__(self, table: JointTable, field: str) -> None:
+    def __init__(self, table: JointTable | DistributedJointTable, field: str) -> None:
         """Put a layer over a field of a joint table."""
         super().__init__(table, field)
         self._averages: list[Average] = []
@@ -74,21 +76,19 @@ class JointLayer(RowsLayer):
         """Return the rows of the space that ids stand for; see `JointTable.in_space`."""
         return self.table.in_space(ids, features, lengths)
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch | RemoteBatch:
         """Lease rows whose gradient may come, of the tables `touched`."""
         if self._averages:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        self._own.settle()
-        return Batch(self.table, rows, None, self._own.abandoned, touched)
+        return self._leased(rows, None, touched)
 
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always are."""
         return bool(self._averages) or super().expands(nbytes)
 
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease | RemoteLease:
         """Lease rows that take no part in training, of the tables `touched`."""
-        self._own.settle()
-        return self.table.lease(rows, touched)
+        return self._lease_to_read(rows, touched)
 
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
@@ -104,7 +104,7 @@ class JointLayer(RowsLayer):
 
     def take_gradient(
         self,
-        batch: Batch,
+        batch: Batch | RemoteBatch,
         gradient: Tensor,
         touched: frozenset[int],
         positions: Tensor | None = None,
@@ -116,6 +116,7 @@ class JointLayer(RowsLayer):
 
     def average(self) -> None:
         """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
+        self._check_own("averages")
         averages = [Average(table, self.field) for table in self.table.tables]
         for each in averages:
             each.check_kept()
@@ -165,13 +166,14 @@ class _Lookup(torch.autograd.Function):
             return nothing
         given = [each is not None for each in gradients]
         positions, features, lengths = None, ctx.features, ctx.lengths
+        counts = ctx.batch.counts(lengths)
         if not all(given):  # as if the others had not been looked up
             if not any(given):
                 return nothing
             parts = ctx.batch.positions.split(lengths)
             positions = torch.cat(tuple(compress(parts, given)))
-            lengths = [length if each else 0 for length, each in zip(lengths, given, strict=True)]
+            counts = [count if each else 0 for count, each in zip(counts, given, strict=True)]
             gradients = tuple(compress(gradients, given))
-        touched = features.touched(lengths)
+        touched = features.touched(counts)
         ctx.layer.take_gradient(ctx.batch, torch.cat(gradients), touched, positions)
         return nothing

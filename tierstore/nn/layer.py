@@ -8,9 +8,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.nn.autograd import Batch
+from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
 __all__ = ["RowsLayer", "tracing_refused"]
@@ -20,6 +23,8 @@ _MUCH = 64 << 20
 
 class RowsLayer(torch.nn.Module):
     """A layer over a field of a table, or of tables that are looked up as one.
+
+    Of a table that several ranks share, the rows of each are trained there.
 
     Attributes:
         table: the table, or the tables.
@@ -31,7 +36,7 @@ class RowsLayer(torch.nn.Module):
     rows: RowsParameter
     _own: RowsParameter
 
-    def __init__(self, table: Table | JointTable, field: str) -> None:
+    def __init__(self, table: Table | JointTable | Shared, field: str) -> None:
         """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
         super().__init__()
         item = table.spec.layout.field(field)
@@ -43,8 +48,12 @@ class RowsLayer(torch.nn.Module):
         self._dtype = item.element.torch_dtype()
         self._device: str = table.device
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=self._device)
-        rows = _parameter_over(table, field, empty)
-        self.table: Any = rows.table
+        self._is_shared = isinstance(table, Shared)
+        shard = table.shard if isinstance(table, Shared) else table
+        rows = _parameter_over(shard, field, empty)
+        self.table: Any = rows.table if shard is table else table
+        self._shard: Any = rows.table
+        """The rows of this rank."""
         self.field: str = field
         self.embedding_dim: int = item.dim
         self._begin(empty, rows)
@@ -89,12 +98,42 @@ class RowsLayer(torch.nn.Module):
             )
         return False
 
+    def _leased(
+        self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]
+    ) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
+        own = self._own
+        own.settle()
+        if self._is_shared:
+            return RemoteBatch(self.table, ids, padding_idx, own.abandoned)
+        return Batch(self.table, ids, padding_idx, own.abandoned, *touched)
+
+    def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
+        """Lease the rows of ids that take no part in training, wherever they are."""
+        self._own.settle()
+        if self._is_shared:
+            request = self.table.request(ids)
+            of = [request.touched] if touched else []
+            return RemoteLease(request, self.table.shard.lease(request.asked, *of))
+        lease: Lease = self.table.lease(ids, *touched)
+        return lease
+
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
         On the host that is faster than to find the distinct rows, as long as it takes little room.
         """
+        if self._is_shared:
+            return False
         return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
+
+    def _check_own(self, what: str) -> None:
+        """Raise InvalidInputError for what cannot be looked up on other ranks."""
+        if self._is_shared:
+            raise InvalidInputError(
+                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
+                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
+            )
 
     # -- as a module
 
@@ -118,7 +157,7 @@ class RowsLayer(torch.nn.Module):
         other._parameters = {}
         rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self.table, self.field, self._anchor)
+            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
             rows.requires_grad = self._own.requires_grad
         other._begin(self._anchor, rows)
         return other

@@ -134,7 +134,7 @@ class Composed:
         of_weights = results[-1] if weighed else None
         if not trained:
             return None, of_weights
-        positions, touched = part.trained_positions(batch, given), part.touched(given)
+        positions, touched = part.trained_positions(batch, given), part.touched(given, batch)
         dtype = part.item.element.torch_dtype()
         if self._expanded:
             return batch.gradient(results[0].to(dtype), positions, touched), of_weights
@@ -157,9 +157,10 @@ class Composed:
         """
         modes, bags = self._part.columns.modes, len(self._part.bags)
         lengths, weights = self._offsets.diff(), self._weights
-        of = torch.arange(bags).repeat_interleave(lengths)
+        of = torch.arange(bags, device=lengths.device).repeat_interleave(lengths)
         ids = self._ids[: len(of)]
-        kinds = torch.tensor([MODES[mode] for mode in modes]).repeat_interleave(bags // len(modes))
+        every = torch.tensor([MODES[mode] for mode in modes], device=lengths.device)
+        kinds = every.repeat_interleave(bags // len(modes))
         counts = None
         if self._padding is not None:
             counts = ids != self._padding

@@ -135,30 +135,36 @@ class Part:
         found: Field = self.layer.table.spec.layout.field(self.layer.field)
         return found
 
-    def touched(self, given: Sequence[bool] | None = None) -> frozenset[int]:
-        """Return the numbers of the tables that have ids, of the features `given`; all if None."""
-        return frozenset(compress(self.tables, self._given_lengths(given)))
+    def touched(
+        self, given: Sequence[bool] | None = None, batch: Batch | None = None
+    ) -> frozenset[int]:
+        """Return the numbers of the tables that have ids, of the features `given`; all if None.
+
+        A batch tells of the ids of other ranks.
+        """
+        counts = self.lengths if batch is None else batch.counts(self.lengths)
+        return frozenset(compress(self.tables, self._of_given(counts, given)))
 
     def trained_positions(self, batch: Batch, given: Sequence[bool] | None) -> Tensor | None:
         """Return the position of each id's row, -1 for the ids of other features than `given`.
 
         None where all ids of the batch are trained.
         """
-        lengths = self._given_lengths(given)
-        if lengths == list(self.lengths):
+        if given is None or all(given[place] for place in self.places):
             return batch.trained_positions
+        lengths = self._of_given(self.lengths, given)
         found = batch.positions.reshape(-1).clone()
         for piece, length in zip(found.split(list(self.lengths)), lengths, strict=True):
             if not length:
                 piece.fill_(-1)
         return found
 
-    def _given_lengths(self, given: Sequence[bool] | None) -> list[int]:
-        """Return how many ids each feature has, none where it is not given."""
+    def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> list[int]:
+        """Return the count of each feature, 0 where it is not given."""
         if given is None:
-            return list(self.lengths)
-        pairs = zip(self.lengths, self.places, strict=True)
-        return [length if given[place] else 0 for length, place in pairs]
+            return list(counts)
+        pairs = zip(counts, self.places, strict=True)
+        return [count if given[place] else 0 for count, place in pairs]
 
     def pool(
         self,
@@ -268,7 +274,7 @@ class _Lookup(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(needed)
         gradient, given = _joined(of_all, of_each, ctx.split)
         for k, (part, (batch, pooled)) in enumerate(zip(ctx.parts, ctx.pooled, strict=True)):
-            if gradient is None or not part.touched(given):
+            if gradient is None or not part.touched(given, batch):
                 continue
             trained = needed[k] and accumulates(ctx.next_functions[k][0])
             weighed = needed[behind + k]

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
+from tierstore.distributed.store import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
 
@@ -150,7 +151,9 @@ class RowsParameter(torch.nn.Parameter):
         if self._whole is None:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         rows = self._whole.batch.distinct
-        return self.table.location.own(rows) if self._is_joint else rows.clone()
+        own = self.table.location.own(rows) if self._is_joint else rows.clone()
+        owner = self.table._owner
+        return owner.ids_of(own) if isinstance(owner, DistributedStore) else own
 
     @property
     def table_of(self) -> Tensor:

@@ -12,8 +12,10 @@ import torch
 
 from tierstore._door import interrupts_deferred
 from tierstore._store.store import Store
+from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
-from tierstore.errors import InvalidInputError, InvalidTypeError
+from tierstore.distributed import DistributedStore
+from tierstore.errors import FOR_RANKS, InvalidInputError, InvalidTypeError
 from tierstore.nn import RowsParameter, TieredEmbedding
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
@@ -238,6 +240,12 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{rows.table.name!r} is {element.name}"
             )
+        ranks = _ranks_of(rows.table)
+        if self._at_random and ranks > 1:
+            raise InvalidInputError(
+                f"table {rows.table.name!r} is shared by {ranks} ranks, where stochastic rounding "
+                "would depend on their number; keep its weights in float32"
+            )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
 
@@ -279,8 +287,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         """
         distributed = torch.distributed
         in_group = distributed.is_available() and distributed.is_initialized()
-        if in_group and self._fields and not self._replicated:
-            _check_alone(distributed.get_world_size())
+        if in_group and not self._replicated:
+            _check_alone(distributed.get_world_size(), self._fields.values())
         for field in self._fields.values():
             field.check_owner()
         loss = None
@@ -470,14 +478,21 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone(ranks: int) -> None:
-    """Raise InvalidInputError in a process group of several ranks, whose rows would part."""
-    if ranks > 1:
+def _check_alone(ranks: int, fields: Iterable[TrainedField]) -> None:
+    """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
+    if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
         raise InvalidInputError(
             f"{ranks} ranks train, and nothing combines the gradients of rows between them: each "
-            "rank would train rows of its own. Train on one rank, or give the optimizer "
-            "replicated=True if every rank applies the gradients of all to a copy of the store"
+            f"rank would train rows of its own; {FOR_RANKS}. Or train on one rank, or give the "
+            "optimizer replicated=True if every rank applies the gradients of all to a copy of the "
+            "store"
         )
+
+
+def _ranks_of(table: Table | JointTable) -> int:
+    """Return how many ranks share the rows of a table."""
+    owner = table._owner
+    return owner.ranks if isinstance(owner, DistributedStore) else 1
 
 
 def _check_apart(every: Iterable[RowsParameter], parts: Sequence[TableRows]) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tierstore._formats.files import open_input
 from tierstore._formats.npy import Arrays
-from tierstore._formats.parquet import Columns
+from tierstore._formats.parquet import open_columns
 from tierstore._table.trace import is_trace, read_trace, trace_rows
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError
@@ -164,7 +164,7 @@ def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
         with open_input(path, memory) as file:
             return _read_npz(Arrays(file), column, file.allowance)
     if kind == ".parquet":
-        with contextlib.closing(Columns(open_input(path, memory))) as columns:
+        with contextlib.closing(open_columns(path, memory)) as columns:
             able = [name for name, kind in columns.kinds.items() if kind.get("key") == "integer"]
             return columns.integers(_chosen(path, column, list(columns.kinds), able))
     raise FormatError(f"{path} is neither a recorded trace nor .npy, .npz or .parquet")

@@ -1,17 +1,25 @@
-"""Check this machine and the installed packages."""
+"""Check this machine, the installed packages and a store."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import click
 
+import tierstore
 from tierstore import machine
 from tierstore.budget import format_bytes
+from tierstore.errors import TierStoreError
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
+from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.speeds import speed_lines
+
+_SAMPLE = 10_000
+"""Rows of each table that are checked."""
 
 
 @click.command(cls=Command)
@@ -20,8 +28,9 @@ def doctor(out: Output, path: Path) -> None:
     """Check this machine: versions, memory, the disk under PATH, and whether torch and CuPy match.
 
     Shows the speeds measured by `tierstore bench`, and lists partial files of killed commands
-    beside and in PATH. Changes nothing, sends nothing, uses no GPU. If there is a problem, prints
-    the command that fixes it and exits with 1.
+    beside and in PATH. Of a store, it checks all files and a sample of 10,000 rows per table.
+    Changes nothing, sends nothing, uses no GPU. If there is a problem, prints the command that
+    fixes it and exits with 1, with 4 if the store is damaged.
 
     \b
     Examples:
@@ -29,20 +38,47 @@ def doctor(out: Output, path: Path) -> None:
       tierstore doctor /mnt/nvme/emb.tier
       tierstore doctor --json
     """
+    if not path.exists():
+        raise Failure(f"{path} does not exist; doctor checks the disk and the store at a path", 3)
     facts = machine.examine(path)
     found = machine.known_speeds(path)
     measured = (
         [("speeds", "not measured yet: tierstore bench")] if found is None else speed_lines(found)
     )
     left = machine.leftovers(path)
+    store = _examined(path) if (path / "STORE.json").exists() else None
     data = {
         **facts.to_dict(),
         "speeds": None if found is None else found.to_dict(),
         "leftovers": [{"path": str(each.path), "disk_bytes": each.disk_bytes} for each in left],
+        "store": store,
     }
-    out.show(data, Grid((), [*_rows(facts), *measured, *map(_left, left)]))
+    lines = [] if store is None else _store_rows(store)
+    out.show(data, Grid((), [*_rows(facts), *measured, *lines, *map(_left, left)]))
+    if store is not None and store["damage"]:
+        raise Failure(f"{path} is damaged: tierstore verify {path} lists what", 4)
     if facts.problems:
         raise Failure("\n".join(facts.problems))
+
+
+def _examined(path: Path) -> dict[str, Any]:
+    """Return what a store holds, and the damage to its files and to a sample of its rows."""
+    report = tierstore.verify(path, sample=_SAMPLE)
+    found: dict[str, Any] = {"damage": not report.ok, "bad_files": list(report.bad_files)}
+    found["bad_rows"] = {name: list(map(int, rows)) for name, rows in report.bad_rows.items()}
+    with contextlib.suppress(TierStoreError), open_store(path) as store:
+        info = store.info()
+        found |= {"version": info.version, "tables": len(info.tables)}
+        found["unfolded_bytes"] = sum(each.delta_bytes for each in info.tables)
+    return found
+
+
+def _store_rows(store: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("store", "damaged" if store["damage"] else "no damage found")]
+    if "version" in store:
+        rows.append(("version", f"{store['version']} of {store['tables']} tables"))
+        rows.append(("not folded", format_bytes(store["unfolded_bytes"])))
+    return rows
 
 
 def _left(leftover: machine.Leftover) -> tuple[str, str]:

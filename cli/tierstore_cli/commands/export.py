@@ -6,10 +6,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 
+from tierstore import Store, Table
 from tierstore.budget import format_bytes
 from tierstore.exporting import export_table
 from tierstore_cli.command import Command
+from tierstore_cli.failure import Unchanged
 from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
@@ -20,12 +24,16 @@ from tierstore_cli.params import (
     READ_STORE,
     TABLE,
     VERSION,
+    Part,
     Place,
     PlaceType,
     RowRange,
     Rows,
+    Share,
+    VersionType,
     full_name,
 )
+from tierstore_cli.picking import ids_in, ids_of_keys_in
 from tierstore_cli.progress import Progress
 from tierstore_cli.streams import FORMAT, STREAM, into_stream
 from tierstore_cli.text import some_rows
@@ -38,6 +46,21 @@ from tierstore_cli.text import some_rows
 @TABLE
 @FIELD
 @click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
+@click.option(
+    "--ids", "id_file", metavar="FILE", help="Export the rows in a file of ids, in its order."
+)
+@click.option(
+    "--keys-from", "key_file", metavar="FILE", help="Export the rows of the keys in a file."
+)
+@click.option("--since", type=VersionType(), metavar="V", help="Export rows changed since V.")
+@click.option(
+    "--if-changed",
+    "unless_like",
+    type=VersionType(),
+    metavar="V",
+    help="Export only if a row of the table changed since version V.",
+)
+@click.option("--part", type=Part(), help="Export only part K of N equal parts, counted from 0.")
 @VERSION
 @click.option("--dtype", type=DTYPE, help="Convert to this element type; default: the stored type.")
 @KEYS
@@ -52,6 +75,11 @@ def export(
     table: str | None,
     field: str | None,
     rows: Rows | None,
+    id_file: str | None,
+    key_file: str | None,
+    since: int | str | None,
+    unless_like: int | str | None,
+    part: Share | None,
     version: int | str | None,
     dtype: str | None,
     keys: str | None,
@@ -59,12 +87,19 @@ def export(
     skip_damaged: bool,
     force: bool,
 ) -> None:
-    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv.
+    """Write rows of a table to OUT: .npy .npz .safetensors .parquet .vec .txt .bin .zarr .tsv .csv
+    .arrow .feather .fvecs .fbin, or .projector, a directory for the embedding projector.
 
-    Rows are streamed, so memory does not grow with the table. The table's keys are written if the
-    format supports keys; .vec, .txt, .bin, .tsv and .csv number the rows of a table without keys.
-    The export reads one version, and STORE may be written meanwhile. A .zarr may be a URL for
-    fsspec; - is standard output and needs --format.
+    Rows are streamed, so memory does not grow with the table. The table's keys are written into OUT
+    or, where the format has no place for them, beside it: items.keys.npy for items.npy. .vec, .txt,
+    .bin, .tsv and .csv number the rows of a table without keys. The export reads one version, and
+    STORE may be written meanwhile. OUT may be a URL for fsspec, but not of a .projector; - is
+    standard output and needs --format. Processes that share an export write one --part each, to
+    files of their own and of the same --version.
+
+    --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
+    the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
+    `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10.
 
     \b
     Examples:
@@ -72,16 +107,24 @@ def export(
       tierstore export emb.tier items.parquet --table item --keys item_ids.txt
       tierstore export emb.tier half.safetensors --table item --dtype float16
       tierstore export emb.tier words.vec --table word --rows 0:10000
+      tierstore export emb.tier part-3.parquet --version 812 --part 3/16
       tierstore export emb.tier epoch3.npy --version 812 --force
       tierstore export emb.tier vectors.npy --skip-damaged
       tierstore export emb.tier - --format csv --table item | head
-      tierstore export emb.tier s3://bucket/items.zarr --table item
+      tierstore export emb.tier changed.parquet --since yesterday
+      tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
+      tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
     if streamed and out.as_json:
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
         raise click.UsageError(f"--format is that of {STREAM}; the suffix of OUT names its format")
+    given = [each for each in (rows, id_file, key_file, since) if each is not None]
+    if len(given) > 1:
+        raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
+    if part is not None and given and rows is None:
+        raise click.UsageError("--part is that of all rows, or of --rows")
     with (
         into_stream(suffix) if streamed else nullcontext(target) as place,
         open_store(store, version=version) as opened,
@@ -89,11 +132,22 @@ def export(
     ):
         version, chosen = opened.version, choose_table(opened, table)
         field = choose_field(chosen, field)
+        picked: Any
+        if id_file is not None:
+            picked = ids_in(id_file)
+        elif key_file is not None:
+            picked = ids_of_keys_in(chosen, key_file)
+        elif since is not None:
+            picked = _changed(opened, chosen, since)
+        else:
+            picked = choose_rows(chosen, rows, part)
+        if unless_like is not None:
+            _changed(opened, chosen, unless_like)
         done = export_table(
             chosen,
             place,
             field=field,
-            rows=choose_rows(chosen, rows),
+            rows=picked,
             dtype=dtype,
             keys=keys,
             memory=memory,
@@ -119,8 +173,16 @@ def export(
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
-        out.note(f"Note: {note}")
+        out.note(f"Note: {'the keys are not written: a stream is one file' if streamed else note}")
     if streamed:
         return
     shape = f"{done.rows:,} rows of {done.dim} {done.dtype}"
     out.show(data, f"wrote {target}: {shape}, {format_bytes(done.bytes)}")
+
+
+def _changed(store: Store, table: Table, since: int | str) -> npt.NDArray[np.int64]:
+    """Return the rows of a table that changed since a version; raises Unchanged for none."""
+    changed = store.changed(since).get(table.name)
+    if changed is None:
+        raise Unchanged(f"no row of {table.name} changed since version {since}; nothing written")
+    return changed

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.opening import awaited, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, UNTESTED
 
@@ -28,7 +28,7 @@ def fold(out: Output, store: Path, allow_untested: bool) -> None:
       tierstore fold emb.tier --json | jq .dropped
     """
     with open_store(store, "r+", allow_untested=allow_untested) as opened:
-        dropped = opened.fold()
+        dropped = awaited(opened.fold)
         version = opened.version
     data = {"store": os.path.abspath(store), "version": version, "dropped": dropped}
     note = f"; versions dropped: {', '.join(map(str, dropped))}" if dropped else ""

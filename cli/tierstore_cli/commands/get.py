@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import Table
-from tierstore.errors import InvalidInputError
-from tierstore.importing import read_keys
 from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Place
+from tierstore_cli.picking import chosen_ids
 from tierstore_cli.rows import rows_data
 
 BLOCK = 1024
@@ -53,40 +52,14 @@ def get(
     with open_store(store, version=version) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
-        rows = _rows(chosen, ids, keys, file)
+        rows = chosen_ids(chosen, ids, keys, file)
+        if not len(rows):
+            raise click.UsageError("which rows? Give ids, --key or --ids")
         if out.as_json:
             out.show(rows_data(chosen, field, rows.tolist()))
             return
         for cells in _cells(chosen, field, rows):
             out.cells(cells)
-
-
-def _rows(
-    table: Table, ids: tuple[int, ...], keys: tuple[str, ...], file: str | None
-) -> npt.NDArray[np.int64]:
-    """Return the ids in the order ids, keys, file; raises InvalidInputError where they are none."""
-    parts = [np.array(ids, np.int64)]
-    if keys:
-        parts.append(table.lookup(_typed(table, keys)))
-    if file is not None:
-        found = read_keys(file)
-        if not isinstance(found, np.ndarray):
-            raise InvalidInputError(f"{file} holds {found[0]!r:.100}, which is no id of a row")
-        parts.append(found)
-    rows = np.concatenate(parts)
-    if not len(rows):
-        raise click.UsageError("which rows? Give ids, --key or --ids")
-    return rows
-
-
-def _typed(table: Table, keys: tuple[str, ...]) -> list[str] | list[int]:
-    """Return keys as whole numbers where those of the table are."""
-    if table.keys is None or isinstance(table.keys[0], str):
-        return list(keys)
-    try:
-        return list(map(int, keys))
-    except ValueError:
-        raise click.UsageError(f"keys of {table.name} are whole numbers, not {keys}") from None
 
 
 def _cells(table: Table, field: str, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:

@@ -66,7 +66,7 @@ def grow(
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)
-        name, before = chosen.name, chosen.rows
+        name, before = chosen.name, chosen.spec.rows
         opened.grow(
             name,
             rows,

@@ -77,6 +77,11 @@ CHECKSUM_BYTES = 4
     is_flag=True,
     help="Allocate disk space only when rows are written; rows start as zeros.",
 )
+@click.option(
+    "--keys",
+    type=click.Choice(("int64", "text")),
+    help="Look rows up by keys of this kind; --rows is how many keys there can be.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the size; create nothing.")
 @UNTESTED
 def init(
@@ -91,6 +96,7 @@ def init(
     state: tuple[list[StateField], ...],
     backend: str,
     sparse: bool,
+    keys: Literal["int64", "text"] | None,
     dry_run: bool,
     allow_untested: bool,
 ) -> None:
@@ -104,6 +110,7 @@ def init(
       tierstore init emb.tier --rows 1000000 --dim 128
       tierstore init emb.tier --rows 10M --dim 64 --init "normal(0,0.01)" --seed 7
       tierstore init emb.tier --table user --rows 5000 --dim 64 --state adam --dtype bfloat16
+      tierstore init emb.tier --table user --rows 50M --dim 64 --keys int64 --init "normal(0,0.01)"
       tierstore init emb.tier --table item --rows 5000 --dim 64 --state sum:float32:1 --dry-run
 
     \b
@@ -118,7 +125,7 @@ def init(
       NAME[:DTYPE[:DIM]]                   any field; DTYPE and DIM default to the weight's;
                                            field:NAME where NAME is like one of the above
     """
-    spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, sparse, table)
+    spec = _spec(rows, (dim, dtype, initializer(seed)), state, backend, table, sparse, keys)
     exists = os.path.lexists(store) and not _is_empty(store)
     disk_bytes = spec.nbytes + CHECKSUM_BYTES * spec.rows
     free_bytes = examine_storage(store).free_bytes
@@ -149,7 +156,7 @@ def init(
     size = f"{spec.layout.record_bytes} B per row, {format_bytes(disk_bytes)}"
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
     out.show(data, f"{verb} {store}: table {table}, {rows:,} rows of {fields}, {size}")
-    if dry_run and disk_bytes > free_bytes and not sparse:
+    if dry_run and disk_bytes > free_bytes and not spec.sparse:
         raise StoreFullError(f"only {format_bytes(free_bytes)} are free: the table would not fit")
 
 
@@ -158,8 +165,9 @@ def _spec(
     weight: tuple[int, str, Initializer],
     state: tuple[list[StateField], ...],
     backend: str,
-    sparse: bool,
     table: str,
+    sparse: bool,
+    keys: Literal["int64", "text"] | None,
 ) -> TableSpec:
     """Return the table's spec; conflicting options are a usage error."""
     try:
@@ -169,7 +177,7 @@ def _spec(
             if each.name in fields:
                 raise click.UsageError(f"a row would have two fields named {each.name!r}")
             fields[each.name] = each.beside(fields["weight"])
-        return TableSpec(rows, fields=fields, backend=backend, sparse=sparse)
+        return TableSpec(rows, fields=fields, backend=backend, sparse=sparse, keys=keys)
     except (InvalidInputError, InvalidTypeError) as error:
         raise click.UsageError(str(error)) from None
 

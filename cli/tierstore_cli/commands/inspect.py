@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -45,11 +46,12 @@ def inspect(
 ) -> None:
     """Show the tables of STORE, their sizes, and how to open them without tierstore.
 
-    STATE lists the fields beside the first. DELTA counts the rows that are committed and not yet
-    folded into the base file. Tables whose records are equally long share tiers, unless a budget or
-    a policy sets one apart; of more than 20 tables, those that share have one line together, and
-    --json lists all. STORE may be written meanwhile. Damaged tables are left out, named under
-    "damaged" in --json, and the exit code is 4.
+    STATE lists the fields beside the first. DISK is the size of the base file, and what it really
+    takes on the disk if that is less. DELTA counts row writes that are committed and not yet folded
+    into the base file: a row counts once for each commit. Tables whose records are equally long
+    share tiers, unless a budget or a policy sets one apart; of more than 20 tables, those that
+    share have one line together, and --json lists all. STORE may be written meanwhile. Damaged
+    tables are left out, named under "damaged" in --json, and the exit code is 4.
 
     \b
     Examples:
@@ -118,7 +120,7 @@ def _headline(store: Place, data: dict[str, Any]) -> str:
 
 
 def _tables(tables: list[dict[str, Any]]) -> Grid:
-    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "BACKEND", "ROW", "DISK", "DELTA")
+    headers = ("TABLE", "ROWS", "DIM", "DTYPE", "STATE", "BACKEND", "ROW", "DISK", "DELTA", "KEYS")
     rows = [
         (
             each["name"],
@@ -128,12 +130,20 @@ def _tables(tables: list[dict[str, Any]]) -> Grid:
             " ".join(field["name"] for field in each["fields"][1:]) or "–",
             each["backend"],
             f"{each['record_bytes']} B",
-            format_bytes(each["disk_bytes"]),
+            _size(each),
             f"{each['delta_rows']:,}" if each["delta_rows"] else "–",
+            each["keys"] or "–",
         )
         for each in tables
     ]
     return Grid(headers, rows, right=frozenset({1, 2, 6, 7, 8}))
+
+
+def _size(table: dict[str, Any]) -> str:
+    """Return the size of a table, and what it takes on the disk where that is much less."""
+    size, real = table["disk_bytes"], table["allocated_bytes"]
+    text = format_bytes(size)
+    return text if real > 0.9 * size else f"{text}, real {format_bytes(real)}"
 
 
 def _sharing(spaces: list[SpaceInformation]) -> Iterator[str]:
@@ -179,6 +189,7 @@ def _versions(versions: list[dict[str, Any]]) -> Grid:
     rows = [
         (
             each["version"],
+            "–" if each["time"] is None else f"{datetime.fromtimestamp(each['time'], UTC):%F %T}",
             "–" if each["step"] is None else f"{each['step']:,}",
             f"{each['delta_rows']:,}",
             format_bytes(each["delta_bytes"]),
@@ -186,5 +197,5 @@ def _versions(versions: list[dict[str, Any]]) -> Grid:
         )
         for each in versions
     ]
-    headers = ("VERSION", "STEP", "DELTA ROWS", "DELTA", "KEPT AS")
-    return Grid(headers, rows, right=frozenset(range(4)))
+    headers = ("VERSION", "TIME (UTC)", "STEP", "DELTA ROWS", "DELTA", "KEPT AS")
+    return Grid(headers, rows, right=frozenset({0, 2, 3, 4}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import click
 
 from tierstore.importing import ImportResult, Preview, import_table, preview
 from tierstore_cli.command import Command
+from tierstore_cli.opening import awaited
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import (
     DTYPE,
@@ -62,10 +64,11 @@ def load(
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
-    SRC is a .npy .npz .safetensors .pt .parquet .vec .txt .bin .zarr .csv .tsv .jsonl .fvecs or
-    .fbin file, or the .json index of a model in several .safetensors files. FILE:NAME selects one
-    of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a pipe
-    needs --format. A missing store or table is created with the shape and element type of the
+    SRC is a .npy .npz .safetensors .pt .pth .ckpt .parquet .arrow .feather .h5 .vec .txt .bin .zarr
+    .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several .safetensors files,
+    or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
+    one of several arrays, and a .zarr may be a URL for fsspec. - is standard input, which like a
+    pipe needs --format. A missing store or table is created with the shape and element type of the
     file. Other fields of the table do not change.
 
     Files in text may be packed: .csv.gz, .vec.bz2, .tsv.zst. Their header, keys, separator and
@@ -87,18 +90,21 @@ def load(
             _show_first(out, file, field=field, dtype=dtype, memory=memory, **text)
             return
         with Progress("loading") as progress:
-            done = import_table(
-                store,
-                file,
-                table=table,
-                field=field,
-                keys=keys,
-                dtype=dtype,
-                duplicates=duplicates,
-                memory=memory,
-                allow_untested=allow_untested,
-                progress=progress,
-                **text,
+            done = awaited(
+                partial(
+                    import_table,
+                    store,
+                    file,
+                    table=table,
+                    field=field,
+                    keys=keys,
+                    dtype=dtype,
+                    duplicates=duplicates,
+                    memory=memory,
+                    allow_untested=allow_untested,
+                    progress=progress,
+                    **text,
+                )
             )
     say_reading(out, done)
     data = {

@@ -1,0 +1,84 @@
+"""Add a field to the rows of a table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tierstore import Field
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import (
+    DTYPE,
+    STORE,
+    TABLE,
+    UNTESTED,
+    Count,
+    InitializerType,
+    SeededInitializer,
+)
+from tierstore_cli.progress import Progress
+
+
+@click.command(cls=Command)
+@STORE
+@click.argument("name")
+@TABLE
+@click.option("--dim", type=Count(), metavar="N", help="Elements; default: of the first field.")
+@click.option("--dtype", type=DTYPE, help="Element type; default: of the first field.")
+@click.option(
+    "--init",
+    "initializer",
+    type=InitializerType(),
+    metavar=InitializerType.name,
+    help="First values; default: zeros.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="S", help="Seed of --init.")
+@UNTESTED
+def add_field(
+    out: Output,
+    store: Path,
+    name: str,
+    table: str | None,
+    dim: int | None,
+    dtype: str | None,
+    initializer: SeededInitializer | None,
+    seed: int | None,
+    allow_untested: bool,
+) -> None:
+    """Add the field NAME to every row of a table of STORE, in a commit of its own.
+
+    The table is written again beside the old one, so that the disk needs room for both. No other
+    process may have STORE open for writing.
+
+    \b
+    Examples:
+      tierstore add-field emb.tier age --dim 1
+      tierstore add-field emb.tier exp_avg --table item
+      tierstore add-field emb.tier bias --dim 1 --init "normal(0,0.01)" --seed 3
+    """
+    if seed is not None and initializer is None:
+        raise click.UsageError("--seed is that of --init; give both")
+    with (
+        open_store(store, "r+", allow_untested=allow_untested) as opened,
+        Progress("writing") as progress,
+    ):
+        chosen = choose_table(opened, table)
+        like = next(iter(chosen.fields.values()))
+        init = None if initializer is None else initializer(seed or 0)
+        field = Field(dim or like.dim, dtype or like.dtype, init=init)
+        opened.add_fields(chosen.name, {name: field}, progress=progress)
+        version = opened.version
+    data = {
+        "store": os.path.abspath(store),
+        "table": chosen.name,
+        "field": name,
+        "dim": field.dim,
+        "dtype": field.dtype,
+        "version": version,
+    }
+    shape = f"{field.dim} {field.dtype}"
+    out.show(data, f"added {name}, {shape}, to {chosen.name}; {store} is now at version {version}")

@@ -1,0 +1,116 @@
+"""Show which rows changed between two versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import Table
+from tierstore.budget import format_bytes
+from tierstore_cli.command import Command
+from tierstore_cli.failure import Unchanged
+from tierstore_cli.opening import open_store
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import READ_STORE, TABLE, Place, VersionType, full_name
+
+_BLOCK = 65536
+
+
+@click.command(cls=Command)
+@READ_STORE
+@click.argument("old", metavar="V1", type=VersionType())
+@click.argument("new", metavar="[V2]", type=VersionType(), required=False)
+@TABLE
+@click.option("--ids", "listed", is_flag=True, help="List the ids, and keys, of the rows.")
+@click.option(
+    "--out",
+    "patch",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a file for `tierstore patch` with only these rows.",
+)
+@click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
+def diff(
+    out: Output,
+    store: Place,
+    old: int | str,
+    new: int | str | None,
+    table: str | None,
+    listed: bool,
+    patch: Path | None,
+    force: bool,
+) -> None:
+    """Count the rows of STORE that differ between versions V1 and V2, by default the newest.
+
+    Versions are numbers or names that are kept; `tierstore log` lists them. The time depends on the
+    rows that were written in between, not on the size of the tables. Rows that were added count.
+    With --ids, a row is a line: table, id, and the key if there is one, divided by tabs. STORE may
+    be written meanwhile. With --out, the exit code is 10 if V1 is V2, and nothing is written.
+
+    \b
+    Examples:
+      tierstore diff emb.tier 811 812
+      tierstore diff emb.tier yesterday --table item --ids | cut -f 2 > changed.txt
+      tierstore diff emb.tier yesterday --out monday.patch
+    """
+    if patch is not None and (table is not None or listed):
+        raise click.UsageError("--out writes the rows of all tables: no --table, no --ids")
+    if force and patch is None:
+        raise click.UsageError("--force is that of --out; give both")
+    with open_store(store, version=new) as opened:
+        data: dict[str, Any] = {"store": full_name(store), "from": old, "to": opened.version}
+        if patch is not None:
+            if any(
+                each.version == opened.version and old in (each.version, *each.names)
+                for each in opened.versions()
+            ):
+                raise Unchanged(f"{old} is version {opened.version} itself; nothing written")
+            made = opened.write_patch(patch, old, force=force)
+            data |= {"from": made.from_version, "tables": made.rows}
+            data |= {"out": full_name(patch), "bytes": made.bytes}
+            line = f"wrote {patch}: {sum(made.rows.values()):,} rows, {format_bytes(made.bytes)}"
+            out.show(data, line)
+            return
+        changed = opened.changed(old)
+        if table is not None:
+            opened[table]
+            changed = {name: rows for name, rows in changed.items() if name == table}
+        data["tables"] = {name: rows.size for name, rows in changed.items()}
+        if listed and not out.as_json:
+            for name, rows in changed.items():
+                for cells in _lines(opened[name], rows):
+                    out.cells(cells)
+            return
+        if listed:
+            data["rows"] = {name: _listed(opened[name], rows) for name, rows in changed.items()}
+    out.show(data, *_counts(data["tables"], old, data["to"]))
+
+
+def _counts(tables: Mapping[str, int], old: object, new: object) -> Iterator[str | Grid]:
+    if not tables:
+        yield f"no row differs between versions {old} and {new}"
+        return
+    rows = [(name, f"{count:,}") for name, count in tables.items()]
+    yield Grid(("TABLE", "CHANGED ROWS"), rows, right=frozenset({1}))
+
+
+def _lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
+    for start in range(0, rows.size, _BLOCK):
+        ids = rows[start : start + _BLOCK]
+        if table.keys is None:
+            yield from ([table.name, row] for row in ids.tolist())
+        else:
+            keys = table.keys[ids]
+            yield from ([table.name, row, key] for row, key in zip(ids.tolist(), keys, strict=True))
+
+
+def _listed(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    found: dict[str, Any] = {"ids": rows.tolist()}
+    if table.keys is not None:
+        found["keys"] = np.asarray(table.keys[rows]).tolist()
+    return found

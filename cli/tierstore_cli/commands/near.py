@@ -1,0 +1,89 @@
+"""Find the rows nearest to a row."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import click
+import numpy as np
+
+from tierstore import Table
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_field, choose_table, open_store
+from tierstore_cli.output import Grid, Output
+from tierstore_cli.params import FIELD, READ_STORE, TABLE, VERSION, Count, Place, full_name
+from tierstore_cli.picking import chosen_ids
+
+
+@click.command(cls=Command)
+@READ_STORE
+@click.option("--key", metavar="KEY", help="The row by its key.")
+@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The row by its id.")
+@click.option(
+    "-k", "count", type=Count(), default="10", show_default=True, help="How many rows to find."
+)
+@click.option(
+    "--by",
+    type=click.Choice(["cosine", "dot"]),
+    default="cosine",
+    show_default=True,
+    help="What to rank by.",
+)
+@TABLE
+@FIELD
+@VERSION
+def near(
+    out: Output,
+    store: Place,
+    key: str | None,
+    row: int | None,
+    count: int,
+    by: Literal["cosine", "dot"],
+    table: str | None,
+    field: str | None,
+    version: int | str | None,
+) -> None:
+    """Find the rows of a table of STORE that are most similar to one of its rows.
+
+    The result is exact: every row is read once and compared in float32, with memory for a few
+    blocks of rows. The row itself is left out. STORE may be written meanwhile; one version is read.
+
+    \b
+    Examples:
+      tierstore near emb.tier --table word --key paris
+      tierstore near emb.tier --id 4711 -k 100 --by dot
+      tierstore near emb.tier --table word --key paris --json | jq '.near[].key'
+    """
+    if (row is None) == (key is None):
+        raise click.UsageError("which row? Give --key or --id")
+    with open_store(store, version=version) as opened:
+        chosen = choose_table(opened, table)
+        field = choose_field(chosen, field)
+        ids = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
+        query = chosen.by_row.read(ids, field, cache=False)
+        scores, found = chosen.topk(query, count, field, exclude=[ids], metric=by)
+        rows = _rows(chosen, scores[0], found[0])
+        data = {
+            "store": full_name(store),
+            "version": opened.version,
+            "table": chosen.name,
+            "field": field,
+            "id": int(ids[0]),
+            "by": by,
+            "near": rows,
+        }
+    keyed = any(each["key"] is not None for each in rows)
+    grid = [
+        [each["id"], *([each["key"]] if keyed else []), f"{each['score']:.6f}"] for each in rows
+    ]
+    headers = ["ROW", *(["KEY"] if keyed else []), by.upper()]
+    out.show(data, Grid(headers, grid, right=frozenset({0, len(headers) - 1})))
+
+
+def _rows(table: Table, scores: Any, ids: Any) -> list[dict[str, Any]]:
+    scores, ids = scores[ids >= 0], ids[ids >= 0]
+    keys = [None] * len(ids) if table.keys is None else np.asarray(table.keys[ids]).tolist()
+    return [
+        {"id": row, "key": key, "score": score}
+        for row, key, score in zip(ids.tolist(), keys, scores.tolist(), strict=True)
+    ]

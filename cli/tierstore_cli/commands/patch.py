@@ -1,0 +1,46 @@
+"""Apply a patch, made by diff --out, to a copy of a store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tierstore_cli.command import Command
+from tierstore_cli.opening import open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import STORE, UNTESTED
+
+
+@click.command(cls=Command)
+@STORE
+@click.argument("file", type=click.Path(path_type=Path))
+@UNTESTED
+def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
+    """Apply FILE, written by `tierstore diff --out`, to STORE, as a new version.
+
+    STORE is a copy, made by `tierstore save`, of the store that FILE is from. Its newest version
+    must be the one that FILE follows, and nothing else may have changed it: files are applied in
+    order, each once. Every row is checked first; after a failure STORE is as before. No other
+    process may have STORE open for writing.
+
+    \b
+    Examples:
+      tierstore save emb.tier copy.tier
+      tierstore diff emb.tier yesterday --out monday.patch
+      tierstore patch copy.tier monday.patch
+    """
+    with open_store(store, "r+", allow_untested=allow_untested) as opened:
+        done = opened.apply_patch(file)
+        version = opened.version
+    rows = sum(done.rows.values())
+    data = {
+        "store": os.path.abspath(store),
+        "version": version,
+        "tables": done.rows,
+        "from": done.from_version,
+        "to": done.to_version,
+        "origin": done.store,
+    }
+    out.show(data, f"changed {rows:,} rows of {store}, which is version {done.to_version} now")

@@ -1,0 +1,71 @@
+"""Write a page about a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tierstore.reporting import write_report
+from tierstore.sizing import load_stream, simulate
+from tierstore_cli.command import Command
+from tierstore_cli.opening import choose_table, open_store
+from tierstore_cli.output import Output
+from tierstore_cli.params import READ_STORE, TABLE, VERSION, Place, full_name
+from tierstore_cli.picking import typed_keys
+from tierstore_cli.progress import Progress
+from tierstore_cli.stream_options import TRACE
+
+
+@click.command(cls=Command)
+@READ_STORE
+@click.argument("page", metavar="OUT", type=click.Path(path_type=Path))
+@TABLE
+@click.option("--key", metavar="KEY", help="Show the rows nearest to this one.")
+@click.option("--id", "row", type=click.IntRange(min=0), metavar="N", help="The same, by id.")
+@click.option("--trace", type=TRACE, metavar="FILE", help="Show miss ratios of these row ids.")
+@VERSION
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def report(
+    out: Output,
+    store: Place,
+    page: Path,
+    table: str | None,
+    key: str | None,
+    row: int | None,
+    trace: Path | None,
+    version: int | str | None,
+    force: bool,
+) -> None:
+    """Write an HTML page about STORE to OUT: tables, versions, norms, and a picture of rows.
+
+    OUT is one file without scripts that loads nothing from a network. The picture is of a sample of
+    at most 2,000 rows a table, on the two directions in which they differ most. --key or --id adds
+    the nearest rows, --trace the misses of caches of several sizes.
+
+    \b
+    Examples:
+      tierstore report emb.tier report.html
+      tierstore report emb.tier report.html --table word --key paris --force
+      tierstore report emb.tier report.html --trace run.trace
+    """
+    if key is not None and row is not None:
+        raise click.UsageError("give --key or --id, not both")
+    if table is not None and key is None and row is None:
+        raise click.UsageError("--table is that of --key or --id; give one of them")
+    simulation = None
+    if trace is not None:
+        with Progress("replaying") as progress:
+            simulation = simulate(load_stream(trace), progress=progress)
+    with open_store(store, version=version) as opened:
+        near: tuple[str, Any] | None = None
+        if key is not None or row is not None:
+            chosen = choose_table(opened, table)
+            near = (chosen.name, row)
+            if key is not None:
+                near = (chosen.name, int(chosen.lookup(typed_keys(chosen, (key,)))[0]))
+        write_report(opened, page, near=near, simulation=simulation, force=force)
+        data = {"store": full_name(store), "version": opened.version, "out": full_name(page)}
+    data["bytes"] = page.stat().st_size
+    out.show(data, f"wrote {page}: {data['bytes']:,} bytes")

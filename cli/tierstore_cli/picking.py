@@ -1,0 +1,58 @@
+"""Choose rows of a table by id and by key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import Table
+from tierstore.errors import InvalidInputError
+from tierstore.importing import read_keys
+
+__all__ = ["chosen_ids", "ids_in", "ids_of_keys_in", "typed_keys"]
+
+Ids = npt.NDArray[np.int64]
+
+
+def chosen_ids(
+    table: Table, ids: Sequence[int], keys: Sequence[str] = (), file: str | None = None
+) -> Ids:
+    """Return the ids that are given, then those of keys, then those in a file.
+
+    Raises UnknownNameError for a key that no row has.
+    """
+    parts = [np.array(ids, np.int64)]
+    if keys:
+        parts.append(table.lookup(typed_keys(table, keys)))
+    if file is not None:
+        parts.append(ids_in(file))
+    return np.concatenate(parts)
+
+
+def ids_in(file: str) -> Ids:
+    """Return the ids in a file, .txt, .npy or FILE.parquet:COLUMN; raises InvalidInputError."""
+    found = read_keys(file)
+    if not isinstance(found, np.ndarray):
+        raise InvalidInputError(f"{file} holds {found[0]!r:.100}, which is no id of a row")
+    return found.astype(np.int64)
+
+
+def ids_of_keys_in(table: Table, file: str) -> Ids:
+    """Return the ids of the keys in a file, .txt, .npy or FILE.parquet:COLUMN."""
+    found = read_keys(file)
+    if isinstance(found, np.ndarray) and table.keys is not None and table.keys.kind == "str":
+        return table.lookup([str(key) for key in found.tolist()])
+    return table.lookup(found)
+
+
+def typed_keys(table: Table, keys: Sequence[str]) -> list[str] | list[int]:
+    """Return keys as whole numbers where those of the table are."""
+    if table.keys is None or table.keys.kind == "str":
+        return list(keys)
+    try:
+        return list(map(int, keys))
+    except ValueError:
+        raise click.UsageError(f"keys of {table.name} are whole numbers, not {keys}") from None

@@ -1,0 +1,97 @@
+"""tierstore diff, patch and log: what changed between versions, and what brings it to a copy."""
+
+import json
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+import tierstore
+
+
+@pytest.fixture
+def changed(pair):
+    """The pair, with rows of both tables changed at version 4, which is kept as "later"."""
+    random = np.random.default_rng(5)
+    with tierstore.open(pair, "r+", keep=9) as store:
+        store["item"].write([299, 7], random.normal(size=(2, 8)).astype("f4"))
+        store["user"].write([2], random.normal(size=(1, 3)).astype("f4"))
+        store.commit(step=8, keep="later", payload={"note": b"x"})
+    return pair
+
+
+def test_rows_that_differ_by_table(run, run_json, changed):
+    data = run_json("diff", changed, 3, 4)
+    assert (data["from"], data["to"], data["tables"]) == (3, 4, {"item": 2, "user": 1})
+    assert run_json("diff", changed, 3, "later")["tables"] == {"item": 2, "user": 1}
+    text = run("diff", changed, 3).stdout
+    assert "item" in text and "2" in text
+    assert "no row differs" in run("diff", changed, 4, 4).stdout
+    run("diff", changed, 99, code=1)
+    run("diff", changed, "yesterday", code=1)
+
+
+def test_ids_and_keys_of_rows_that_differ(run, run_json, changed):
+    lines = run("diff", changed, 3, "--ids").stdout.splitlines()
+    assert lines == ["item\t7", "item\t299", "user\t2\tname_2"]
+    lines = run("diff", changed, 3, "--ids", "--table", "user").stdout.splitlines()
+    assert lines == ["user\t2\tname_2"]
+    rows = run_json("diff", changed, 3, "--ids")["rows"]
+    assert rows == {"item": {"ids": [7, 299]}, "user": {"ids": [2], "keys": ["name_2"]}}
+    run("diff", changed, 3, "--table", "nope", code=1)
+
+
+def test_options_that_contradict_each_other(run, changed, tmp_path):
+    run("diff", changed, 3, "--out", tmp_path / "x", "--ids", code=2)
+    run("diff", changed, 3, "--force", code=2)
+
+
+def test_a_patch_brings_a_copy_up_to_date(run, run_json, changed, tmp_path):
+    copy, file = tmp_path / "copy.tier", tmp_path / "x.patch"
+    run("save", changed, copy, "--version", 3)
+    made = run_json("diff", changed, 3, "--out", file)
+    assert made["bytes"] == file.stat().st_size
+    done = run_json("patch", copy, file)
+    assert done["tables"] == made["tables"] == {"item": 2, "user": 1}
+    with tierstore.open(changed) as one, tierstore.open(copy) as other:
+        assert other.step == 8 and other.payload["note"].read() == b"x"
+        for name in one:
+            every = np.arange(one[name].rows)
+            assert one[name].read(every).tobytes() == other[name].read(every).tobytes()
+    failed = run_json("patch", copy, file, code=1)
+    assert failed["error"]["type"] == "VersionError"
+    assert "already" in failed["error"]["message"]
+    run("diff", changed, 3, "--out", file, code=1)
+    run("diff", changed, 4, "--out", tmp_path / "none", code=10)
+    run("diff", changed, "later", "--out", tmp_path / "none", code=10)
+    assert not (tmp_path / "none").exists()
+    run("diff", changed, 3, "--out", file, "--force")
+    file.write_bytes(file.read_bytes()[:-1])
+    run("patch", copy, file, code=3)
+    run("patch", copy, tmp_path / "missing.patch", code=6)
+
+
+def test_versions_with_what_they_wrote(run, run_json, changed):
+    versions = run_json("log", changed)["versions"]
+    assert [each["version"] for each in versions] == sorted(
+        (each["version"] for each in versions), reverse=True
+    )
+    first = versions[0]
+    assert (first["step"], first["written_rows"]) == (8, 3)
+    assert (first["names"], first["payload"]) == (["later"], ["note"])
+    age = datetime.now().timestamp() - datetime.fromisoformat(first["time"]).timestamp()
+    assert -2 <= age <= 3600
+    text = run("log", changed).stdout
+    assert "later" in text and first["time"][:10] in text
+
+
+def test_versions_without_a_time_are_listed(run, run_json, changed):
+    from tierstore._strictjson import canonical, seal
+
+    newest = max(changed.glob("manifest-*.json"))
+    body = json.loads(newest.read_bytes())["body"]
+    del body["time"]
+    newest.chmod(0o644)
+    newest.write_bytes(seal(canonical(body)))
+    assert run_json("log", changed)["versions"][0]["time"] is None
+    run("log", changed)

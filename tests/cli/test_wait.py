@@ -1,0 +1,38 @@
+"""--wait: a command waits for the writer that has the store, no longer than it is told."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tierstore
+
+WRITERS = {
+    "fold": [],
+    "keep": ["name"],
+    "drop": ["embeddings"],
+    "load": ["rows.npy"],
+    "grow": ["--rows", 60],
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_command_waits_until_the_writer_has_closed(run, single, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", np.random.default_rng(1).normal(size=(50, 16)).astype("f4"))
+    store = tierstore.open(single, "r+")
+    assert "open" in run(command, single, *WRITERS[command], code=5).stderr
+    run(command, single, *WRITERS[command], "--wait", 0.2, code=5)
+    closing = threading.Timer(0.5, store.close)
+    closing.start()
+    run(command, single, *WRITERS[command], "--wait", 60)
+    closing.join()
+
+
+def test_no_command_waits_for_what_is_no_lock(run, single, tmp_path):
+    began = time.monotonic()
+    run("fold", tmp_path / "nothing", "--wait", 60, code=3)
+    run("fold", single, "--wait", -1, code=2)
+    run("inspect", single, "--wait", 1, code=2)
+    assert time.monotonic() - began < 50

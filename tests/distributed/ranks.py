@@ -1,0 +1,105 @@
+"""Ranks of a process group, each a process of its own, for tests."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed", "tierstore.distributed", "tierstore.optim"])
+
+PATIENCE = 20.0
+"""Seconds for which ranks wait for each other; a test that needs a rank to be missed gives less."""
+
+
+class Killed(Exception):
+    """A rank was killed, or ended without saying anything."""
+
+
+def run(
+    ranks: int,
+    work: Callable[..., Any],
+    *args: Any,
+    timeout: float = PATIENCE,
+    backend: str = "gloo",
+) -> list[Any]:
+    """Call `work(rank, *args)` in each of some ranks; return what each returned.
+
+    What one raised comes back as the exception, `Killed` for one that ended by a signal.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        started = [
+            CONTEXT.Process(
+                target=_main,
+                args=(work, rank, ranks, place, timeout, backend, args),
+                daemon=True,
+            )
+            for rank in range(ranks)
+        ]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(90)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return [_outcome(Path(place, str(rank))) for rank in range(ranks)]
+
+
+def values(found: list[Any]) -> list[Any]:
+    """Return what every rank returned; raise what any raised."""
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
+
+
+def _outcome(path: Path) -> Any:
+    if not path.exists():
+        return Killed()
+    return pickle.loads(path.read_bytes())
+
+
+def _main(
+    work: Callable[..., Any],
+    rank: int,
+    ranks: int,
+    place: str,
+    timeout: float,
+    backend: str,
+    args: Any,
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if ranks > 1:
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{place}/rendezvous",
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+    value: Any
+    try:
+        value = work(rank, *args)
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        value = error
+    try:
+        data = pickle.dumps(value)
+        pickle.loads(data)
+    except Exception:
+        data = pickle.dumps(RuntimeError(repr(value)))
+    temporary = Path(place, f"{rank}.partial")
+    temporary.write_bytes(data)
+    temporary.rename(Path(place, str(rank)))
+    os._exit(0)  # a group that lost a rank may wait for it as it is destroyed

@@ -1,0 +1,429 @@
+"""A partitioned store, by one process: what it holds, who may open it, and every command."""
+
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tierstore
+from tierstore import distributed
+from tierstore.errors import (
+    CapacityError,
+    CorruptStoreError,
+    ForkedStoreError,
+    InvalidInputError,
+    LockedError,
+    UnclosedStoreWarning,
+    UncommittedRowsWarning,
+    UnknownNameError,
+    VersionError,
+)
+from tierstore_cli.main import cli
+
+RANDOM = np.random.default_rng(7)
+ROWS = 1003
+
+
+def specs() -> dict[str, tierstore.TableSpec]:
+    fields = {
+        "weight": tierstore.Field(5, init=tierstore.normal(std=0.1, seed=3)),
+        "age": tierstore.Field(1, "bfloat16", tierstore.constant(2.0)),
+    }
+    return {
+        "item": tierstore.TableSpec(ROWS, fields=fields),
+        "user": tierstore.TableSpec(3, 4, "float16", init=tierstore.uniform(seed=1)),
+        "word": tierstore.TableSpec(
+            500,
+            8,
+            backend="zarr",
+            compression="zstd",
+            chunk_rows=7,
+            init=tierstore.xavier_uniform(),
+        ),
+        "empty": tierstore.TableSpec(100, 2),
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    distributed.create(tmp_path / "emb.tier", specs(), partitions=4).close()
+    return tmp_path / "emb.tier"
+
+
+def contents(store: Any) -> dict[str, dict[str, np.ndarray]]:
+    return {
+        name: store[name].read(np.arange(store[name].rows), list(store[name].fields))
+        for name in store
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[table][field], other[table][field])
+        for table in one
+        for field in one[table]
+    )
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 64, 70])
+def test_first_values_are_those_of_a_plain_store(tmp_path: Path, partitions: int) -> None:
+    import torch
+
+    torch.manual_seed(5)  # for the table without a seed
+    with (
+        tierstore.create(tmp_path / "plain", specs()) as plain,
+        distributed.create(tmp_path / "parts", specs(), partitions=partitions) as store,
+        tierstore.open(tmp_path / "parts") as reader,
+    ):
+        assert same(contents(plain), contents(store))
+        assert same(contents(plain), contents(reader))
+        assert reader["item"].fields == plain["item"].fields
+
+
+def test_arrays_are_spread_over_partitions(tmp_path: Path) -> None:
+    values = RANDOM.standard_normal((300, 4)).astype(np.float32)
+    spec = tierstore.TableSpec(300, 4, init=tierstore.from_array(values))
+    with distributed.create(tmp_path / "emb.tier", {"item": spec}, partitions=8) as store:
+        assert np.array_equal(store["item"][:], values)
+        ids = RANDOM.integers(0, 300, (7, 9))
+        assert np.array_equal(store["item"].read(ids), values[ids])
+
+
+def test_random_programs_equal_a_plain_store(tmp_path: Path) -> None:
+    budget = "64KiB"
+    with (
+        tierstore.create(tmp_path / "plain", specs(), budget=budget) as plain,
+        distributed.create(tmp_path / "parts", specs(), partitions=5, budget=budget) as store,
+    ):
+        plain["word"].write(np.arange(500), store["word"][:])
+        plain.commit()
+        assert store.commit() == plain.version
+        for step in range(40):
+            table = ["item", "user", "word", "empty"][RANDOM.integers(4)]
+            rows, dim = plain[table].shape
+            ids = RANDOM.integers(0, rows, RANDOM.integers(0, 200))
+            values = RANDOM.standard_normal((ids.size, dim)).astype(plain[table].dtype)
+            for each in (plain, store):
+                each[table].write(ids, values)
+                each[table].scalars["step"] = step
+            kind = RANDOM.integers(4)
+            if kind == 0:
+                assert plain.uncommitted_rows() == store.uncommitted_rows()
+                payload = {"state": {"step": step}}
+                assert plain.commit(step, payload=payload) == store.commit(step, payload=payload)
+            elif kind == 1:
+                plain.rollback()
+                store.rollback()
+            assert same(contents(plain), contents(store))
+            assert plain[table].scalars == store[table].scalars
+        plain.commit(99, payload={"state": {"step": 99}})
+        store.commit(99, payload={"state": {"step": 99}})
+    with tierstore.open(tmp_path / "plain") as plain, tierstore.open(tmp_path / "parts") as reader:
+        assert same(contents(plain), contents(reader))
+        assert (reader.version, reader.step) == (plain.version, plain.step)
+        assert reader.payload["state"].tree() == {"step": 99}
+        assert list(reader["item"].scan(block_rows=10))[3].tolist() == plain["item"][30:40].tolist()
+        assert reader["item"][-5:900:-7].shape == plain["item"][-5:900:-7].shape
+    assert tierstore.verify(tmp_path / "parts").ok
+
+
+def test_a_reader_sees_one_version_until_it_refreshes(path: Path) -> None:
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        before = contents(reader)
+        for step in range(5):
+            store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+            store.commit(step)
+            assert same(contents(reader), before)
+        assert reader.refresh()
+        assert same(contents(reader), contents(store))
+        assert reader.step == 4
+        assert not reader.refresh()
+
+
+def test_versions_are_kept_named_and_opened(path: Path) -> None:
+    seen = {}
+    with distributed.open(path, keep=3) as store:
+        for step in range(6):
+            store["item"].write(np.arange(50), RANDOM.standard_normal((50, 5), np.float32))
+            number = store.commit(step, keep="best" if step == 1 else None)
+            seen[number] = contents(store)
+        listed = [version.version for version in store.versions()]
+        assert listed == [3, 5, 6, 7]
+        store.add_fields("item", {"more": tierstore.Field(3, init=tierstore.constant(1.5))})
+        assert (store["item"].read([3, 4], "more") == 1.5).all()
+        store.add_fields("user", {"more": tierstore.Field(1)})
+        for _ in range(4):
+            store["item"].write(np.arange(50), RANDOM.standard_normal((50, 5), np.float32))
+            store.commit()
+        assert store.keep(store.version, "last") == store.version == 13
+        with tierstore.open(path / "partitions" / "00001") as partition:
+            assert len(partition.versions()) <= 5
+        with tierstore.open(path, version="last") as reader:
+            assert same(contents(reader), contents(store))
+        store.release("last")
+        with pytest.raises(UnknownNameError):
+            store.release("last")
+    for number in (3,):
+        with tierstore.open(path, version="best" if number == 3 else number) as reader:
+            assert same(contents(reader), seen[number])
+    with pytest.raises(VersionError, match="version 4 is not kept"):
+        tierstore.open(path, version=4)
+
+
+def test_a_writer_goes_back_to_a_version(path: Path) -> None:
+    seen = {}
+    with distributed.open(path, keep=3) as store:
+        for step in range(3):
+            store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+            seen[store.commit(step)] = contents(store)
+    with pytest.raises(VersionError, match=r"9 of .* is not kept; there are: 2, 3, 4"):
+        distributed.open(path, version=9, discard_newer=True)
+    with pytest.raises(InvalidInputError, match="discard_newer"):
+        distributed.open(path, version=3)
+    with distributed.open(path, version=3, discard_newer=True) as store:
+        assert same(contents(store), seen[3])
+        store["item"].write([1], [[1, 2, 3, 4, 5.0]])
+        assert store.commit(7) == 5
+        assert [each.version for each in store.versions()] == [2, 3, 5]
+    assert tierstore.verify(path).ok
+    with distributed.open(path, version=5, discard_newer=True) as store:
+        assert store["item"][1].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_altering_needs_all_committed_and_constants(path: Path) -> None:
+    with distributed.open(path) as store:
+        store["item"].write([4], [[1, 2, 3, 4, 5.0]])
+        with pytest.raises(InvalidInputError, match="1 rows of rank 0 are not committed"):
+            store.add_fields("item", {"more": tierstore.Field(3)})
+        store.rollback()
+        with pytest.raises(InvalidInputError, match="start from a constant"):
+            store.add_fields("item", {"more": tierstore.Field(3, init=tierstore.normal())})
+        assert store.version == 1
+
+
+def test_what_is_not_committed_is_dropped(path: Path) -> None:
+    store = distributed.open(path)
+    store["item"].write([1, 2], RANDOM.standard_normal((2, 5), np.float32))
+    with pytest.warns(UncommittedRowsWarning, match="2 uncommitted rows of rank 0"):
+        store.close()
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        assert same(contents(store), contents(reader))
+
+
+def test_one_writer(path: Path, tmp_path: Path) -> None:
+    with distributed.open(path), pytest.raises(LockedError, match="open for writing"):
+        distributed.open(path)
+    partition = tierstore.open(path / "partitions" / "00002", "r+")
+    with pytest.raises(LockedError, match="00002 is open for writing"):
+        distributed.open(path)
+    partition.close()
+    with pytest.raises(InvalidInputError, match=r"tierstore\.distributed\.open"):
+        tierstore.open(path, "r+")
+    tierstore.create(tmp_path / "plain", {}).close()
+    with pytest.raises(InvalidInputError, match="has no partitions"):
+        distributed.open(tmp_path / "plain")
+    distributed.open(path).close()
+
+
+def test_a_missing_partition(path: Path) -> None:
+    (path / "partitions" / "00001").rename(path / "away")
+    for way in (tierstore.open, distributed.open):
+        with pytest.raises(CorruptStoreError, match=r"00001 is missing.*partition 1"):
+            way(path)
+    assert not tierstore.verify(path).ok
+    (path / "away").rename(path / "partitions" / "00001")
+    distributed.open(path).close()
+
+
+def test_a_partition_of_another_moment(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path / "partitions" / "00003", tmp_path / "old")
+    with distributed.open(path) as store:
+        for _ in range(4):
+            store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+            store.commit()
+    shutil.rmtree(path / "partitions" / "00003")
+    shutil.copytree(tmp_path / "old", path / "partitions" / "00003")
+    with pytest.raises(CorruptStoreError, match="00003"):
+        tierstore.open(path)
+    with pytest.raises((CorruptStoreError, VersionError), match="00003"):
+        distributed.open(path)
+    assert not tierstore.verify(path).ok
+
+
+def test_damage_is_reported_by_id(path: Path) -> None:
+    with tierstore.open(path) as reader:
+        values = reader["item"][:]
+    base = next((path / "partitions" / "00002" / "item").glob("g*/rows.npy"))
+    data = bytearray(base.read_bytes())
+    data[4096 + 32 * 17] ^= 1
+    base.write_bytes(data)
+    report = tierstore.verify(path)
+    (bad,) = report.bad_rows["item"]
+    assert not report.ok
+    with tierstore.open(path) as reader:
+        with pytest.raises(CorruptStoreError):
+            reader["item"].read([bad])
+        sound = np.setdiff1d(np.arange(ROWS), [bad])
+        assert np.array_equal(reader["item"].read(sound), values[sound])
+        assert reader.verify().bad_rows["item"] == [bad]
+
+
+def test_a_damaged_partition_is_repaired_alone(path: Path, tmp_path: Path) -> None:
+    with distributed.open(path) as store:
+        store["item"].write(np.arange(ROWS), RANDOM.standard_normal((ROWS, 5), np.float32))
+        store.commit()
+        expected = contents(store)
+    with pytest.raises(InvalidInputError, match="repair a damaged one"):
+        tierstore.repair(path, tmp_path / "copy")
+    partition = path / "partitions" / "00002"
+    base = next((partition / "user").glob("g*/rows.npy"))
+    data = bytearray(base.read_bytes())
+    data[-1] ^= 1  # of a row that a later test need not know
+    base.write_bytes(data)
+    tierstore.repair(partition, tmp_path / "copy", version=2)
+    shutil.rmtree(partition)
+    (tmp_path / "copy").rename(partition)
+    assert tierstore.verify(path).ok
+    with distributed.open(path) as store, tierstore.open(path) as reader:
+        assert same(contents(store), contents(reader))
+        assert np.array_equal(contents(store)["item"]["weight"], expected["item"]["weight"])
+
+
+def test_a_reader_goes_on_in_a_forked_child(path: Path) -> None:
+    with tierstore.open(path) as reader, distributed.open(path) as store:
+        values = reader["item"][:]
+        child = os.fork()
+        if child == 0:
+            same_values = np.array_equal(reader["item"][:], values)
+            refused = False
+            try:
+                store["item"].read([1])
+            except ForkedStoreError:
+                refused = True
+            os._exit(0 if same_values and refused else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        store["item"].write([1], [[1, 2, 3, 4, 5.0]])
+        store.commit()
+
+
+def test_a_store_that_is_not_closed(path: Path) -> None:
+    program = f"""
+import numpy as np, tierstore.distributed
+store = tierstore.distributed.open({str(path)!r})
+store["item"].write([1], np.ones((1, 5), np.float32))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr.count("UncommittedRowsWarning") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    distributed.open(path).close()
+    store = distributed.open(path)
+    with pytest.warns(UnclosedStoreWarning):
+        del store
+        gc.collect()
+    distributed.open(path).close()
+
+
+def test_a_copy_is_a_plain_store(path: Path, tmp_path: Path) -> None:
+    with tierstore.open(path) as reader:
+        reader.save(tmp_path / "copy")
+        with tierstore.open(tmp_path / "copy", "r+") as copy:
+            assert same(contents(copy), contents(reader))
+            assert copy.parent == (reader.uuid, reader.version)
+
+
+def test_commands_take_it_as_one_store(path: Path, tmp_path: Path) -> None:
+    def command(*arguments: object) -> str:
+        result = CliRunner().invoke(cli, [str(each) for each in arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    found = json.loads(command("inspect", path, "--json"))
+    assert found["version"] == 1
+    command("verify", path)
+    command("export", path, tmp_path / "item.npy", "--table", "item")
+    command("save", path, tmp_path / "copy")
+    with tierstore.open(path) as reader:
+        assert np.array_equal(np.load(tmp_path / "item.npy"), reader["item"][:])
+
+
+@pytest.mark.parametrize("budget", ["10B", tierstore.Budget(host={"other": "1MiB"})])
+def test_a_store_that_cannot_be_opened_is_not_left(tmp_path: Path, budget: Any) -> None:
+    with pytest.raises((CapacityError, UnknownNameError)):
+        distributed.create(tmp_path / "emb.tier", specs(), partitions=2, budget=budget)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 5000, 1.5])
+def test_numbers_of_partitions(tmp_path: Path, partitions: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="partitions"):
+        distributed.create(tmp_path / "emb.tier", specs(), partitions=partitions)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("partitions", [2, 7])
+def test_a_store_is_spread_over_other_partitions(
+    path: Path, tmp_path: Path, partitions: int
+) -> None:
+    with distributed.open(path) as store:
+        for table in ("item", "empty"):
+            rows, dim = store[table].shape
+            store[table].write(np.arange(rows), RANDOM.standard_normal((rows, dim), np.float32))
+        store["item"].scalars["step"] = 12
+        store.commit(12, payload={"state": {"epoch": 3}})
+        expected = contents(store)
+    with tierstore.open(path) as reader:
+        reader.save(tmp_path / "plain")
+    for source in (path, tmp_path / "plain"):
+        copy = tmp_path / f"{source.name}-copy"
+        distributed.save(source, copy, partitions=partitions)
+        assert tierstore.verify(copy).ok
+        with distributed.open(copy) as store:
+            assert same(contents(store), expected)
+            assert store["item"].scalars == {"step": 12}
+            assert (store.version, store.step) == (2, 12)
+            assert store.payload["state"].tree() == {"epoch": 3}
+            store["user"].write([1], np.ones((1, 4), np.float16))
+            assert store.commit() == 3
+        with tierstore.open(copy) as reader, tierstore.open(source) as before:
+            assert reader.parent == (before.uuid, 2)
+            assert (reader["user"][1] == 1).all()
+
+
+def test_keys_are_not_spread_over_partitions(tmp_path: Path) -> None:
+    with tierstore.create(tmp_path / "plain", {"item": tierstore.TableSpec(3, 2)}) as store:
+        store.set_keys("item", ["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="external keys"):
+        distributed.save(tmp_path / "plain", tmp_path / "copy", partitions=2)
+
+
+def test_what_changed_between_versions_is_said_of_ids(path: Path) -> None:
+    """The deltas of partitions have rows of their own, and each is folded by itself."""
+    rng = np.random.default_rng(8)
+    every = {}
+    with distributed.open(path, "r+", keep=9) as store:
+        every[store.version] = contents(store)
+        for _ in range(4):
+            for table in store.values():
+                ids = rng.choice(table.rows, 3, replace=False)
+                table.write(ids, rng.standard_normal((3, table.dim)).astype(table.dtype))
+            every[store.commit()] = contents(store)
+    with tierstore.open(path) as reader:
+        for one in every:
+            for other in every:
+                found = reader.changed(one, other)
+                for name, fields in every[other].items():
+                    rows = [
+                        np.flatnonzero((every[one][name][field] != values).any(1))
+                        for field, values in fields.items()
+                    ]
+                    expected = np.unique(np.concatenate(rows))
+                    assert np.array_equal(found.get(name, []), expected), (one, other, name)

@@ -1,0 +1,48 @@
+"""Keys take 40 bytes each at most while a file is loaded, however many there are."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import tierstore
+from tests.formats.matrices import write_file
+
+COUNT = 200_000
+MATRIX = np.random.default_rng(0).standard_normal((COUNT, 2), np.float32)
+KEYS = {"words": [f"user-{n:07}" for n in range(COUNT)], "ids": np.arange(COUNT) * 3}
+
+
+def peak_of(tmp_path, name, keys=None):
+    """Return the most that Python and NumPy had allocated at once while a file was imported."""
+    place = tmp_path / f"{name}.tier"
+    write_file(tmp_path / name, MATRIX, "float32", block_rows=10_000, keys=keys)
+    tracemalloc.start()
+    try:
+        tierstore.import_table(place, tmp_path / name)
+        found = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    if keys is not None:
+        with tierstore.open(place) as store:
+            assert list(store["embeddings"].keys[-3:]) == list(keys[-3:])
+    return found
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet"])
+def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    without = peak_of(tmp_path, f"without{suffix}")
+    for kind, keys in KEYS.items():
+        assert peak_of(tmp_path, f"{kind}{suffix}", keys) - without <= 40 * COUNT, kind
+
+
+def test_what_is_measured_sees_a_list():
+    joined = "\n".join(KEYS["words"])
+    tracemalloc.start()
+    try:
+        listed = joined.split("\n")
+        assert tracemalloc.get_traced_memory()[0] > 40 * len(listed)
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,68 @@
+"""Files at URLs: whole ones with the rows, or none."""
+
+import numpy as np
+import pytest
+
+from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
+from tierstore._formats import SINK_SUFFIXES, open_sink, open_source, read_keys
+from tierstore._formats.base import FORMATS
+from tierstore.errors import ExistsError, InvalidInputError
+
+fsspec = pytest.importorskip("fsspec")
+
+STREAMS = [suffix for suffix in SINK_SUFFIXES if not FORMATS[suffix].is_directory]
+MATRIX, WORDS = random_matrix(300, 6), random_words(300)
+MATRIX[100:200] = 0
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request, tmp_path):
+    yield "memory://bucket" if request.param == "memory" else f"file://{tmp_path}/bucket"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(autouse=True)
+def bucket(place):
+    system, path = fsspec.core.url_to_fs(place)
+    system.makedirs(path, exist_ok=True)
+    return lambda: sorted(name.rpartition("/")[2] for name in system.find(path))
+
+
+@pytest.mark.parametrize("suffix", STREAMS)
+def test_every_stream(tmp_path, place, bucket, suffix):
+    url, local = f"{place}/items{suffix}", tmp_path / f"items{suffix}"
+    write_file(url, MATRIX, "float32", block_rows=70, keys=WORDS)
+    with fsspec.open(url) as file:
+        local.write_bytes(file.read())
+    assert read_file(local).tobytes() == MATRIX.tobytes()
+    if FORMATS[suffix].keys == "never":
+        with fsspec.open(f"{place}/items.keys.npy") as file:
+            (tmp_path / "k.npy").write_bytes(file.read())
+        assert read_keys(tmp_path / "k.npy") == WORDS
+    else:
+        assert read_keys_of(local) == WORDS
+        assert bucket() == [local.name]
+    with pytest.raises(ExistsError):
+        write_file(url, MATRIX, "float32")
+    write_file(url, MATRIX[:7], "float32", force=True)
+    with fsspec.open(url) as file:
+        local.write_bytes(file.read())
+    assert read_file(local).tobytes() == MATRIX[:7].tobytes()
+
+
+@pytest.mark.parametrize("suffix", STREAMS)
+def test_nothing_is_there_when_the_rows_break_off(place, bucket, suffix):
+    url = f"{place}/items{suffix}"
+    with pytest.raises(RuntimeError), open_sink(url, rows=300, dim=6, dtype="float32") as sink:
+        sink.write(MATRIX[:100])
+        raise RuntimeError
+    assert bucket() == []
+
+
+def test_what_is_no_stream(place):
+    with pytest.raises(InvalidInputError, match="a directory, which is not written to a URL"):
+        write_file(f"{place}/items.projector", MATRIX, "float32")
+    with pytest.raises(InvalidInputError, match="copy the file to a disk first"):
+        open_source(f"{place}/items.npy")
+    with pytest.raises(InvalidInputError, match="cannot be reached"):
+        write_file("nothing://bucket/items.npy", np.ones((2, 2), "f4"), "float32")

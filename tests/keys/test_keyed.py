@@ -1,0 +1,497 @@
+"""Tables by key against a Python dict."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+import tierstore
+from tierstore import Budget, Field, TableSpec
+from tierstore._memory_table import MemoryTable
+from tierstore._table.keyed import KeyedTable
+from tierstore.errors import (
+    CorruptStoreError,
+    InvalidInputError,
+    InvalidTypeError,
+    RowIndexError,
+    UnknownNameError,
+)
+
+DIM, CAPACITY = 3, 400
+INIT = tierstore.normal(std=0.1, seed=7)
+INTEGERS = st.sampled_from([*range(-4, 30), 2**63 - 1, -(2**63), *(n << 40 for n in range(1, 9))])
+TEXTS = st.sampled_from(["", "\0", "a", "a\0", "🙂", "x" * 300, *(f"user {n}" for n in range(30))])
+KEYS = {"int64": INTEGERS, "text": TEXTS}
+
+
+def spec(kind: str, rows: int = CAPACITY) -> TableSpec:
+    return TableSpec(rows, fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
+
+
+def given(kind: str, keys: list) -> object:
+    return np.array(keys, np.int64) if kind == "int64" else keys
+
+
+class KeyedMachine(RuleBasedStateMachine):
+    """Every key has its own row, through commits, rollbacks, restores and readers."""
+
+    kind = "int64"
+
+    @initialize()
+    def make(self) -> None:
+        self.path = Path(tempfile.mkdtemp()) / "s"
+        budget = Budget(host_rows=8)
+        self.store = tierstore.create(self.path, {"t": spec(self.kind)}, budget=budget, keep=5)
+        self.truth: dict[object, np.ndarray] = {}
+        self.versions = {self.store.version: ({}, [])}
+        self.committed = self.store.version
+        self.order: list[object] = []
+        self.first: dict[object, bytes] = {}
+        self.reader = tierstore.open(self.path, budget=budget)
+        self.number = 0
+
+    @property
+    def table(self) -> KeyedTable:
+        return self.store["t"]
+
+    def state(self) -> tuple[dict, list]:
+        return {key: row.copy() for key, row in self.truth.items()}, list(self.order)
+
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        self.number += 1
+        rows = np.random.default_rng(self.number).standard_normal((len(keys), DIM), np.float32)
+        self.table.write(given(self.kind, keys), rows)
+        for key, row in zip(keys, rows, strict=True):
+            if key not in self.truth:
+                self.order.append(key)
+            self.truth[key] = row
+
+    @rule(data=st.data(), as_tensor=st.booleans())
+    def read(self, data: st.DataObject, as_tensor: bool) -> None:
+        keys = data.draw(st.lists(KEYS[self.kind], max_size=12))
+        found = self.table.read(given(self.kind, keys), as_tensor=as_tensor)
+        for key, row in zip(keys, np.asarray(found), strict=True):
+            if key in self.truth:
+                assert np.array_equal(row, self.truth[key])
+            else:
+                assert row.tobytes() == self.first.setdefault(key, row.tobytes())
+        known = [key in self.truth for key in keys]
+        assert self.table.contains(given(self.kind, keys)).tolist() == known
+
+    @rule()
+    def commit(self) -> None:
+        self.committed = self.store.commit()
+        self.versions[self.committed] = self.state()
+
+    @rule()
+    def roll_back(self) -> None:
+        self.store.rollback()
+        self.take(*self.versions[self.committed])
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = tierstore.open(self.path, "r+", budget=Budget(host_rows=8), keep=5)
+        self.take(*self.versions[self.committed])
+
+    @rule()
+    def fold(self) -> None:
+        if not self.store.uncommitted_rows():
+            self.refresh()
+            self.store.fold()
+
+    @rule(back=st.integers(1, 3))
+    def restore(self, back: int) -> None:
+        kept = [each.version for each in self.store.versions()]
+        older = kept[max(0, len(kept) - 1 - back)]
+        self.store.rollback()
+        self.store.restore(older)
+        self.committed = self.store.version
+        self.versions[self.committed] = self.versions[older]
+        self.take(*self.versions[older])
+
+    @rule()
+    def refresh(self) -> None:
+        self.reader.refresh()
+        truth, order = self.versions[self.reader.version]
+        table = self.reader["t"]
+        assert table.rows == len(order)
+        if order:
+            assert np.array_equal(table.read(given(self.kind, order)), [truth[k] for k in order])
+
+    @rule()
+    def verify(self) -> None:
+        report = self.store.verify()
+        assert not report.bad_files
+        assert not any(report.bad_rows.values())
+
+    def take(self, truth: dict, order: list) -> None:
+        self.truth, self.order = {key: row.copy() for key, row in truth.items()}, list(order)
+
+    @invariant()
+    def every_key_has_its_row(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert self.table.rows == len(self.order)
+        assert list(self.table.keys) == self.order
+        if self.order:
+            rows = self.table.by_row.read(np.arange(len(self.order)))
+            assert np.array_equal(rows, [self.truth[key] for key in self.order])
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.reader.close()
+            self.store.close()
+            shutil.rmtree(self.path.parent)
+
+
+class TextMachine(KeyedMachine):
+    kind = "text"
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine])
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_by_key_is_a_dict(machine):
+    few = settings(
+        max_examples=20,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=few)
+
+
+@pytest.fixture(params=["int64", "text"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def store(tmp_path, kind):
+    budget = Budget(host_rows=9)
+    with tierstore.create(tmp_path / "s", {"t": spec(kind)}, budget=budget, keep=9) as made:
+        yield made
+
+
+def some(kind: str, count: int, start: int = 0) -> object:
+    numbers = np.arange(start, start + count) * 7919 - 5
+    return numbers if kind == "int64" else [f"key {number}" for number in numbers]
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones((count, DIM), np.float32)
+
+
+def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
+    keys = some(kind, 50)
+    found = []
+    for number, order in enumerate([range(50), range(49, -1, -1), [7, *range(50)]]):
+        budget = Budget(host_rows=[5, 100, 1][number])
+        with tierstore.create(tmp_path / f"{number}", {"t": spec(kind)}, budget=budget) as store:
+            table = store["t"]
+            read = table.read(keys)
+            for at in order:
+                table.lease([keys[at]]).release()
+            assert table.rows == 50
+            store.commit()
+            assert np.array_equal(table.read(keys), read)
+            found.append(read)
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert len(np.unique(found[0], axis=0)) == 50
+    assert 0.05 < found[0].std() < 0.2
+
+
+def test_reading_takes_no_place(store, kind):
+    table = store["t"]
+    table.read(some(kind, 20))
+    assert table.rows == 0
+    assert table.capacity == CAPACITY
+    assert store.uncommitted_rows() == 0
+
+
+def test_fields_and_shapes(store, kind):
+    table, keys = store["t"], some(kind, 6)
+    square = np.array(keys, object if kind == "text" else None).reshape(2, 3)
+    table.write(square, np.arange(6.0, dtype=np.float32).reshape(2, 3, 1), "age")
+    both = table.read(square, ["weight", "age"])
+    assert both["age"].tolist() == [[[0], [1], [2]], [[3], [4], [5]]]
+    assert np.array_equal(both["weight"], table.read(some(kind, 6)).reshape(2, 3, DIM))
+    assert both["weight"].any()
+    table.write(keys[0], {"weight": ones(1)[0], "age": np.float32([9])})
+    assert table[keys[0]].tolist() == [1, 1, 1]
+    assert keys[0] in table
+    assert some(kind, 1, 99)[0] not in table
+    store.rollback()
+
+
+def test_what_cannot_be(store, kind):
+    table, keys = store["t"], some(kind, CAPACITY + 1)
+    with pytest.raises(InvalidTypeError):
+        table.write([1.5], ones(1))
+    with pytest.raises(InvalidTypeError):
+        table.read(["a"] if kind == "int64" else [1])
+    with pytest.raises(InvalidInputError, match=r"is \(3, 3\), not \(2, 3\)"):
+        table.write(keys[:3], ones(2))
+    assert table.rows == 0
+    with pytest.raises(InvalidInputError, match=r"holds 400 keys.*grow"):
+        table.write(keys, ones(CAPACITY + 1))
+    assert table.rows == 0
+    with pytest.raises(InvalidTypeError, match="no order"):
+        table[0:3]
+    with pytest.raises(UnknownNameError):
+        table.lookup(keys[:1])
+    with pytest.raises(RowIndexError):
+        table.keys_of([0])
+    with pytest.raises(InvalidInputError, match="by key"):
+        store.set_keys("t", keys)
+    with pytest.raises(InvalidInputError, match="by key"):
+        store.grow("t", 500, keys=keys[:100])
+    with pytest.raises(InvalidInputError, match="by key"):
+        store.append("t", np.ones((1, DIM), np.float32))
+    if kind == "text":
+        with pytest.raises(InvalidInputError, match="at most"):
+            table.write(["x" * (1 << 20)], ones(1))
+    with pytest.raises(InvalidInputError, match="by row"):
+        TableSpec(5, 2, init=tierstore.from_array(np.ones((5, 2))), keys=kind)
+    with pytest.raises(InvalidInputError, match="int64"):
+        TableSpec(5, 2, keys="float")
+
+
+def test_schema_changes_and_copies_keep_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 30)
+    rows = np.random.default_rng(1).standard_normal((30, DIM), np.float32)
+    table.write(keys, rows)
+    store.commit()
+    store.add_fields("t", {"state": Field(2, init=tierstore.constant(0.5))})
+    assert np.array_equal(table.read(keys), rows)
+    assert (table.read(keys, "state") == 0.5).all()
+    more = some(kind, 5, 100)
+    first = table.read(more)
+    table.write(more, np.ones((5, 1), np.float32), "age")
+    assert (table.read(more, "state") == 0.5).all()
+    store.commit()
+    store.grow("t", 500)
+    assert table.capacity == 500
+    renamed = store.rename("t", "u")
+    store.save(tmp_path / "copy")
+    with tierstore.open(tmp_path / "copy") as copy:
+        for found in (renamed, copy["u"]):
+            assert found.rows == 35
+            assert found.capacity == 500
+            assert np.array_equal(found.read(keys), rows)
+            assert np.array_equal(found.read(more), first)
+            assert list(found.keys) == [*keys, *more]
+            assert found.read(more, "age").tolist() == [[1]] * 5
+            assert [len(each) for each, _ in found.items(block_rows=20)] == [20, 15]
+
+
+@pytest.mark.parametrize("change", ["cut", "flip", "gone"])
+def test_damaged_keys_are_noticed(store, kind, change):
+    table = store["t"]
+    table.write(some(kind, 9), ones(9))
+    store.commit()
+    for path in sorted(store.path.glob("t/*/keys.*")):
+        content = path.read_bytes()
+        path.unlink()
+        if change == "cut":
+            path.write_bytes(content[:-1])
+        elif change == "flip":
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with (
+            tierstore.open(store.path)
+            if change != "gone"
+            else pytest.raises(CorruptStoreError) as reader
+        ):
+            if change == "gone":
+                tierstore.open(store.path)["t"]
+            else:
+                assert reader.verify().bad_files
+                with pytest.raises(CorruptStoreError):
+                    reader["t"].read(some(kind, 1))
+        path.write_bytes(content)
+
+
+def test_a_commit_appends_what_is_new(store, kind):
+    table = store["t"]
+    table.write(some(kind, 9), ones(9))
+    store.commit()
+    before = {path: path.read_bytes() for path in store.path.glob("t/*/keys.*")}
+    table.write(some(kind, 3, 50), ones(3))
+    store.commit()
+    after = {path: path.read_bytes() for path in store.path.glob("t/*/keys.*")}
+    assert before.keys() == after.keys()
+    assert all(after[path].startswith(data) for path, data in before.items())
+    assert all(len(after[path]) > len(data) for path, data in before.items())
+
+
+def test_going_back_does_not_overwrite_the_keys_of_kept_versions(store, kind):
+    table = store["t"]
+    table.write(some(kind, 4), ones(4))
+    old = store.commit()
+    table.write(some(kind, 4, 50), ones(4))
+    newer = store.commit(keep="newer")
+    store.restore(old)
+    table.write(some(kind, 4, 90), ones(4))
+    store.commit()
+    for version, start in ((newer, 50), (store.version, 90)):
+        with tierstore.open(store.path, version=version) as reader:
+            assert reader["t"].rows == 8
+            assert reader["t"].contains(some(kind, 4, start)).all()
+            assert not reader["t"].contains(some(kind, 4, 140 - start)).any()
+
+
+def test_a_table_in_memory_has_no_keys(kind):
+    with pytest.raises(InvalidInputError, match="needs a store on the disk"):
+        MemoryTable(spec(kind))
+
+
+@pytest.mark.parametrize("on_conflict", ["newest", "mean", "keep"])
+def test_merging_tables(store, kind, tmp_path, on_conflict):
+    rng = np.random.default_rng(8)
+    mine, others = rng.standard_normal((2, 20, DIM), np.float32)
+    table, shared = store["t"], slice(10, 20)
+    table.write(some(kind, 20), mine)
+    with tierstore.create(tmp_path / "o", {"o": spec(kind)}) as other:
+        other["o"].write(some(kind, 20, 10), {"weight": others, "age": mine[:, :1]})
+        other.commit()
+        assert table.merge(other["o"], on_conflict=on_conflict) == 10
+        with pytest.raises(InvalidInputError, match="itself"):
+            table.merge(table)
+        with pytest.raises(InvalidInputError, match="newest"):
+            table.merge(other["o"], on_conflict="first")
+        with pytest.raises(InvalidInputError, match="other fields"):
+            table.merge(other.create_table("p", TableSpec(9, 2, keys=kind)))
+    store.commit()
+    expected = {
+        "newest": others[:10],
+        "keep": mine[shared],
+        "mean": (mine[shared] + others[:10]) / 2,
+    }[on_conflict]
+    whole = np.concatenate([mine[:10], expected, others[10:]])
+    assert np.array_equal(table.read(some(kind, 30)), whole)
+    assert np.array_equal(table.read(some(kind, 10, 20), "age"), mine[10:, :1])
+    assert table.rows == 30
+
+
+def test_keys_by_row(store, kind):
+    table, keys = store["t"], some(kind, 5)
+    table.write(keys, ones(5))
+    store.commit()
+    assert table.keys[2] == keys[2] == table.keys[-3]
+    assert [*table.keys[1:3]] == [*keys[1:3]]
+    assert [*table.keys[np.array([4, 0])]] == [keys[4], keys[0]]
+    assert len(table.keys) == 5
+    for outside in (5, -6):
+        with pytest.raises(IndexError):
+            table.keys[outside]
+    with pytest.raises(RowIndexError):
+        table.keys[np.array([5])]
+
+
+def test_a_table_can_become_one_by_key_and_back(store, kind):
+    store.create_table("u", TableSpec(5, DIM, init=INIT))
+    plain, before = store["u"].read([0]), store.version
+    store.drop("u")
+    store.create_table("u", spec(kind))
+    store["u"].write(some(kind, 3), ones(3))
+    after = store.commit()
+    store.restore(before)
+    assert np.array_equal(store["u"].read([0]), plain)
+    with tierstore.open(store.path, version=after) as reader:
+        assert np.array_equal(reader["u"].read(some(kind, 3)), ones(3))
+        reader.refresh()
+        assert np.array_equal(reader["u"].read([0]), plain)
+
+
+def test_a_refresh_reads_only_new_keys(store, kind, monkeypatch):
+    table = store["t"]
+    table.write(some(kind, 9), ones(9))
+    store.commit()
+    with tierstore.open(store.path) as reader:
+        shown = reader["t"]
+        assert shown.contains(some(kind, 9)).all()
+        table.write(some(kind, 9, 30), ones(9))
+        store.commit()
+        before = shown._generation.key_map
+        reader.refresh()
+        assert shown.contains(some(kind, 9, 30)).all()
+        assert shown.contains(some(kind, 9)).all()
+        assert shown._generation.key_map is before
+
+
+def test_some_rows_are_exported_with_their_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 6)
+    rows = np.random.default_rng(2).standard_normal((6, DIM), np.float32)
+    table.write(keys, rows)
+    store.commit()
+    tierstore.export_table(table, tmp_path / "some.npz", rows=[4, 1])
+    tierstore.export_table(table, tmp_path / "all.npz")
+    for name, picked in (("some", [4, 1]), ("all", range(6))):
+        source = tierstore.create(tmp_path / name, {"x": TableSpec(1, 1)})
+        with source:
+            tierstore.import_table(source, tmp_path / f"{name}.npz", table="t")
+            assert np.array_equal(source["t"].read(range(len(picked))), rows[list(picked)])
+            assert list(source["t"].keys) == [keys[row] for row in picked]
+
+
+def test_patches_change_values_and_refuse_new_keys(store, kind, tmp_path):
+    table, keys = store["t"], some(kind, 6)
+    table.write(keys, ones(6))
+    first = store.commit()
+    store.save(tmp_path / "copy")
+    rows = np.random.default_rng(2).standard_normal((2, DIM), np.float32)
+    table.write(keys[2:4], rows)
+    second = store.commit()
+    store.write_patch(tmp_path / "values.patch", first, second)
+    with tierstore.open(tmp_path / "copy", "r+") as copy:
+        copy.apply_patch(tmp_path / "values.patch")
+        assert np.array_equal(copy["t"].read(keys[2:4]), rows)
+        assert np.array_equal(copy["t"].read(keys[:2]), ones(2))
+    table.write(some(kind, 1, 50), ones(1))
+    third = store.commit()
+    with pytest.raises(InvalidInputError, match=r"other rows|other keys"):
+        store.write_patch(tmp_path / "keys.patch", second, third)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"backend": "zarr"}, {"backend": "zarr", "compression": "zstd"}]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_element_types_and_backends(kind, tmp_path, options, dtype):
+    fields = {
+        "weight": Field(DIM, dtype, INIT),
+        "age": Field(1, "float64", tierstore.uniform(1, 2)),
+    }
+    made = TableSpec(50, fields=fields, keys=kind, **options)
+    keys = some(kind, 20)
+    with tierstore.create(tmp_path / "s", {"t": made}, budget=Budget(host_rows=4)) as store:
+        table = store["t"]
+        first = table.read(keys, ["weight", "age"])
+        out = np.empty((20, 1))
+        assert table.read(keys, "age", out=out) is out
+        assert np.array_equal(out, first["age"])
+        table.write(keys[:10], first["age"][:10] + 1, "age")
+        store.commit()
+        store.fold()
+    with tierstore.open(tmp_path / "s") as store:
+        again = store["t"].read(keys, ["weight", "age"])
+        assert np.array_equal(again["weight"], first["weight"])
+        assert np.array_equal(again["age"][:10], first["age"][:10] + 1)
+        assert np.array_equal(again["age"][10:], first["age"][10:])
+        tensors = store["t"].read(keys, as_tensor=True)
+        assert np.array_equal(tensors.float().numpy(), first["weight"].astype(np.float32))

@@ -1,0 +1,80 @@
+"""Reports: one file that says what the store holds, and loads nothing."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore.errors import ExistsError, UnknownNameError
+from tierstore.reporting import write_report
+from tierstore.sizing import simulate, stream_of
+
+
+@pytest.fixture
+def store(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(300, 6)).astype("f4")
+    rows[17] = 2 * rows[3]  # the nearest of row 3
+    rows[5, 2] = np.nan
+    specs = {
+        "word": tierstore.TableSpec(300, 6, init=tierstore.from_array(rows)),
+        "thin": tierstore.TableSpec(4, 1, "bfloat16", init=tierstore.normal(seed=2)),
+        "zero": tierstore.TableSpec(1, 3),
+    }
+    with tierstore.create(tmp_path / "s.tier", specs) as store:
+        store.set_keys("word", [f"<b>&{n}" for n in range(300)])
+        store["word"].write([1], np.ones((1, 6), "f4"))
+        store.commit(step=4, keep="best")
+        yield store
+
+
+def page_of(store, path, **options):
+    write_report(store, path, **options)
+    text = path.read_text()
+    for picture in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(picture)
+    assert "http" not in text and "<script" not in text and "<b>" not in text
+    return text
+
+
+def test_a_report_says_what_the_store_holds(store, tmp_path):
+    text = page_of(store, tmp_path / "r.html")
+    for expected in ("word", "thin", "zero", "best", "weight:6:float32", "version 3, step 4"):
+        assert expected in text
+    assert text.count("<svg") == 1 + 2 * 3
+    assert text.count('class="dot"') == 299 + 4 + 1  # the row with a NaN is left out
+
+
+def test_neighbours_are_listed_and_marked(store, tmp_path):
+    text = page_of(store, tmp_path / "r.html", near=("word", 3), k=5)
+    assert text.count('class="mark"') == 6
+    listed = re.findall(r"<td>&lt;b&gt;&amp;(\d+)</td>", text)
+    assert listed[:2] == ["3", "17"] and len(listed) == 6
+    assert page_of(store, tmp_path / "k.html", near=("word", "<b>&3"), k=5) == text
+    with pytest.raises(UnknownNameError):
+        write_report(store, tmp_path / "x.html", near=("word", "nothing"))
+    with pytest.raises(UnknownNameError):
+        write_report(store, tmp_path / "x.html", near=("nothing", 3))
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_miss_ratios_of_a_trace(store, tmp_path):
+    ids = (np.random.default_rng(3).random(3000) ** 3 * 300).astype(np.int64)
+    simulation = simulate(stream_of(np.split(ids, 30)))
+    text = page_of(store, tmp_path / "r.html", simulation=simulation)
+    assert text.count("<polyline") == len(simulation.policies)
+
+
+def test_a_report_appears_once_and_complete(store, tmp_path):
+    write_report(store, tmp_path / "r.html")
+    with pytest.raises(ExistsError):
+        write_report(store, tmp_path / "r.html")
+    write_report(store, tmp_path / "r.html", force=True)
+
+
+def test_a_store_without_tables(tmp_path):
+    with tierstore.create(tmp_path / "empty.tier", {"t": tierstore.TableSpec(2, 2)}) as store:
+        store.drop("t")
+        assert "none" in page_of(store, tmp_path / "r.html")

@@ -1,0 +1,103 @@
+"""The keys of a table by key: files that only grow, of which each version names a first part.
+
+A commit appends the keys that it brings, with one checksum over all up to there. A file is appended
+to only where it ends with the last key of the version that is open; otherwise, as after a crash in
+a commit or after going back to an older version, all keys are written to new files. So no byte that
+a version names is ever written again.
+
+Integers are eight bytes each. Texts are their UTF-8, and where each ends in that, eight bytes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _io
+from tierstore._checksum import crc32c
+from tierstore._disk.keys import KeyFile
+from tierstore._disk.manifest import KeysInfo
+from tierstore._keys.growing import PARTS, KeyMap, key_map
+from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError
+
+__all__ = ["append_keys", "load_keys", "read_parts", "write_log"]
+
+
+def read_parts(
+    files: Mapping[str, KeyFile], info: KeysInfo, rows: int
+) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return the bytes of keys by ending; raises CorruptStoreError if they are damaged."""
+    parts = {}
+    for name, (size, expected) in info.files.items():
+        file = files[name]
+        if file.data.size < size:
+            raise CorruptStoreError(f"{file.path} has {file.size} bytes, not at least {size}")
+        data = file.data[:size]
+        if crc32c(data) != expected:
+            raise CorruptStoreError(f"{file.path} does not match its checksum; {FILE_CURE}")
+        parts[name.rpartition(".")[2]] = data
+    if info.count > rows:
+        raise CorruptStoreError(f"{info.count} keys of a table of {rows} rows")
+    return parts
+
+
+def load_keys(into: KeyMap, files: Mapping[str, KeyFile], info: KeysInfo, rows: int) -> None:
+    """Fill an empty map with the keys of a version; raises CorruptStoreError."""
+    into.load(read_parts(files, info, rows))
+
+
+def append_keys(
+    directory: _io.Directory, kind: str, info: KeysInfo | None, keys: KeyMap
+) -> KeysInfo:
+    """Make all keys of a map durable, of which a version has the first; return what they are."""
+    if info is not None and _end_there(directory, info):
+        new = keys.parts(info.count)
+        files = {}
+        for name, (size, value) in info.files.items():
+            data = new[name.rpartition(".")[2]]
+            with directory.open_file(name, write=True) as file:
+                file.write(data, size)
+                file.sync()
+            files[name] = size + data.size, crc32c(data, value)
+        return KeysInfo(info.kind, files)
+    return _write(directory, kind, keys.parts(0))
+
+
+def write_log(directory: _io.Directory, kind: str, rows: int, keys: Any) -> KeysInfo:
+    """Write distinct keys of a table's first rows to new, durable files.
+
+    Raises InvalidInputError for a key that repeats, and for more keys than `rows`.
+    """
+    made = key_map(kind)
+    asked = made.asked(keys)
+    if len(asked.codes) > rows:
+        raise InvalidInputError(f"{len(asked.codes)} keys for a table of {rows}")
+    found = made.add(asked)
+    twice = np.flatnonzero(found != np.arange(found.size))
+    if twice.size:
+        row = int(twice[0])
+        raise InvalidInputError(
+            f"the key {made.keys_of(found[[row]])[0]!r} occurs more than once: rows {found[row]} "
+            f"and {row} have it"
+        )
+    return _write(directory, kind, made.parts(0))
+
+
+def _write(
+    directory: _io.Directory, kind: str, parts: Mapping[str, npt.NDArray[np.uint8]]
+) -> KeysInfo:
+    stem = f"keys.{uuid.uuid4().hex[:8]}."
+    for ending in PARTS[kind]:
+        directory.write_file(stem + ending, parts[ending])
+    directory.sync()
+    files = {stem + ending: (parts[ending].size, crc32c(parts[ending])) for ending in PARTS[kind]}
+    return KeysInfo("int64" if kind == "int64" else "str", files)
+
+
+def _end_there(directory: _io.Directory, info: KeysInfo) -> bool:
+    """Whether every file ends with the last key of a version."""
+    return all(directory.size(name) == size for name, (size, _) in info.files.items())

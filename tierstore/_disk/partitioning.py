@@ -1,0 +1,119 @@
+"""Where the rows of a partitioned table lie: arithmetic alone, for arrays and tensors alike.
+
+A table of P partitions is cut into blocks of P ids. Each block gives one row to every partition, in
+an order that a hash of the block's number rotates: a row that many ids are congruent to modulo some
+number, or that are close to each other, lies in no favoured partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["MOST_PARTITIONS", "PARTITIONS", "Shard", "partition_name"]
+
+PARTITIONS = "partitions"
+"""The directory that holds the stores of the partitions."""
+MOST_PARTITIONS = 4096
+
+_FIRST = 0x9E3779B97F4A7C15 - 2**64
+_SECOND = 0xBF58476D1CE4E5B9 - 2**64
+
+
+def partition_name(number: int) -> str:
+    """Return the name of the directory of a partition."""
+    return f"{number:05d}"
+
+
+def mix(blocks: Any) -> Any:
+    """Return 31 bits, in int64, of which every bit depends on every bit of a block's number.
+
+    The multiplier and the first shift are those of Fibonacci hashing, the second multiplier is of
+    splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA'14).
+    """
+    x = blocks * _FIRST
+    x = (x ^ (x >> 32 & 0xFFFFFFFF)) * _SECOND
+    return x >> 33 & 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some consecutive partitions of a table, whose rows are numbered in the order of their ids.
+
+    The shard of all partitions numbers each row by its id.
+
+    Attributes:
+        rows: of the whole table.
+        partitions: of the whole table.
+        first: the first partition of the shard.
+        count: how many partitions it has.
+    """
+
+    rows: int
+    partitions: int
+    first: int
+    count: int
+
+    @classmethod
+    def of_rank(cls, rows: int, partitions: int, rank: int, ranks: int) -> Shard:
+        """Return the shard of a rank: the partitions p of which p * ranks // partitions is it."""
+        first, end = (-(-each * partitions // ranks) for each in (rank, rank + 1))
+        return cls(rows, partitions, first, end - first)
+
+    @property
+    def blocks(self) -> int:
+        """Rows of each partition; in the last block some may stand for no id."""
+        return -(-self.rows // self.partitions)
+
+    def __len__(self) -> int:
+        """Return the number of rows of the shard, at least 1; the only one may stand for no id."""
+        return max(1, self.ids)
+
+    @property
+    def ids(self) -> int:
+        """How many ids are in the shard."""
+        block, rest = divmod(self.rows, self.partitions)
+        start, wrapped = self._span(block)
+        last = min(rest, wrapped) + max(0, min(rest, start + self.count - wrapped) - start)
+        return block * self.count + last
+
+    def partition_of(self, ids: Any) -> Any:
+        """Return the partition of each id, of all partitions of the table."""
+        return (ids + mix(ids // self.partitions)) % self.partitions
+
+    def rows_of(self, ids: Any) -> Any:
+        """Return the row in the shard of each id, which must be in one of its partitions."""
+        block = ids // self.partitions
+        start, wrapped = self._spans(block)
+        place = ids % self.partitions
+        return block * self.count + place - (place >= wrapped) * (start - wrapped)
+
+    def ids_of(self, rows: Any) -> Any:
+        """Return the id of each row of the shard."""
+        block = rows // self.count
+        start, wrapped = self._spans(block)
+        place = rows % self.count
+        return block * self.partitions + place + (place >= wrapped) * (start - wrapped)
+
+    def locate(self, rows: Any) -> tuple[Any, Any]:
+        """Return for each row of the shard its partition, counted from the first, and row there."""
+        return self.partition_of(self.ids_of(rows)) - self.first, rows // self.count
+
+    def rows_in(self, partition: int, rows: Any) -> Any:
+        """Return the rows in the shard of rows of a partition, counted from its first."""
+        place = (partition + self.first - mix(rows)) % self.partitions
+        return self.rows_of(rows * self.partitions + place)
+
+    def _spans(self, blocks: Any) -> tuple[Any, Any]:
+        """Return where in each block the ids of the shard start, and how many of them wrap around.
+
+        Those at the start of the block follow those at its end.
+        """
+        start = (self.first - mix(blocks)) % self.partitions
+        return start, (start + self.count - self.partitions).clip(0)
+
+    def _span(self, block: int) -> tuple[int, int]:
+        start, wrapped = self._spans(np.array([block], np.int64))
+        return int(start[0]), int(wrapped[0])

@@ -1,0 +1,134 @@
+""".arrow and .feather: record batches of Arrow, with columns as in .parquet. Needs pyarrow.
+
+Files and streams are read, the latter as Hugging Face keeps data sets. A directory is one that
+`Dataset.save_to_disk` made, whose state.json lists the files, or holds .arrow or .feather files,
+which are read in the order of their names. Written files can be mapped into memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tierstore._dtypes import ElementType
+from tierstore._formats._columns import (
+    Columns,
+    ColumnSource,
+    arrow_batch,
+    arrow_schema,
+    column_keys,
+    in_order,
+    need,
+)
+from tierstore._formats.base import Array, Content, Format, Source, Wanted, Write
+from tierstore._formats.files import open_input, unless_it_fails
+from tierstore._formats.keys import Keys
+from tierstore.budget import JSON_COST, Size
+from tierstore.errors import FormatError
+
+__all__ = ["Arrow"]
+
+_KIND = "arrow"
+_KEY = "key"
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+
+
+class Arrow(Format):
+    """Named columns, of element types that NumPy supports."""
+
+    suffixes = (".arrow", ".feather")
+    block_bytes = 16 << 20
+
+    def holds(self, element: ElementType) -> bool:
+        """Whether NumPy, and therefore Arrow, supports the type."""
+        return not element.as_bits
+
+    def claims(self, directory: Path) -> bool:
+        """Whether it is a data set of Hugging Face, or there are files of Arrow."""
+        if (directory / _STATE).exists() or (directory / _SPLITS).exists():
+            return True
+        return any(each.suffix in self.suffixes for each in directory.iterdir())
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a column of lists, or columns of numbers."""
+        with unless_it_fails(self._columns(path, wanted.memory)) as columns:
+            return ColumnSource(columns, wanted, _KEY)
+
+    def read_keys(self, path: Path, name: str | None, memory: Size) -> Keys:
+        """Read a column of integers or strings, `key` if none is named."""
+        with contextlib.closing(self._columns(path, memory)) as columns:
+            return column_keys(columns, _KEY if name is None else name)
+
+    def _columns(self, path: Path, memory: Size) -> Columns:
+        parts = self._parts(path, memory) if path.is_dir() else [path]
+        for part in parts:
+            _check_start(part)
+        return Columns(_KIND, path, memory, parts)
+
+    def _parts(self, path: Path, memory: Size) -> list[Path]:
+        if (path / _SPLITS).exists():
+            splits = sorted(each.name for each in path.iterdir() if each.is_dir())
+            raise FormatError(
+                f"{path}: holds the splits {', '.join(splits[:8])}; name one, as in "
+                f"{path / splits[0] if splits else path}"
+            )
+        if (path / _STATE).exists():
+            return _data_files(path, memory)
+        found = in_order(each for each in path.iterdir() if each.suffix in self.suffixes)
+        if not found:
+            raise FormatError(
+                f"{path}: a directory that holds no {' or '.join(self.suffixes)} files"
+            )
+        return found
+
+    @contextlib.contextmanager
+    def write(self, path: Path, content: Content) -> Iterator[Write]:
+        """Write a column of lists, and a column of keys."""
+        need(_KIND)
+        from pyarrow import ipc
+
+        schema = arrow_schema(content, _KEY)
+
+        def write(start: int, block: Array) -> None:
+            writer.write_batch(arrow_batch(content, schema, start, block))
+
+        with path.open("xb") as file, ipc.new_file(file, schema) as writer:
+            yield write
+
+
+def _check_start(path: Path) -> None:
+    """Raise FormatError for a file that is neither file nor stream, before starting a process."""
+    with open_input(path) as file:
+        start = file.read_at(0, 8) if file.size >= 16 else b""
+        if start[:6] != b"ARROW1" and start[:4] != b"\xff\xff\xff\xff":
+            raise FormatError(f"{path}: not a file of Arrow, or truncated")
+        if start[:6] == b"ARROW1" and file.read_at(file.size - 6, 6) != b"ARROW1":
+            raise FormatError(f"{path}: truncated: its last bytes are not those of Arrow")
+
+
+def _data_files(path: Path, memory: Size) -> list[Path]:
+    """Return the files of a data set in the order of its state; raises FormatError."""
+    with open_input(path / _STATE, memory) as file:
+        file.allowance.check(JSON_COST * file.size, f"JSON of {file.size} bytes")
+        try:
+            found: Any = json.loads(file.read_at(0, file.size))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{path / _STATE}: not JSON: {error!s:.200}") from None
+    state = found if isinstance(found, dict) else {}
+    listed = state.get("_data_files")
+    if not isinstance(listed, list) or not listed or not all(map(_is_beside, listed)):
+        raise FormatError(f"{path / _STATE}: _data_files does not list the files beside it")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise FormatError(
+            f"{path}: its rows are selected by indices; save it again after flatten_indices()"
+        )
+    return [path / each["filename"] for each in listed]
+
+
+def _is_beside(entry: object) -> bool:
+    name = entry.get("filename") if isinstance(entry, dict) else None
+    return isinstance(name, str) and Path(name).name == name

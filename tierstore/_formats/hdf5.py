@@ -1,0 +1,45 @@
+""".h5 and .hdf5: matrices among the datasets of HDF5, read with h5py; read only.
+
+A dataset is named by its path, such as `model/weight`. Keys are the dataset `keys`, of one integer
+or text a row. Links to other files, and datasets that are stored in them, are not followed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tierstore._formats._columns import Columns, ColumnSource, need
+from tierstore._formats.base import Format, Source, Wanted
+from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore.errors import FormatError
+
+__all__ = ["Hdf5"]
+
+_KIND = "hdf5"
+_KEY = "keys"
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+class Hdf5(Format):
+    """Named datasets, in groups."""
+
+    suffixes = (".h5", ".hdf5")
+
+    def open(self, path: Path, wanted: Wanted) -> Source:
+        """Open a dataset of two dimensions."""
+        with open_input(path) as file:
+            if not _is_signed(file):
+                raise FormatError(f"{path}: not an HDF5 file, or truncated")
+        need(_KIND)
+        with unless_it_fails(Columns(_KIND, path, wanted.memory)) as columns:
+            return ColumnSource(columns, wanted, _KEY)
+
+
+def _is_signed(file: InputFile) -> bool:
+    """Whether a superblock is where HDF5 looks for one: at 0, 512, 1024, 2048, …."""
+    at = 0
+    while at + len(_SIGNATURE) <= file.size:
+        if file.read_at(at, len(_SIGNATURE)) == _SIGNATURE:
+            return True
+        at = max(512, 2 * at)
+    return False

@@ -1,0 +1,110 @@
+"""Keys as users give them, to store and to ask for, checked in this one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._keys.hashmap import Codes
+from tierstore._keys.strings import Strings
+from tierstore._keys.text import Texts
+from tierstore.errors import InvalidInputError, InvalidTypeError
+
+__all__ = ["given", "integers_asked", "texts_asked"]
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(1 << 64)
+
+
+def given(keys: Any) -> npt.NDArray[Any] | Texts:
+    """Return keys of rows, int64, uint64 where one of them needs that, or texts.
+
+    `keys` is an array or another sequence. Raises InvalidTypeError and InvalidInputError for those
+    that cannot be keys.
+    """
+    if isinstance(keys, Strings):
+        return Texts.packed(keys)
+    if isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "iu":
+        return _least(keys)
+    listed = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
+    kinds = set(map(type, listed))
+    if kinds and all(issubclass(kind, str) for kind in kinds):
+        return Texts.of(listed)
+    if kinds and all(_is_integer(kind) for kind in kinds):
+        return _integers(listed)
+    names = ", ".join(sorted(each.__name__ for each in kinds))
+    raise InvalidTypeError(f"keys must be all ints or all strings, not {names or 'none'}")
+
+
+def _is_integer(kind: type) -> bool:
+    return kind is int or issubclass(kind, np.integer)
+
+
+def _least(keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers as int64, or as uint64 if one of them does not fit."""
+    if keys.dtype.kind == "u" and keys.size and int(keys.max()) not in _INT64:
+        return np.ascontiguousarray(keys, np.uint64)
+    return np.ascontiguousarray(keys, np.int64)
+
+
+def _integers(listed: list[Any]) -> npt.NDArray[Any]:
+    least, most = int(min(listed)), int(max(listed))
+    for kind, fitting in ((np.int64, _INT64), (np.uint64, _UINT64)):
+        if least in fitting and most in fitting:
+            return np.array(listed, kind)
+    raise InvalidInputError(
+        f"keys must fit into int64, or all of them into uint64; these are {least} to {most}"
+    )
+
+
+def integers_asked(keys: object, kind: str) -> tuple[Codes, npt.NDArray[np.bool_], tuple[int, ...]]:
+    """Return the codes of keys that are asked for, which of them `kind` can hold, and their shape.
+
+    Raises InvalidTypeError for what is no integer.
+    """
+    array = np.asarray(keys)
+    if array.dtype.kind == "f" and not isinstance(keys, np.ndarray | np.generic):
+        array = np.asarray(keys, object)  # integers on both sides of what int64 can hold
+    if array.dtype.kind == "O" or not array.size:
+        return _listed(array.ravel().tolist(), kind, array.shape)
+    if array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"this table's keys are {kind}, not {array.dtype}")
+    flat = array.ravel()
+    if array.dtype.kind == "u" and kind == "int64":
+        possible = flat <= np.iinfo(np.int64).max
+    elif array.dtype.kind == "i" and kind == "uint64":
+        possible = flat >= 0
+    else:
+        possible = np.ones(flat.size, bool)
+    wide = flat.astype(np.uint64 if array.dtype.kind == "u" else np.int64, copy=False)
+    return np.ascontiguousarray(wide).view(np.uint64), possible, array.shape
+
+
+def _listed(
+    keys: list[Any], kind: str, shape: tuple[int, ...]
+) -> tuple[Codes, npt.NDArray[np.bool_], tuple[int, ...]]:
+    for key in keys:
+        if not _is_integer(type(key)):
+            raise InvalidTypeError(f"this table's keys are {kind}, not {type(key).__name__}")
+    fitting = _INT64 if kind == "int64" else _UINT64
+    possible = np.array([int(key) in fitting for key in keys], bool)
+    codes = np.array([int(key) & _UINT64[-1] for key in keys], np.uint64)
+    return codes, possible, shape
+
+
+def texts_asked(keys: object) -> tuple[Texts, tuple[int, ...]]:
+    """Return keys that are asked for, and their shape; raises InvalidTypeError if one is no text.
+
+    Lists do not become arrays of text, which drop NUL at the end.
+    """
+    if type(keys) is list and set(map(type, keys)) <= {str}:
+        return Texts.of(keys), (len(keys),)
+    array = keys if isinstance(keys, np.ndarray) else np.asarray(keys, object)
+    listed = array.ravel().tolist()
+    for key in listed:
+        if not isinstance(key, str):
+            kind = type(key).__name__ if array.dtype.kind == "O" else array.dtype
+            raise InvalidTypeError(f"this table's keys are strings, not {kind}")
+    return Texts.of(listed), array.shape

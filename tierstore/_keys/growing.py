@@ -1,0 +1,251 @@
+"""The keys of a table by key: which row each has, and what is to be stored of new ones.
+
+Rows are numbered in the order in which keys arrive, so the keys of a version are the first ones of
+those of every later version that continues it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._keys.given import integers_asked, texts_asked
+from tierstore._keys.hashmap import Codes, HashMap, Rows
+from tierstore._keys.text import Texts
+from tierstore.errors import CorruptStoreError, InvalidInputError
+
+__all__ = ["PARTS", "Asked", "KeyMap", "key_map"]
+
+Parts = Mapping[str, npt.NDArray[np.uint8]]
+"""The bytes of keys by the ending of their file."""
+
+PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
+"""The endings of the files of each kind of keys; the last file has eight bytes a key."""
+
+_AHEAD = 1 << 22
+
+
+class Asked:
+    """A batch of keys: their codes, flat, their shape, and the texts if they are that."""
+
+    def __init__(self, codes: Codes, shape: tuple[int, ...], texts: Texts | None = None) -> None:
+        """Hold a batch that was checked."""
+        self.codes = codes
+        self.shape = shape
+        self.texts = texts
+
+
+class KeyMap(ABC):
+    """A growing map from keys to rows; several threads may use it.
+
+    Attributes:
+        lock: held while the map changes; hold it to keep others from finding keys meanwhile.
+    """
+
+    def __init__(self) -> None:
+        """Start without keys."""
+        self.lock = threading.RLock()
+        self._map: HashMap
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._map)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory that the map and the keys take."""
+
+    @abstractmethod
+    def asked(self, keys: object) -> Asked:
+        """Check a batch of keys; raises InvalidTypeError and InvalidInputError."""
+
+    @abstractmethod
+    def find(self, asked: Asked) -> Rows:
+        """Return the row of each key, or -1, flat."""
+
+    @abstractmethod
+    def add(self, asked: Asked) -> Rows:
+        """Return the row of each key, flat; new keys get the next rows, in order of arrival."""
+
+    @abstractmethod
+    def truncate(self, rows: int) -> None:
+        """Drop the keys of all rows from `rows` on."""
+
+    @abstractmethod
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return the keys of rows that have one: int64, or an array of str objects."""
+
+    @abstractmethod
+    def codes_of(self, rows: Rows) -> Codes:
+        """Return the codes of the keys of rows, from which first rows are drawn."""
+
+    @abstractmethod
+    def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return what is to be stored of the keys of rows from `start` on, by ending."""
+
+    @abstractmethod
+    def load(self, parts: Parts) -> None:
+        """Take stored keys, of which the map may have the first ones.
+
+        Raises CorruptStoreError if they are no keys or not distinct.
+        """
+
+
+def key_map(kind: str) -> KeyMap:
+    """Return an empty map of keys of a kind, "int64" or "text"."""
+    return _Integers() if kind == "int64" else _Texts()
+
+
+class _Integers(KeyMap):
+    def __init__(self) -> None:
+        super().__init__()
+        self._map = HashMap()
+
+    @property
+    def nbytes(self) -> int:
+        return self._map.nbytes
+
+    def asked(self, keys: object) -> Asked:
+        codes, _, shape = integers_asked(keys, "int64")  # any 64 bits are a key
+        return Asked(codes, shape)
+
+    def find(self, asked: Asked) -> Rows:
+        with self.lock:
+            return self._map.find(asked.codes)
+
+    def add(self, asked: Asked) -> Rows:
+        with self.lock:
+            return self._map.add(asked.codes)
+
+    def truncate(self, rows: int) -> None:
+        with self.lock:
+            if rows < len(self):
+                self._map.truncate(rows)
+
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        with self.lock:
+            return self._map.codes_of(rows).view(np.int64)
+
+    def codes_of(self, rows: Rows) -> Codes:
+        with self.lock:
+            return self._map.codes_of(rows)
+
+    def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
+        with self.lock:
+            codes = self._map.codes_of(np.arange(start, len(self)))
+            return {"int64": codes.astype("<u8").view(np.uint8)}
+
+    def load(self, parts: Parts) -> None:
+        codes = parts["int64"].view("<u8")
+        with self.lock:
+            start = len(self)
+            found = self._map.add(codes[start:].astype(np.uint64))
+            if not np.array_equal(found, np.arange(start, codes.size)):
+                raise CorruptStoreError("a key occurs more than once")
+
+
+class _Texts(KeyMap):
+    """Texts by row: all bytes one after another, and where each ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._map = HashMap(self._same_rows)
+        self._blob = np.empty(0, np.uint8)
+        self._offsets = np.zeros(1, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self._map.nbytes + self._blob.nbytes + self._offsets.nbytes
+
+    def _texts(self) -> Texts:
+        return Texts(self._blob, self._offsets)
+
+    def _same_rows(self, rows: Rows, others: Rows) -> npt.NDArray[np.bool_]:
+        texts = self._texts()
+        return texts.equal(rows, texts, others)
+
+    def asked(self, keys: object) -> Asked:
+        texts, shape = texts_asked(keys)
+        return Asked(texts.hashes(), shape, texts)
+
+    def find(self, asked: Asked) -> Rows:
+        with self.lock:
+            own, texts = self._texts(), _texts_of(asked)
+            return self._map.find(asked.codes, lambda at, rows: texts.equal(at, own, rows))
+
+    def add(self, asked: Asked) -> Rows:
+        with self.lock:
+            found, texts = self.find(asked), _texts_of(asked)
+            missing = np.flatnonzero(found < 0)
+            if missing.size:
+                first: dict[bytes, int] = {}
+                order = [first.setdefault(texts.encoded(at), len(first)) for at in missing.tolist()]
+                numbers = np.array(order)
+                _, news = np.unique(numbers, return_index=True)
+                start = len(self)
+                self._extend(b"".join(first), np.fromiter(map(len, first), np.int64, len(first)))
+                self._map.append(asked.codes[missing[news]])
+                found[missing] = start + numbers
+            return found
+
+    def _extend(self, blob: bytes, lengths: npt.NDArray[np.int64]) -> None:
+        """Put texts behind the others; memory grows ahead, and is used up to the last offset."""
+        rows, used = len(self), int(self._offsets[len(self)])
+        if used + len(blob) > self._blob.size:
+            ahead = min((used + len(blob)) // 4, _AHEAD)
+            self._blob.resize(used + len(blob) + ahead, refcheck=False)
+        if rows + 1 + lengths.size > self._offsets.size:
+            ahead = min((rows + lengths.size) // 4, _AHEAD)
+            self._offsets.resize(rows + 1 + lengths.size + ahead, refcheck=False)
+        self._blob[used : used + len(blob)] = np.frombuffer(blob, np.uint8)
+        self._offsets[rows + 1 : rows + 1 + lengths.size] = used + np.cumsum(lengths)
+
+    def truncate(self, rows: int) -> None:
+        with self.lock:
+            if rows < len(self):
+                self._map.truncate(rows)
+
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        with self.lock:
+            texts, flat = self._texts(), np.arange(len(self))[rows].ravel().tolist()
+            out = np.empty(len(flat), object)
+            out[:] = [texts.encoded(row).decode() for row in flat]
+        return out.reshape(np.shape(rows))
+
+    def codes_of(self, rows: Rows) -> Codes:
+        with self.lock:
+            return self._map.codes_of(rows)
+
+    def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
+        with self.lock:
+            first, last = self._offsets[[start, len(self)]].tolist()
+            ends = self._offsets[start + 1 : len(self) + 1].astype("<i8")
+            return {"utf8": self._blob[first:last].copy(), "ends": ends.view(np.uint8)}
+
+    def load(self, parts: Parts) -> None:
+        blob, ends = parts["utf8"], parts["ends"].view("<i8").astype(np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])
+        if offsets[-1] != blob.size or (np.diff(offsets) < 0).any():
+            raise CorruptStoreError("the ends do not delimit the texts")
+        try:
+            blob.tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise CorruptStoreError(f"the keys are not UTF-8: {error.reason}") from None
+        with self.lock:
+            start = len(self)
+            codes = Texts(blob, offsets[start:]).hashes()
+            self._blob, self._offsets = blob.copy(), offsets
+            if not np.array_equal(self._map.append(codes), np.arange(start, start + codes.size)):
+                raise CorruptStoreError("a key occurs more than once")
+
+
+def _texts_of(asked: Asked) -> Texts:
+    if asked.texts is None:
+        raise InvalidInputError("these keys are integers, and those of the table are texts")
+    return asked.texts

@@ -1,0 +1,292 @@
+"""A map from keys to rows by open addressing, in which a whole batch takes each probe at once.
+
+A place of the map contains a row + 1, or 0 if it is empty. The key of a row is not in the map: its
+64-bit *code* is in an array by row. The code of an integer is the integer itself, that of a text a
+hash, so that rows with equal codes may have different keys and the caller compares those. At most
+half of the places are in use. The distance between the probes of a key depends on other bits of its
+code than the first place, so codes that share one do not follow each other through the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Codes", "HashMap", "Rows", "Same", "build", "capacity_for", "claim", "find"]
+
+Codes: TypeAlias = npt.NDArray[np.uint64]
+Rows: TypeAlias = npt.NDArray[np.int64]
+Places: TypeAlias = npt.NDArray[Any]
+Same: TypeAlias = Callable[[npt.NDArray[np.intp], Rows], npt.NDArray[np.bool_]]
+"""Compares the keys at positions of a batch with those of rows that have equal codes."""
+
+_LEAST_PLACES = 16
+_MIX = [(np.uint64(30), 0xBF58476D1CE4E5B9), (np.uint64(27), 0x94D049BB133111EB)]
+_STEP_BITS = np.uint64(32)
+_MOVED_ROWS = 1 << 16
+"""Rows that a growing map moves with each batch, some milliseconds of work."""
+_AHEAD = 7 / 8
+"""Share of the rows that places can take from which on the next ones are prepared."""
+_BUILT_ROWS = 1 << 17
+_FURTHER_CODES = 1 << 22
+"""Most codes for which memory is taken ahead."""
+
+
+def capacity_for(rows: int) -> int:
+    """Return the number of places of a map for so many rows: a power of two, twice as many."""
+    return max(_LEAST_PLACES, 1 << (2 * rows - 1).bit_length()) if rows else _LEAST_PLACES
+
+
+def _empty(capacity: int) -> Places:
+    """Return empty places, whose memory the system provides as they are filled."""
+    return np.zeros(capacity, np.uint32 if capacity < 1 << 32 else np.uint64)
+
+
+def _probes(codes: Codes, capacity: int) -> tuple[Rows, Codes]:
+    """Return the first place of each code, and its mixed bits."""
+    mixed = codes.copy()
+    for shift, factor in _MIX:
+        mixed ^= mixed >> shift
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed & np.uint64(capacity - 1)).view(np.int64), mixed
+
+
+def _steps(mixed: Codes) -> Rows:
+    """Return the odd distance between the probes of each code."""
+    return ((mixed >> _STEP_BITS) | np.uint64(1)).view(np.int64)
+
+
+def find(places: Places, stored: Codes, codes: Codes, same: Same | None = None) -> Rows:
+    """Return the row of each key of a batch, or -1 where no row has it.
+
+    Args:
+        places: the map.
+        stored: the codes of the rows.
+        codes: the codes of the batch.
+        same: tells keys with equal codes apart; None if equal codes are equal keys.
+    """
+    if not stored.size:
+        return np.full(codes.size, -1, np.int64)
+    at, mixed = _probes(codes, places.size)
+    found, left = _probed(places, stored, codes, at, None, same)
+    at, mixed, codes = at[left], mixed[left], codes[left]
+    steps = _steps(mixed)
+    while left.size:
+        at = (at + steps) & (places.size - 1)
+        found[left], on = _probed(places, stored, codes, at, left, same)
+        left, at, steps, codes = left[on], at[on], steps[on], codes[on]
+    return found
+
+
+def _probed(
+    places: Places,
+    stored: Codes,
+    codes: Codes,
+    at: Rows,
+    left: npt.NDArray[np.intp] | None,
+    same: Same | None,
+) -> tuple[Rows, npt.NDArray[np.intp]]:
+    """Return the row of each code that is at its place, else -1, and which are to go on.
+
+    `left` are the positions in the batch that `same` is asked about; None for all in order.
+    """
+    rows = places.take(at).astype(np.int64)
+    rows -= 1
+    other = stored.take(rows, mode="wrap") != codes
+    if same is not None:
+        asked = np.flatnonzero(~other & (rows >= 0))
+        other[asked] = ~same(asked if left is None else left[asked], rows[asked])
+    on = np.flatnonzero(other & (rows >= 0))
+    rows[other] = -1
+    return rows, on
+
+
+def claim(
+    places: Places, stored: Codes, rows: Rows, same: Callable[[Rows, Rows], Any] | None = None
+) -> tuple[Rows, Rows]:
+    """Enter rows, ascending, by their stored codes; the first row with a key keeps it.
+
+    Returns for each row the one that has its key, which is itself if it was entered, and the place
+    of that. `same` compares the keys of rows with those of other rows.
+    """
+    codes = stored[rows]
+    at, mixed = _probes(codes, places.size)
+    steps = _steps(mixed)
+    holders = rows.copy()
+    taken = at.copy()
+    left = np.arange(rows.size)
+    while left.size:
+        held = places[at]
+        free = np.flatnonzero(held == 0)
+        if free.size:
+            free = free[::-1]  # of rows that meet in a place the first takes it
+            places[at[free]] = rows[left[free]] + 1
+            held = places[at]
+        others = held.astype(np.int64) - 1
+        done = stored[others] == codes
+        if same is not None:
+            asked = np.flatnonzero(done & (others != rows[left]))
+            done[asked] = same(rows[left[asked]], others[asked])
+        holders[left[done]] = others[done]
+        taken[left[done]] = at[done]
+        on = np.flatnonzero(~done)
+        left, codes, steps = left[on], codes[on], steps[on]
+        at = (at[on] + steps) & (places.size - 1)
+    return holders, taken
+
+
+def build(
+    stored: Codes, same: Callable[[Rows, Rows], Any] | None = None
+) -> tuple[Places, tuple[int, int] | None]:
+    """Return a map of all rows, and the first row whose key an earlier one has, with that row."""
+    places = _empty(capacity_for(stored.size))
+    twice = None
+    for start in range(0, stored.size, _BUILT_ROWS):
+        rows = np.arange(start, min(start + _BUILT_ROWS, stored.size))
+        holders, _ = claim(places, stored, rows, same)
+        if twice is None and (holders != rows).any():
+            first = int(np.flatnonzero(holders != rows)[0])
+            twice = int(rows[first]), int(holders[first])
+    return places, twice
+
+
+class HashMap:
+    """A map from keys to rows, numbered in the order in which keys arrive.
+
+    It grows by doubling. Memory of the larger map is touched, and the rows then move to it, a part
+    with each batch; until all have moved a key is looked for in both. Not for several threads at
+    once.
+    """
+
+    def __init__(self, same_rows: Callable[[Rows, Rows], Any] | None = None) -> None:
+        """Start without keys.
+
+        `same_rows` compares the keys of rows with those of other rows that have equal codes; None
+        if equal codes are equal keys.
+        """
+        self._same_rows = same_rows
+        self._codes: Codes = np.empty(_LEAST_PLACES, np.uint64)
+        self._rows = 0
+        self._places = _empty(_LEAST_PLACES)
+        self._before: Places | None = None
+        self._moved = self._movable = 0
+        self._next: Places | None = None
+        self._touched = 0
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the map and its keys take."""
+        places = [each for each in (self._places, self._before, self._next) if each is not None]
+        return self._codes.nbytes + sum(each.nbytes for each in places)
+
+    @property
+    def codes(self) -> Codes:
+        """The keys by row; a copy."""
+        return self._codes[: self._rows].copy()
+
+    def codes_of(self, rows: Rows) -> Codes:
+        """Return the keys of rows, which are in the map."""
+        return self._codes[: self._rows][rows]
+
+    def find(self, codes: Codes, same: Same | None = None) -> Rows:
+        """Return the row of each key of a batch, or -1; see `hashmap.find`."""
+        stored = self._codes[: self._rows]
+        found = find(self._places, stored, codes, same)
+        if self._before is not None:
+            left = np.flatnonzero(found < 0)
+            within = same and (lambda at, rows: same(left[at], rows))
+            found[left] = find(self._before, stored, codes[left], within)
+        return found
+
+    def add(self, codes: Codes) -> Rows:
+        """Return the row of each key; keys that are new get the next rows, in their order.
+
+        For codes that are keys; where codes may be equal and keys not, `append` what `find` misses.
+        """
+        found = self.find(codes)
+        missing = np.flatnonzero(found < 0)
+        if missing.size:
+            self._reserve(self._rows + missing.size)
+            found[missing] = self._enter(codes[missing])
+        self._go_on(codes.size)
+        return found
+
+    def append(self, codes: Codes) -> Rows:
+        """Give the next rows to keys that are distinct and not in the map."""
+        self._reserve(self._rows + codes.size)
+        rows = self._enter(codes)
+        self._go_on(codes.size)
+        return rows
+
+    def _go_on(self, count: int) -> None:
+        """Do a part of the work of growing, in proportion to a batch."""
+        self._move(max(_MOVED_ROWS, 2 * count))
+        self._prepare(count)
+
+    def truncate(self, rows: int) -> None:
+        """Drop the keys of all rows from `rows` on."""
+        self._rows = min(rows, self._rows)
+        self._places, _ = build(self._codes[: self._rows], self._same_rows)
+        self._before = self._next = None
+
+    def _enter(self, codes: Codes) -> Rows:
+        """Give rows to keys that are not in the map, and may repeat."""
+        start = self._rows
+        rows = np.arange(start, start + codes.size)
+        self._codes[start : start + codes.size] = codes
+        holders, taken = claim(self._places, self._codes, rows, self._same_rows)
+        is_new = holders == rows
+        count = int(is_new.sum())
+        if count < codes.size:  # close the gaps in the numbers
+            numbers = start - 1 + np.cumsum(is_new)
+            self._codes[start : start + count] = codes[is_new]
+            self._places[taken[is_new]] = numbers[is_new] + 1
+            holders = numbers[holders - start]
+        self._rows = start + count
+        return holders
+
+    def _reserve(self, rows: int) -> None:
+        """Provide places and memory for codes of this many rows."""
+        if rows > self._codes.size:
+            ahead = min(max(rows // 4, _LEAST_PLACES), _FURTHER_CODES)
+            self._codes.resize(rows + ahead, refcheck=False)  # remaps large memory, copies nothing
+        if 2 * rows > self._places.size:
+            self._move(self._rows)
+            self._before, self._moved = self._places, 0
+            self._movable = self._rows
+            capacity = max(2 * self._places.size, capacity_for(rows))
+            if self._next is None or self._next.size < capacity:
+                self._next = _empty(capacity)
+            self._places, self._next, self._touched = self._next, None, 0
+
+    def _prepare(self, count: int) -> None:
+        """Have the system provide a part of the memory that the map takes when it grows next."""
+        most = self._places.size // 2
+        if self._rows < _AHEAD * most:
+            return
+        if self._next is None:
+            self._next, self._touched = _empty(2 * self._places.size), 0
+        share = count / ((1 - _AHEAD) * most)
+        end = self._touched + max(_LEAST_PLACES, int(share * self._next.size))
+        self._next[self._touched : end] = 0
+        self._touched = end
+
+    def _move(self, count: int) -> None:
+        """Move some rows on from the map before, and drop that once it is empty."""
+        if self._before is None:
+            return
+        end = min(self._moved + count, self._movable)
+        for start in range(self._moved, end, _BUILT_ROWS):
+            rows = np.arange(start, min(start + _BUILT_ROWS, end))
+            claim(self._places, self._codes, rows, self._same_rows)
+        self._moved = end
+        if end == self._movable:
+            self._before = None

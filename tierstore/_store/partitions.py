@@ -1,0 +1,150 @@
+"""The partitions of a store, as a reader opens them: each is a store of its own, held at a version.
+
+The root's manifest says which version of each partition belongs together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tierstore import _io
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import Manifest
+from tierstore._disk.partitioned import PartitionedGeneration
+from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._store.locking import ReaderLock
+from tierstore._store.versions import History, read_identity
+from tierstore.errors import CorruptStoreError, VersionError
+
+__all__ = ["PartitionReaders", "check_part", "missing_partition", "partition_directory"]
+
+
+@contextlib.contextmanager
+def partition_directory(root: _io.Directory, number: int) -> Iterator[_io.Directory]:
+    """Open the directory of a partition; raises CorruptStoreError where it is missing."""
+    name = partition_name(number)
+    try:
+        with root.directory(PARTITIONS) as all_of_them:
+            directory = all_of_them.directory(name)
+    except FileNotFoundError:
+        raise missing_partition(f"{root.path}/{PARTITIONS}/{name}", number) from None
+    with directory:
+        yield directory
+
+
+def missing_partition(path: str, number: int) -> CorruptStoreError:
+    """Return the error for a partition that is not where it must be."""
+    return CorruptStoreError(
+        f"{path} is missing, or not a store: it holds partition {number} of every table; restore "
+        "it from a copy, or, where each host has its own disk, open the store on the hosts that "
+        "have its partitions",
+        filename=path,
+    )
+
+
+class _Reader:
+    """A partition that is held at a version."""
+
+    def __init__(
+        self, root: _io.Directory, number: int, version: int, mark: str, locks: list[Any]
+    ) -> None:
+        self._root = root
+        self._number = number
+        with partition_directory(root, number) as directory:
+            uuid = read_identity(directory).uuid
+            self.lock = ReaderLock(directory)
+            locks.append(self.lock)
+            self.lock.hold(version)
+            history = History(directory.again(), uuid)
+            self.manifest = self._held_manifest(history, version, mark)
+            self._floor = history.floor()
+
+    def _held_manifest(self, history: History, version: int, mark: str) -> Manifest:
+        where = f"{self._root.path}/{PARTITIONS}/{partition_name(self._number)}"
+        try:
+            manifest = history.version(version)
+        except VersionError as error:
+            raise CorruptStoreError(
+                f"{where} has no version {version}, which the store needs: {error}"
+            ) from None
+        if manifest.mark != mark:
+            raise CorruptStoreError(
+                f"version {version} of {where} is of another moment than the store's manifest; "
+                "partitions belong together: restore all from one copy"
+            )
+        return manifest
+
+    def generation(self, name: str) -> Generation:
+        """Open the generation of a table."""
+        if name not in self.manifest.tables:
+            raise CorruptStoreError(
+                f"partition {self._number} of {self._root.path} has no table {name!r}; restore it "
+                "from a copy"
+            )
+        with (
+            partition_directory(self._root, self._number) as directory,
+            directory.directory(name) as table,
+        ):
+            info = self.manifest.tables[name]
+            generation = Generation(table, info, store=self.manifest.uuid, next_seq=None)
+        try:
+            generation.check_base(self._floor)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+
+class PartitionReaders:
+    """All partitions of a store at the versions that a manifest of its root names.
+
+    Attributes:
+        seq: the number of that manifest.
+    """
+
+    def __init__(self, root: _io.Directory, manifest: Manifest, locks: list[Any]) -> None:
+        """Hold every partition; what locks it is added to `locks`. Raises CorruptStoreError."""
+        self.seq: int = manifest.seq
+        self._locks = locks
+        self._readers: list[_Reader] = []
+        try:
+            for number, (version, mark) in enumerate(manifest.partitions):
+                self._readers.append(_Reader(root, number, version, mark, locks))
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, manifest: Manifest, name: str) -> PartitionedGeneration:
+        """Open a table of the manifest; raises CorruptStoreError and FormatError."""
+        info, count = manifest.tables[name], len(self._readers)
+        shard = Shard(info.spec.rows, count, 0, count)
+        parts: list[Generation] = []
+        try:
+            for reader in self._readers:
+                parts.append(reader.generation(name))
+                check_part(parts[-1], shard, info.spec.layout.record_bytes)
+        except BaseException:
+            for part in parts:
+                part.close()
+            raise
+        return PartitionedGeneration(dataclasses.replace(info), shard, parts)
+
+    def close(self) -> None:
+        """Let the versions of the partitions go."""
+        for reader in self._readers:
+            reader.lock.close()
+            self._locks.remove(reader.lock)
+        self._readers.clear()
+
+
+def check_part(part: Generation, shard: Shard, record_bytes: int) -> None:
+    """Raise CorruptStoreError for a generation that cannot be a partition of this table."""
+    found = part.tier.rows, part.tier.record_bytes
+    if found != (shard.blocks, record_bytes):
+        raise CorruptStoreError(
+            f"{part.directory.path} has {found[0]} rows of {found[1]} bytes, not {shard.blocks} "
+            f"of {record_bytes}; restore all partitions from one copy"
+        )

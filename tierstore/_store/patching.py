@@ -1,0 +1,344 @@
+"""Patches: files with the rows that changed between two versions, applied to copies of a store.
+
+    head       one line of JSON with its crc32c, see `_Head`
+    tables     for each in the head: n ids int64, n records, n checksums uint32, crc32c of both
+    payload    the bytes of each value in the head
+
+A patch follows one version, identified by its mark, and makes another with the mark of the
+original, so that patches apply in order and pointers to the original are valid in the copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore import _checksum, _io
+from tierstore._disk.manifest import Manifest
+from tierstore._store.changes import changed_rows, same_fields
+from tierstore._store.commit import CommitDraft, commit, flush
+from tierstore._store.compaction import Folder
+from tierstore._store.payload import Encoded, Payload
+from tierstore._store.state import State
+from tierstore._strictjson import Section, canonical, seal, unseal
+from tierstore._table.table import Table
+from tierstore.errors import CorruptStoreError, FormatError, InvalidInputError, VersionError
+
+__all__ = ["PatchInfo", "Source", "apply_patch", "write_patch"]
+
+_FORMAT = 1
+_MAX_HEAD = 16 << 20
+_BLOCK_BYTES = 4 << 20
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PatchInfo:
+    """What a patch contains.
+
+    Attributes:
+        path: the file.
+        store: uuid of the store it was made from.
+        from_version: the version that it follows.
+        to_version: the version that it leads to.
+        rows: how many rows it changes, by table.
+        bytes: size of the file.
+    """
+
+    path: Path
+    store: str
+    from_version: int
+    to_version: int
+    rows: dict[str, int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A version to make a patch from or to."""
+
+    manifest: Manifest
+    tables: Mapping[str, Table]
+    payload: Mapping[str, Payload]
+
+
+def write_patch(
+    path: str | os.PathLike[str], old: Source, new: Source, *, force: bool
+) -> PatchInfo:
+    """Write the rows, scalars and payload in which `new` differs from `old` to a file.
+
+    Raises InvalidInputError if anything else differs.
+    """
+    _check_alike(old, new)
+    before, after = old.manifest, new.manifest
+    rows = changed_rows(old.tables, new.tables)
+    told = {name: info.scalars for name, info in before.tables.items()}
+    tables = {
+        name: _described(table, rows.get(name, np.empty(0, np.int64)))
+        for name, table in new.tables.items()
+        if name in rows or table.scalars != told[name]
+    }
+    payload = {} if after.payload == before.payload else dict(after.payload)
+    head = {
+        "format": _FORMAT,
+        "store": after.uuid,
+        "from": {"version": before.version, "mark": before.mark},
+        "to": {"version": after.version, "mark": after.mark, "payload_mark": after.payload_mark},
+        "step": after.step,
+        "tables": tables,
+        "payload": None
+        if after.payload == before.payload
+        else {
+            name: {"kind": info.kind, "size": info.size, "crc32c": info.crc32c}
+            for name, info in payload.items()
+        },
+    }
+    target = Path(path)
+    with _io.publish(target, force=force) as temporary, temporary.open("wb") as file:
+        file.write(seal(canonical(head)))
+        for name in tables:
+            for chunk in _body(new.tables[name], rows.get(name, np.empty(0, np.int64))):
+                file.write(chunk)
+        for name in payload:
+            file.writelines(new.payload[name].chunks())
+    counts = {name: each.size for name, each in rows.items()}
+    size = target.stat().st_size
+    return PatchInfo(target, after.uuid, before.version, after.version, counts, size)
+
+
+def _check_alike(old: Source, new: Source) -> None:
+    """Raise InvalidInputError unless only rows, scalars, step and payload differ."""
+    between = f"versions {old.manifest.version} and {new.manifest.version}"
+    if not (old.manifest.mark and new.manifest.mark):
+        raise InvalidInputError(
+            f"{between} are of an older format, in which versions cannot be told apart in copies; "
+            "commit twice and make a patch between these commits"
+        )
+    if set(old.tables) != set(new.tables):
+        raise InvalidInputError(f"{between} have different tables; save a new copy instead")
+    for name, table in new.tables.items():
+        other = old.tables[name]
+        if table.rows != other.rows or not same_fields(other, table):
+            raise InvalidInputError(
+                f"table {name!r} has other rows or fields in {between}, and a patch changes values "
+                "only; save a new copy instead"
+            )
+        if _keys_of(new.manifest, name) != _keys_of(old.manifest, name):
+            raise InvalidInputError(
+                f"table {name!r} has other keys in {between}, and a patch changes values only; "
+                "save a new copy instead"
+            )
+
+
+def _keys_of(manifest: Manifest, name: str) -> object:
+    """Return what identifies the contents of a table's keys, in any generation."""
+    keys = manifest.tables[name].keys
+    return None if keys is None else (keys.kind, sorted(keys.files.values()))
+
+
+def _described(table: Table, rows: Rows) -> dict[str, Any]:
+    return {
+        "rows": table.rows,
+        "record_bytes": table.spec.layout.record_bytes,
+        "fields": [[name, item.dim, item.dtype] for name, item in table.fields.items()],
+        "changed": rows.size,
+        "scalars": dict(table.scalars),
+    }
+
+
+def _blocks(count: int, record_bytes: int) -> Iterator[slice]:
+    step = max(1, _BLOCK_BYTES // record_bytes)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _body(table: Table, rows: Rows) -> Iterator[bytes]:
+    """Yield the ids, records and checksums of rows."""
+    ids = rows.astype("<i8").tobytes()
+    yield ids
+    sums = b""
+    for part in _blocks(rows.size, table.spec.layout.record_bytes):
+        records = table._read_records(rows[part])
+        yield records.tobytes()
+        sums += _checksum.row_checksums(rows[part], records).astype("<u4").tobytes()
+    yield sums
+    yield _checksum.crc32c(sums, _checksum.crc32c(ids)).to_bytes(4, "little")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """The rows of one table in a patch, which start at `offset` of the file."""
+
+    name: str
+    rows: int
+    record_bytes: int
+    fields: list[Any]
+    changed: int
+    scalars: dict[str, Any]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return self.changed * (self.record_bytes + 12) + 4
+
+
+class _Patch:
+    """A patch, open for reading, whose head and size are checked."""
+
+    def __init__(self, file: BufferedReader, name: str) -> None:
+        self.name = name
+        self._file = file
+        line = file.readline(_MAX_HEAD)
+        if not line.endswith(b"\n"):
+            raise FormatError(f"{name} is not a patch: it does not begin with a line of JSON")
+        head = unseal(line, name, _FORMAT)
+        head.only({"format", "store", "from", "to", "step", "tables", "payload"})
+        self.store = head.text("store")
+        self.old, self.new = head.section("from"), head.section("to")
+        self.step = None if head.value("step") is None else head.integer("step")
+        self.changes: list[_Change] = []
+        end = file.tell()
+        tables = head.section("tables")
+        for key in tables:
+            self.changes.append(_change(key, tables.section(key), end))
+            end += self.changes[-1].size
+        self.payload: dict[str, Section] | None = None
+        self._values: dict[str, int] = {}
+        if head.value("payload") is not None:
+            values = head.section("payload")
+            self.payload = {key: values.section(key) for key in values}
+            for key, value in self.payload.items():
+                self._values[key] = end
+                end += value.natural("size")
+        size = os.fstat(file.fileno()).st_size
+        if size != end:
+            raise FormatError(f"{name} has {size} bytes instead of {end}; copy it again")
+
+    def read(self, change: _Change) -> Iterator[tuple[Rows, npt.NDArray[np.uint8]]]:
+        """Yield the ids and verified records of a table, in blocks; raises FormatError."""
+        count, width = change.changed, change.record_bytes
+        ids = self._bytes(change.offset, 8 * count)
+        sums = self._bytes(change.offset + count * (8 + width), 4 * count)
+        stored = self._bytes(change.offset + count * (12 + width), 4)
+        if _checksum.crc32c(sums, _checksum.crc32c(ids)) != int.from_bytes(stored, "little"):
+            raise self._damaged(change.name)
+        rows, expected = np.frombuffer(ids, "<i8"), np.frombuffer(sums, "<u4")
+        if count and not (rows[0] >= 0 and rows[-1] < change.rows and (np.diff(rows) > 0).all()):
+            raise self._damaged(change.name)
+        for part in _blocks(count, width):
+            size = part.stop - part.start
+            data = self._bytes(change.offset + 8 * count + part.start * width, size * width)
+            records = np.frombuffer(data, np.uint8).reshape(size, width)
+            if _checksum.mismatches(rows[part], records, expected[part]).size:
+                raise self._damaged(change.name)
+            yield rows[part], records
+
+    def value(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield the bytes of a payload value."""
+        for start in range(0, size, _BLOCK_BYTES):
+            yield self._bytes(self._values[name] + start, min(_BLOCK_BYTES, size - start))
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise FormatError(f"{self.name} became shorter while it was read; copy it again")
+        return data
+
+    def _damaged(self, what: str) -> FormatError:
+        return FormatError(f"{self.name}: {what} does not match its checksum; copy it again")
+
+
+def _change(name: str, entry: Section, offset: int) -> _Change:
+    entry.only({"rows", "record_bytes", "fields", "changed", "scalars"})
+    return _Change(
+        name,
+        entry.natural("rows"),
+        entry.natural("record_bytes"),
+        entry.items("fields"),
+        entry.natural("changed"),
+        entry.section("scalars").content,
+        offset,
+    )
+
+
+def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> PatchInfo:
+    """Apply a patch to the version it follows, and commit; after an error nothing has changed."""
+    with open(path, "rb") as file:
+        patch = _Patch(file, os.fspath(path))
+        with state.door.use(write=True) as use, state.alone("apply a patch"):
+            state.check_clean("apply a patch")
+            _check_order(state, patch)
+            for change in patch.changes:
+                _check_table(state, patch, change)
+            before = state.ledger.seq
+            try:
+                draft = _written(state, patch)
+                commit(draft, folder, use, flush)
+            except BaseException:
+                if state.ledger.seq == before and not state.door.closed:
+                    state.discard()
+                raise
+        counts = {change.name: change.changed for change in patch.changes if change.changed}
+        numbers = patch.old.natural("version"), patch.new.natural("version")
+        return PatchInfo(Path(path), patch.store, *numbers, counts, os.fstat(file.fileno()).st_size)
+
+
+def _check_order(state: State, patch: _Patch) -> None:
+    """Raise VersionError unless the open version is the one that the patch follows."""
+    mark, where = state.manifest.mark, state.directory.path
+    old, new = (each.natural("version") for each in (patch.old, patch.new))
+    if mark == patch.new.text("mark"):
+        raise VersionError(f"{where} already has version {new}, to which {patch.name} leads")
+    if mark != patch.old.text("mark"):
+        raise VersionError(
+            f"{patch.name} leads from version {old} to {new} of the store {patch.store}, but "
+            f"version {state.manifest.version} of {where} is not that version {old}: apply patches "
+            "in order, to a copy that nothing else has changed, or save a new copy"
+        )
+
+
+def _check_table(state: State, patch: _Patch, change: _Change) -> None:
+    table = state.tables.get(change.name)
+    if table is None:
+        raise state.damaged.get(change.name) or CorruptStoreError(f"no table {change.name!r}")
+    fields = [[name, item.dim, item.dtype] for name, item in table.fields.items()]
+    shape = (table.rows, table.spec.layout.record_bytes, fields)
+    if shape != (change.rows, change.record_bytes, change.fields):
+        raise FormatError(
+            f"{patch.name} is for {change.rows} rows of {change.fields} in table {change.name!r}, "
+            f"which has {table.rows} rows of {fields}"
+        )
+
+
+def _written(state: State, patch: _Patch) -> CommitDraft:
+    """Write the rows, scalars and payload of a patch; return the commit that publishes them."""
+    for change in patch.changes:
+        table = state.tables[change.name]
+        for rows, records in patch.read(change):
+            table._write_records(rows, records)
+        table.scalars.clear()
+        table.scalars.update(change.scalars)
+    values = {
+        name: Encoded(entry.text("kind"), patch.value(name, entry.natural("size")))
+        for name, entry in (patch.payload or {}).items()
+    }
+    draft = CommitDraft(state, patch.step, values, confirm=True)
+    for name, info in draft.payload.items():
+        if info.crc32c != (patch.payload or {})[name].integer("crc32c"):
+            draft.drop()
+            raise FormatError(f"{patch.name}: {name} does not match its checksum; copy it again")
+    if patch.payload is None:
+        draft.payload = state.manifest.payload
+    draft.step = patch.step
+    draft.numbers["mark"] = patch.new.text("mark")
+    draft.numbers["payload_mark"] = patch.new.text("payload_mark")
+    return draft

@@ -1,0 +1,100 @@
+"""Small charts as inline SVG, without a library: bars, lines and points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["bars", "lines", "points"]
+
+_WIDTH, _HEIGHT = 640, 240
+_LEFT, _BOTTOM, _TOP = 56, 28, 12
+_COLORS = ("#2a6fbb", "#c8553d", "#4b8f4e", "#8b5fbf", "#a07c18", "#3a9a9a")
+
+Floats = npt.NDArray[np.float64]
+
+
+def _svg(parts: Sequence[str], title: str, height: int = _HEIGHT) -> str:
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _axes(x: tuple[str, str], y: tuple[str, str], label: str) -> Iterator[str]:
+    """Yield the frame of a chart with what its ends mean."""
+    base = _HEIGHT - _BOTTOM
+    yield f'<path class="axis" d="M{_LEFT} {_TOP}V{base}H{_WIDTH - 8}"/>'
+    yield _text(_LEFT, _HEIGHT - 10, x[0])
+    yield _text(_WIDTH - 8, _HEIGHT - 10, x[1], "end")
+    yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 10, label)
+    yield _text(_LEFT - 6, base, y[0], "end")
+    yield _text(_LEFT - 6, _TOP + 8, y[1], "end")
+
+
+def bars(values: Sequence[float], titles: Sequence[str], ends: tuple[str, str], label: str) -> str:
+    """Return a bar for each value; `titles` are shown under the pointer, `ends` below the axis."""
+    most, inner = max([*values, 0]) or 1, _HEIGHT - _BOTTOM - _TOP
+    step = (_WIDTH - 8 - _LEFT) / max(1, len(values))
+    parts = [*_axes(ends, ("0", f"{most:,.4g}"), label)]
+    for number, (value, title) in enumerate(zip(values, titles, strict=True)):
+        height = inner * value / most
+        parts.append(
+            f'<rect x="{_LEFT + number * step + 0.5:.1f}" y="{_TOP + inner - height:.1f}" '
+            f'width="{max(0.8, min(step, 60) - 1):.1f}" height="{height:.1f}">'
+            f"<title>{escape(title)}</title></rect>"
+        )
+    return _svg(parts, label)
+
+
+def lines(
+    x: Sequence[float], curves: Mapping[str, Sequence[float]], ends: tuple[str, str], label: str
+) -> str:
+    """Return curves of fractions, 0 to 1, over ascending `x`, with their names."""
+    inner, low, high = _HEIGHT - _BOTTOM - _TOP, min(x), max(x)
+    parts = [*_axes(ends, ("0 %", "100 %"), label)]
+    for number, (name, values) in enumerate(curves.items()):
+        color = _COLORS[number % len(_COLORS)]
+        dots = [
+            (
+                _LEFT + (_WIDTH - 20 - _LEFT) * (at - low) / ((high - low) or 1),
+                _TOP + inner * (1 - value),
+            )
+            for at, value in zip(x, values, strict=True)
+        ]
+        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in dots)
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
+        parts += [f'<circle cx="{a:.1f}" cy="{d:.1f}" r="2.5" fill="{color}"/>' for a, d in dots]
+        legend = _text(_WIDTH - 14, _TOP + 14 + 16 * number, name, "end")
+        parts.append(legend.replace("<text ", f'<text style="fill:{color}" '))
+    return _svg(parts, label)
+
+
+def points(places: Floats, titles: Sequence[str], marked: Sequence[int], label: str) -> str:
+    """Return points `(n, 2)`; those that are `marked` stand out and have their titles beside."""
+    size, edge = 420, 12
+    low, high = np.percentile(places, 1, axis=0), np.percentile(places, 99, axis=0)
+    scaled = (places.clip(low, high) - low) / np.where(high > low, high - low, 1)
+    across = edge + scaled[:, 0] * (_WIDTH - 2 * edge)
+    down = edge + (1 - scaled[:, 1]) * (size - 2 * edge)
+    parts = [
+        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.2"><title>{escape(title)}</title>'
+        "</circle>"
+        for x, y, title in zip(across, down, titles, strict=True)
+    ]
+    for number in marked:
+        x, y = float(across[number]), float(down[number])
+        parts.append(f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+        at_end = x > _WIDTH * 0.8
+        label_at = _text(
+            x - 6 if at_end else x + 6, y + 4, titles[number], "end" if at_end else "start"
+        )
+        parts.append(label_at)
+    return _svg(parts, label, size)

@@ -1,0 +1,338 @@
+"""A table by key: its rows are read, written and trained by keys, which get rows as they arrive."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.base import Progress
+from tierstore._disk.generation import first_records
+from tierstore._keys.growing import Asked, KeyMap
+from tierstore._table.address import Ids, host_ids, is_torch
+from tierstore._table.host import Lease
+from tierstore._table.table import Table
+from tierstore._table.values import from_bytes
+from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+
+__all__ = ["KeyedTable"]
+
+_BLOCK_ROWS = 1 << 16
+
+
+class KeyBatch(Ids):
+    """A batch of keys; its rows are -1 where a key has none."""
+
+    asked: Asked
+
+
+class RowKeys(Sequence[Any]):
+    """The keys of a table by key, in the order of its rows."""
+
+    def __init__(self, table: KeyedTable) -> None:
+        """Show the keys of a table, those that are added later too."""
+        self._table = table
+        self.kind: str = "str" if table.spec.keys == "text" else "int64"
+
+    def __repr__(self) -> str:
+        return f"RowKeys({len(self)} of {self.kind})"
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return self._table.rows
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a row has the key."""
+        return key in self._table
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the row of each key; see `KeyedTable.lookup`."""
+        return self._table.lookup(keys, missing=missing)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the key of a row, or an array of keys for a slice or an array of rows."""
+        rows = range(len(self))
+        if isinstance(index, slice):
+            return self._table.keys_of(np.arange(*index.indices(len(rows))))
+        if np.ndim(index):
+            return self._table.keys_of(index)
+        return self._table.keys_of(rows[operator.index(index)]).item()
+
+
+class KeyedTable(Table):
+    """A table whose rows belong to keys; `store["user"]` of `TableSpec(keys="int64")`.
+
+    Keys are integers of 64 bits (uint64 by their bits) or texts, in arrays, tensors or lists of any
+    shape. A key that was never written or trained reads as its first row, which is drawn from the
+    seed and the key, and takes no place. Keys that are added are committed, rolled back and kept in
+    versions with the rows. Rows are numbered in the order in which keys arrive, from 0 on; `scan`,
+    `topk` and `by_row` go by these numbers.
+
+    >>> user = store.create_table("hashes", tierstore.TableSpec(1000, 16, keys="int64"))
+    >>> user.write([7, -5], np.ones((2, 16), np.float32))
+    >>> user.rows, user.capacity
+    (2, 1000)
+    """
+
+    @property
+    def rows(self) -> int:
+        """Number of keys that have a row."""
+        return len(self._map)
+
+    @property
+    def capacity(self) -> int:
+        """Number of keys that the table can hold; `store.grow` changes it."""
+        return self.spec.rows
+
+    @property
+    def by_row(self) -> Table:
+        """The same table by row numbers; those from `rows` on belong to no key yet."""
+        if "_by_row" not in self.__dict__:
+            view = Table.__new__(Table)
+            view.__dict__ = self.__dict__
+            self._by_row = view
+        return self._by_row
+
+    @property
+    def _map(self) -> KeyMap:
+        return self._generation.key_map
+
+    # -- keys and rows
+
+    @property
+    def keys(self) -> RowKeys:  # type: ignore[override]
+        """The keys by row: `keys[5]`, `keys[0:10]`, `keys[array_of_rows]`."""
+        return RowKeys(self)
+
+    def contains(self, keys: object) -> npt.NDArray[np.bool_]:
+        """Return for each key whether it has a row, in their shape."""
+        return self.lookup(keys, missing=-1) >= 0
+
+    def __contains__(self, key: object) -> bool:  # type: ignore[override]
+        """Whether a key has a row."""
+        try:
+            found = self.contains(key)
+        except (InvalidInputError, InvalidTypeError):
+            return False
+        return found.ndim == 0 and bool(found)
+
+    def lookup(self, keys: object, *, missing: int | None = None) -> npt.NDArray[np.int64]:
+        """Return the row number of each key, in their shape.
+
+        Keys without a row get `missing`; without it, UnknownNameError names the first.
+        """
+        asked, _ = self._asked(keys)
+        found = self._map.find(asked)
+        if missing is None and (found < 0).any():
+            key = np.asarray(keys, object).ravel()[int(np.flatnonzero(found < 0)[0])]
+            raise UnknownNameError(f"no row has the key {key!r}")
+        if missing is not None:
+            found[found < 0] = missing
+        return found.reshape(asked.shape)
+
+    def keys_of(self, rows: object) -> npt.NDArray[Any]:
+        """Return the keys of rows, int64 or str objects, in the shape of `rows`.
+
+        Raises RowIndexError for a row that belongs to no key.
+        """
+        batch = host_ids(rows, self.rows)
+        return self._map.keys_of(batch.rows).reshape(batch.shape)
+
+    def items(
+        self, field: str | None = None, *, block_rows: int = _BLOCK_ROWS
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield all keys with their rows of a field, `(n,)` and `(n, dim)`, in blocks."""
+        begin = 0
+        for block in self.scan(field, block_rows=block_rows):
+            yield self.keys_of(np.arange(begin, begin + len(block))), block
+            begin += len(block)
+
+    def _asked(self, keys: object) -> tuple[Asked, str]:
+        """Check a batch of keys; also return what kind of array answers it."""
+        kind = "numpy"
+        if is_torch(keys):
+            kind, keys = "torch", keys.numpy(force=True)  # type: ignore[attr-defined]
+        return self._map.asked(keys), kind
+
+    def merge(
+        self,
+        other: KeyedTable,
+        *,
+        on_conflict: Literal["newest", "mean", "keep"] = "newest",
+        progress: Progress | None = None,
+    ) -> int:
+        """Take the rows of another table by key; return how many keys are new.
+
+        Args:
+            other: a table with keys of the same kind and the same fields, of this or another store;
+                it is only read.
+            on_conflict: what becomes of a key that both have: "newest" takes the row of `other`,
+                "keep" keeps the own one, "mean" the mean of both, of every field.
+            progress: called with rows done and in all.
+
+        What is merged is durable after `store.commit()`. Raises InvalidInputError for tables that
+        do not fit, before anything has changed, and where there is no place for all keys; then
+        some blocks of rows are merged and uncommitted.
+        """
+        self._check_mergeable(other, on_conflict)
+        before = self.rows
+        for start in range(0, other.rows, _BLOCK_ROWS):
+            rows = np.arange(start, min(start + _BLOCK_ROWS, other.rows))
+            keys = other.keys_of(rows)
+            values = other.by_row.read(rows, list(other.fields), cache=False)
+            known = self.contains(keys)
+            if on_conflict == "keep":
+                keys = keys[~known]
+                values = {name: each[~known] for name, each in values.items()}
+            elif on_conflict == "mean" and known.any():
+                own = self.read(keys[known], list(self.fields))
+                for name, each in values.items():
+                    each[known] = (each[known] + own[name]) / 2
+            self.write(keys, values)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, other.rows)
+        return self.rows - before
+
+    def _check_mergeable(self, other: KeyedTable, on_conflict: str) -> None:
+        if on_conflict not in ("newest", "mean", "keep"):
+            raise InvalidInputError(
+                f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}"
+            )
+        if not isinstance(other, KeyedTable):
+            raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
+        if other.spec.keys != self.spec.keys or other.fields != self.fields:
+            raise InvalidInputError(
+                f"table {other.name!r} has other fields or {other.spec.keys} keys, and "
+                f"{self.name!r} {self.spec.keys}"
+            )
+        if other._generation is self._generation:
+            raise InvalidInputError(f"table {self.name!r} cannot be merged with itself")
+
+    # -- reading and writing
+
+    def read(
+        self,
+        keys: Any,
+        field: str | list[str] | tuple[str, ...] | None = None,
+        *,
+        cache: bool = True,
+        as_tensor: bool = False,
+        out: Any = None,
+    ) -> Any:
+        """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
+
+        A key without a row reads as its first row, and nothing is added.
+        """
+        asked, kind = self._asked(keys)
+        rows = self._map.find(asked)
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = 0
+        ids = self._like(rows.reshape(asked.shape), kind)
+        found = self.by_row.read(ids, field, cache=cache, as_tensor=as_tensor, out=out)
+        if unknown.size:
+            records = first_records(self.spec, asked.codes[unknown])
+            parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
+            for name, values in parts.items():
+                self._fill(name, values, unknown, records)
+        return found
+
+    def _fill(
+        self, name: str, values: Any, at: npt.NDArray[np.intp], records: npt.NDArray[np.uint8]
+    ) -> None:
+        """Put a field of first records at positions of an answer."""
+        item, lo, hi = self._spans[name]
+        kind = "torch" if is_torch(values) else "numpy"
+        data = np.ascontiguousarray(records[:, lo:hi])
+        first = from_bytes(data, item, Ids(at, at.shape, kind))
+        flat = values.reshape(-1, item.dim)
+        if kind == "torch":
+            first = first.to(values.device)
+        flat[at] = first
+
+    def _like(self, rows: npt.NDArray[np.int64], kind: str) -> Any:
+        """Return row numbers as an array that is answered like the keys."""
+        if kind != "torch":
+            return rows
+        import torch
+
+        return torch.from_numpy(rows).to(self.device)
+
+    def _batch(self, ids: object, *, record: bool = True) -> Ids:
+        """Find the rows of keys that are to be written, -1 for those that `_placed` adds."""
+        asked, kind = self._asked(ids)
+        batch = KeyBatch(self._map.find(asked), asked.shape, kind)
+        batch.asked = asked
+        return batch
+
+    def _placed(self, batch: Ids) -> Ids:
+        """Give rows to keys that have none, before what was checked is written."""
+        if not isinstance(batch, KeyBatch):
+            return batch
+        rows = self._add(batch.asked).reshape(batch.shape)
+        return self.by_row._batch(self._like(rows, batch.kind))
+
+    def _add(self, asked: Asked) -> npt.NDArray[np.int64]:
+        """Return the rows of keys; those that have none get one, with their first values."""
+        found = self._map.find(asked)
+        if not (found < 0).any():
+            return found
+        with self._owner.door.use(write=True), self._map.lock:
+            before = len(self._map)
+            found = self._map.add(asked)
+            try:
+                self._write_first(np.arange(before, len(self._map)))
+            except BaseException:
+                self._map.truncate(before)
+                raise
+        return found
+
+    def _write_first(self, rows: npt.NDArray[np.int64]) -> None:
+        """Write the first records of keys that were just added."""
+        if len(self._map) > self.capacity:
+            raise InvalidInputError(
+                f"table {self.name!r} holds {self.capacity} keys, and these would be "
+                f"{len(self._map)}: commit, then store.grow({self.name!r}, rows)"
+            )
+        for start in range(0, rows.size, _BLOCK_ROWS):
+            block = rows[start : start + _BLOCK_ROWS]
+            records = first_records(self.spec, self._map.codes_of(block))
+            values = {
+                name: item.element.decode(self._layout.view(records, name))
+                for name, item in self._layout.fields
+            }
+            self.by_row.write(block, values)
+
+    def _rows_for(self, keys: object) -> Any:
+        """Return row numbers in the shape of keys, as a tensor; keys without one get one."""
+        asked, _ = self._asked(keys)
+        return self._like(self._add(asked).reshape(asked.shape), "torch")
+
+    def lease(self, ids: object) -> Lease:
+        """Pin the rows of a batch of keys for a step; adds those that are new."""
+        asked, kind = self._asked(ids)
+        rows = self._add(asked).reshape(asked.shape)
+        return self.by_row.lease(self._like(rows, kind))
+
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
+        """Start bringing the rows of coming keys into memory; see `Table.prefetch`."""
+        rows = self.lookup(ids, missing=-1).ravel()
+        self.by_row.prefetch(rows[rows >= 0], window=window)
+
+    def warm(self, ids: object = None, *, counts: Any = None, progress: Any = None) -> int:
+        """Load rows of keys into the host tier, or the first ones; see `Table.warm`."""
+        if ids is not None:
+            rows = self.lookup(ids, missing=-1).ravel()
+            ids = rows[rows >= 0]
+        return self.by_row.warm(ids, counts=counts, progress=progress)
+
+    def _sliced(self, rows: slice) -> NoReturn:
+        raise InvalidTypeError(
+            f"keys have no order: table[{rows}] is no choice of them; scan yields rows by number"
+        )
+
+
+def _one(field: Any) -> str | None:
+    return field if field is None or isinstance(field, str) else None

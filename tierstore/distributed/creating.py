@@ -1,0 +1,144 @@
+"""Making a partitioned store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from tierstore import _io
+from tierstore._disk import generation as generations
+from tierstore._disk.base import Progress
+from tierstore._disk.manifest import (
+    Identity,
+    Manifest,
+    Parent,
+    TableInfo,
+    new_mark,
+    unique_name,
+)
+from tierstore._disk.partitioning import MOST_PARTITIONS, PARTITIONS, Shard, partition_name
+from tierstore._store.copy import Overall
+from tierstore._store.ledger import write_skeleton
+from tierstore._store.options import whole_number
+from tierstore._store.payload import copy_payload
+from tierstore._store.store import Store
+from tierstore.errors import InvalidInputError
+from tierstore.spec import TableSpec
+
+__all__ = ["check_partitions", "make_store", "new_identities"]
+
+_TOGETHER = 64
+"""Partitions that are filled at a time: each has files open meanwhile."""
+
+
+def check_partitions(partitions: object, ranks: int) -> int:
+    """Return the number of partitions; raises InvalidInputError, InvalidTypeError."""
+    number = whole_number("partitions", partitions)
+    if not ranks <= number <= MOST_PARTITIONS:
+        raise InvalidInputError(
+            f"a store for {ranks} ranks has {ranks} to {MOST_PARTITIONS} partitions, not {number}"
+        )
+    return number
+
+
+def new_identities(partitions: int) -> list[tuple[str, str]]:
+    """Return a uuid and a first mark for the root, and for each partition behind it."""
+    return [(uuid.uuid4().hex, new_mark()) for _ in range(partitions + 1)]
+
+
+def make_store(
+    path: Path,
+    specs: Mapping[str, TableSpec],
+    identities: list[tuple[str, str]],
+    progress: Progress | None = None,
+    source: Store | None = None,
+) -> None:
+    """Write a partitioned store, which appears under its name when it is complete.
+
+    `specs` are seeded and bound to the names of their tables: hosts that are given the same make
+    the same store. With a `source`, a reader that has these tables, it is a copy of that.
+    """
+    (root_uuid, root_mark), *parts = identities
+    report = Overall(progress, sum(spec.rows for spec in specs.values()) * _rounds(len(parts)))
+    infos: list[dict[str, TableInfo]] = [{} for _ in parts]
+    with _io.publish(path) as temporary, _io.Directory.make(temporary) as root:
+        with root.make_directory(PARTITIONS) as place:
+            for number in range(len(parts)):
+                place.make_directory(partition_name(number)).close()
+            for name, spec in specs.items():
+                for first in range(0, len(parts), _TOGETHER):
+                    count = min(_TOGETHER, len(parts) - first)
+                    shard = Shard(spec.rows, len(parts), first, count)
+                    found = _make_tables(place, shard, name, spec, report, source)
+                    for number, info in enumerate(found, first):
+                        infos[number][name] = info
+                    report.passed(spec.rows)
+            for number, (each, mark) in enumerate(parts):
+                with place.directory(partition_name(number)) as directory:
+                    manifest = Manifest(each, 1, 1, infos[number], confirmed=1, mark=mark)
+                    write_skeleton(directory, Identity(each), manifest)
+        tables = {name: TableInfo(spec, "") for name, spec in kept(specs).items()}
+        partitions = tuple((1, mark) for _, mark in parts)
+        manifest = Manifest(
+            root_uuid, 1, 1, tables, confirmed=1, mark=root_mark, partitions=partitions
+        )
+        if source is None:
+            write_skeleton(root, Identity(root_uuid), manifest)
+        else:
+            write_skeleton(root, *_copied(root, manifest, source))
+
+
+def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identity, Manifest]:
+    """Copy the payload of a store; return the identity and manifest of the copy."""
+    before = source._state.manifest
+    payload = {
+        name: copy_payload(value, root, unique_name("payload-", 1))
+        for name, value in source.payload.items()
+    }
+    tables = {
+        name: dataclasses.replace(info, scalars=dict(source[name].scalars))
+        for name, info in made.tables.items()
+    }
+    manifest = dataclasses.replace(
+        made,
+        version=before.version,
+        tables=tables,
+        step=before.step,
+        confirmed=before.version,
+        payload=payload,
+        previous=before.previous,
+        mark=before.mark,
+        payload_mark=before.payload_mark,
+    )
+    parent = Parent(before.uuid, before.version, before.previous)
+    return Identity(made.uuid, parent), manifest
+
+
+def kept(specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
+    """Return specs as manifests keep them: complete, and without initializers of no text."""
+    return {name: generations.as_kept(spec) for name, spec in specs.items()}
+
+
+def _rounds(partitions: int) -> int:
+    return -(-partitions // _TOGETHER)
+
+
+def _make_tables(
+    place: _io.Directory,
+    shard: Shard,
+    name: str,
+    spec: TableSpec,
+    report: Progress,
+    source: Store | None,
+) -> list[TableInfo]:
+    """Make a table in some partitions."""
+    with contextlib.ExitStack() as stack:
+        tables = []
+        for number in range(shard.first, shard.first + shard.count):
+            partition = stack.enter_context(place.directory(partition_name(number)))
+            tables.append(stack.enter_context(partition.make_directory(name)))
+        blocks = None if source is None else source[name]._records()
+        return generations.create_partitions(tables, shard, spec, blocks, report)

@@ -1,0 +1,171 @@
+"""Tables of several ranks as one: a call over all of them is one exchange."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tierstore._table.joint import Features, JointTable, Location
+from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.table import DistributedTable
+from tierstore.errors import RowIndexError
+from tierstore.spec import TableSpec
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+
+__all__ = ["DistributedJointTable"]
+
+
+class DistributedJointTable:
+    """Tables of several ranks as one, by numbers: their ids, those of one table behind another's.
+
+    `in_space` is where ids of tables become such numbers, and what it was last given is what a
+    request is for.
+
+    Attributes:
+        tables: in the order of their numbers.
+        shard: the rows that are on this rank.
+        average: whether gradients are divided by the number of ranks.
+    """
+
+    def __init__(self, tables: Sequence[DistributedTable]) -> None:
+        """Join tables whose shards are alike."""
+        self.tables: tuple[DistributedTable, ...] = tuple(tables)
+        self.shard = JointTable([table.shard for table in tables])
+        first = tables[0]
+        self.average: bool = first.average
+        self._place = first.place
+        self._ranks = first.exchange.ranks
+        self._exchange = Exchange(
+            self._ranks,
+            first.device,
+            self.shard.name,
+            owners_of=lambda numbers: first.exchange.owners_of(self._split(numbers)[1]),
+            rows_of=self._rows_of,
+        )
+        self._seen: Location | None = None
+        self._tags: dict[Features, int] = {}
+        self._wanted: Wanted | None = None
+
+    def _number(self) -> None:
+        """Number the rows of all tables, again where they were moved or grew."""
+        location = self.shard.location
+        if location is not self._seen:
+            rows = torch.tensor([table.rows for table in self.tables])
+            self._sizes = rows.to(self.device)
+            self._ends = rows.cumsum(0).to(self.device)
+            self._starts = self._ends - self._sizes
+            self._own_starts = torch.from_numpy(location.starts).to(self.device)
+            self._seen = location
+
+    def _split(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the table of each number, and the id there."""
+        tables = torch.searchsorted(self._ends, numbers, right=True).clamp(max=len(self.tables) - 1)
+        return tables, numbers - self._starts[tables]
+
+    def _rows_of(self, numbers: Tensor) -> Tensor:
+        """Return the row in the space of this rank of each number that it owns."""
+        tables, ids = self._split(numbers)
+        rows: Tensor = self._own_starts[tables] + self._place.rows_of(ids)
+        return rows
+
+    def in_space(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Tensor:
+        """Return the numbers of the ids of some features, int64 `(n,)`; see `JointTable.in_space`.
+
+        An id that is not in its table raises in the request that follows.
+        """
+        self._number()
+        own = ids.to(self.device)
+        numbers = torch.tensor(features.tables).to(self.device)
+        counts = torch.tensor(list(lengths)).to(self.device)
+        tables = numbers.repeat_interleave(counts, output_size=len(own))
+        is_bad = ((own < 0) | (own >= self._sizes[tables])).any()
+        found = own + self._starts[tables]
+
+        def refuse() -> None:
+            pairs = zip(*features, own.split(list(lengths)), strict=True)
+            for name, number, of_feature in pairs:
+                rows = self.tables[number].rows
+                bad = ((of_feature < 0) | (of_feature >= rows)).nonzero().flatten().tolist()
+                if bad:
+                    raise RowIndexError(
+                        f"id {int(of_feature[bad[0]])} at position {bad[0]} of feature {name!r} is "
+                        f"outside table {self.tables[number].name!r}, which has rows 0 to "
+                        f"{rows - 1}"
+                    )
+
+        self._wanted = Wanted(
+            found, self._tag(features), features.tables, list(lengths), is_bad, refuse
+        )
+        return found
+
+    def _tag(self, features: Features) -> int:
+        tag = self._tags.get(features)
+        if tag is None:
+            named = [
+                (name, self.tables[number].name) for name, number in zip(*features, strict=True)
+            ]
+            tag = self._tags[features] = zlib.crc32(repr(named).encode())
+        return tag
+
+    def request(self, numbers: Tensor) -> Request:
+        """Ask the ranks that own them for the rows that `in_space` returned. Collective.
+
+        Raises RowIndexError, and RanksError on the other ranks.
+        """
+        wanted, self._wanted = self._wanted, None
+        if wanted is None or wanted.ids is not numbers:
+            raise RuntimeError("a request is for what in_space returned last")
+        return Request(self._exchange, wanted)
+
+    def padding(self, padding_idx: int | None) -> None:
+        """Return None: joint tables have no padding."""
+
+    def read(self, numbers: Tensor, field: str, touched: object = ()) -> Tensor:
+        """Return a field of rows, `(n, dim)`; see `JointTable.read`. Collective."""
+        request = self.request(numbers)
+        rows = self.shard.read(request.asked, field, request.touched)
+        return request.answer(rows)[request.positions]
+
+    def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
+        """Start bringing those rows nearer that are on this rank."""
+        self._wanted = None
+        mine = numbers[self._exchange.owners_of(numbers) == self._ranks.rank]
+        if len(mine):
+            self.shard.prefetch(self._rows_of(mine), window=window)
+
+    # -- what is equal of all tables
+
+    @property
+    def name(self) -> str:
+        """What messages call them."""
+        return self.shard.name
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a shard of each."""
+        return self._ranks.count
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the shards are made of, but for the number of their rows."""
+        return self.shard.spec
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is."""
+        return self.shard.device
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self.shard.store
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedJointTable:
+        """Return the joint table itself."""
+        return self

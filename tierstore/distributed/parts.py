@@ -1,0 +1,176 @@
+"""The partitions of one rank, of which it is the only writer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, cast
+
+from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.partitioned import PartitionedGeneration
+from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._store.options import Options
+from tierstore._store.partitions import check_part, missing_partition
+from tierstore._store.store import Store
+from tierstore.distributed.root import NOTHING
+from tierstore.errors import NotAStoreError, VersionError
+
+__all__ = ["Parts"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 8
+"""Partitions that sync their files at a time."""
+
+
+class Parts:
+    """The partitions of one rank; an open root names the version of each.
+
+    Attributes:
+        stores: the partitions, in order.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Open nothing yet."""
+        self.stores: list[Store] = []
+        self._path = cast(Path, options.path)
+        self._options = options
+        self._share = Shard(1, 1, 0, 1)
+
+    def open(self, root: Manifest, rank: int, ranks: int) -> None:
+        """Open those of a rank at the version of the root; newer ones are dropped."""
+        self._share = Shard.of_rank(1, len(root.partitions), rank, ranks)
+        first, end = self._share.first, self._share.first + self._share.count
+        calls = _side_by_side(lambda number: self._open(root, number), range(first, end))
+        self.stores = [call.result() for call in calls if call.exception() is None]
+        for call in calls:
+            call.result()
+
+    def _open(self, root: Manifest, number: int) -> Store:
+        version, mark = root.partitions[number]
+        path = self._path / PARTITIONS / partition_name(number)
+        options = Options(
+            path=path,
+            mode="r+",
+            budget=NOTHING,
+            version=version,
+            discard_newer=True,
+            mark=mark,
+            keep=max(2, self._options.keep or root.keep),
+            allow_untested=self._options.allow_untested,
+        )
+        try:
+            return Store(options)
+        except NotAStoreError:
+            raise missing_partition(str(path), number) from None
+        except VersionError as error:
+            raise VersionError(
+                f"{path} lacks the version that the store's root names: {error}. Partitions belong "
+                "together: restore all from one copy, or, where each host has its own disk, open "
+                "the store with as many ranks as before"
+            ) from None
+
+    def shard(self, rows: int) -> Shard:
+        """Return which rows of a table of so many are in these partitions."""
+        share = self._share
+        return Shard(rows, share.partitions, share.first, share.count)
+
+    def generation(self, name: str, info: TableInfo) -> PartitionedGeneration:
+        """Return the files of a table's shard, given what the root says of the whole."""
+        shard = self.shard(info.spec.rows)
+        parts = [part[name]._generation for part in self.stores]
+        for part in parts:
+            check_part(part, shard, info.spec.layout.record_bytes)
+        own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
+        return PartitionedGeneration(own, shard, parts)
+
+    def numbered(self) -> list[tuple[int, Store]]:
+        """Return each partition with its number."""
+        return list(enumerate(self.stores, self._share.first))
+
+    def versions(self) -> dict[int, tuple[int, str]]:
+        """Return the version and mark at which each is, by number."""
+        return {
+            number: (part.version, part._state.manifest.mark) for number, part in self.numbered()
+        }
+
+    def ahead(self, root: Manifest) -> list[tuple[int, Store]]:
+        """Return those that are not at the version that the root names, after an error."""
+        return [
+            (number, part)
+            for number, part in self.numbered()
+            if part._state.manifest.mark != root.partitions[number][1]
+        ]
+
+    def commit(self) -> None:
+        """Commit those that rows were written to, not confirmed."""
+
+        def commit(part: Store) -> None:
+            if part.uncommitted_rows():
+                part.commit(confirm=False)
+
+        self.each(commit)
+
+    def confirm(self, root: Manifest, kept: Mapping[int, Manifest]) -> None:
+        """Keep what the versions `kept` of the root name, and no more."""
+        self.follow_names(root, kept)
+        named = set(root.names.values()) - {root.version}
+        unnamed = [each for version, each in kept.items() if version not in named]
+
+        def confirm(item: tuple[int, Store]) -> None:
+            number, part = item
+            oldest = min(each.partitions[number][0] for each in unnamed)
+            if oldest > part._state.manifest.confirmed:
+                part.confirm(oldest)
+
+        for call in _side_by_side(confirm, self.numbered()):
+            call.result()
+
+    def follow_names(self, root: Manifest, kept: Mapping[int, Manifest]) -> None:
+        """Keep in each partition what the root keeps by name."""
+        for number, part in self.numbered():
+            wanted = {
+                name: kept[version].partitions[number][0]
+                for name, version in root.names.items()
+                if version in kept
+            }
+            there = part._state.manifest.names
+            for name in there.keys() - wanted.keys():
+                part.release(name)
+            for name, version in wanted.items():
+                if there.get(name) != version:
+                    part.keep(version, name)
+
+    def each(self, work: Callable[[Store], object]) -> None:
+        """Do something to every partition, several at a time, and raise after all."""
+        for call in _side_by_side(work, self.stores):
+            call.result()
+
+    def close(self) -> None:
+        """Close them."""
+        if self.stores:
+            self.each(Store.close)
+
+
+def _side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[Future[R]]:
+    """Call `work` with each item, several at a time, and return the calls when all have ended.
+
+    One after the other where the program is ending, which starts no thread any more.
+    """
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return [pool.submit(work, item) for item in items]
+    except RuntimeError:
+        return [_ended(work, item) for item in items]
+
+
+def _ended(work: Callable[[T], R], item: T) -> Future[R]:
+    call: Future[R] = Future()
+    try:
+        call.set_result(work(item))
+    except Exception as error:
+        call.set_exception(error)
+    return call

@@ -1,0 +1,154 @@
+"""The ranks of a process group: what they must agree on, and errors that all of them raise.
+
+The engine is torch.distributed. Control messages go through a gloo group of their own, so that no
+collective of the training comes between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from tierstore import _io
+from tierstore.errors import InvalidInputError, RanksError, TierStoreError
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+
+_REASON = 160
+"""Characters of what a collective says of its failure, at most."""
+
+
+class Ranks:
+    """The ranks of the default process group, as one of them; one alone where there is none.
+
+    Attributes:
+        rank, count: which of how many this is.
+        data_group: the group that rows go through, of the backend of the default group.
+        broken: what went wrong between the ranks; empty while they can still talk.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        """Join the others; `timeout` is how many seconds one rank waits for another."""
+        self.rank, self.count, self.broken = 0, 1, ""
+        self._group: Any = None
+        self.data_group: Any = None
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self.rank, self.count = dist.get_rank(), dist.get_world_size()
+            patience = None if timeout is None else datetime.timedelta(seconds=timeout)
+            with self.explained("open the store"):
+                self._group = dist.new_group(backend="gloo", timeout=patience)
+                self.data_group = dist.new_group(timeout=patience)
+
+    @contextlib.contextmanager
+    def explained(self, what: str) -> Any:
+        """Raise RanksError from what a collective raises where a rank is gone or silent."""
+        try:
+            yield
+        except TierStoreError:
+            raise
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or ["no reason given"])[0][:_REASON]
+            self.broken = (
+                f"rank {self.rank} of {self.count} could not {what} with the others: one has "
+                f"ended, or did not come in time ({reason}); end all ranks and start them again: "
+                "the last version that was committed is intact"
+            )
+            raise RanksError(self.broken) from error
+
+    def gather(self, what: str, value: T) -> list[T]:
+        """Return the value of every rank; `what` all do names it in errors. Raises RanksError."""
+        if self.count == 1:
+            return [value]
+        if self.broken:
+            raise RanksError(self.broken)
+        found: list[Any] = [None] * self.count
+        with self.explained(what):
+            dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def agree(self, what: str, values: Mapping[str, object]) -> None:
+        """Raise InvalidInputError on every rank unless all give the same values."""
+        every = self.gather(what, {"call": what, **values})
+        for name in every[0]:
+            given = [each.get(name) for each in every]
+            for rank, value in enumerate(given):
+                if value != given[0]:
+                    raise InvalidInputError(
+                        f"ranks disagree on {name}: rank 0 has {given[0]!r}, rank {rank} has "
+                        f"{value!r}; every rank makes the same calls with the same arguments"
+                    )
+
+    def together(self, what: str, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, and return what each returned.
+
+        An error on one rank is raised on all, once every rank is done: on that rank itself, on the
+        others as the same class where it is an error of this library, naming the rank.
+        """
+        own: Exception | None = None
+        value: Any = None
+        try:
+            value = work()
+        except Exception as error:
+            own = error
+        outcome = (None if own is None else _described(own), value)
+        found = self.gather(what, outcome)
+        if own is not None:
+            own.add_note(f"on rank {self.rank} of {self.count}, while all {what}")
+            raise own
+        for rank, (failure, _) in enumerate(found):
+            if failure is not None:
+                kind, text = failure
+                raise kind(f"rank {rank} of {self.count} could not {what}: {text}")
+        return [value for _, value in found]
+
+    def leaders(self, path: Path) -> list[int]:
+        """Return for each rank the lowest one that sees the same directory at its path.
+
+        Ranks of a shared file system have one leader, those of hosts with disks of their own one a
+        host. `path` is a directory. A file in it for each rank tells; they are removed.
+        """
+        if self.count == 1:
+            return [0]
+        token = self.gather("name a file", uuid.uuid4().hex[:8])[0]
+        names = [f".rank-{rank}.{token}.partial" for rank in range(self.count)]
+
+        def put() -> None:
+            with _io.Directory.open(path) as directory:
+                directory.write_file(names[self.rank], b"")
+
+        def look() -> int:
+            with _io.Directory.open(path) as directory:
+                return next(rank for rank, name in enumerate(names) if directory.exists(name))
+
+        try:
+            self.together(f"write to {path}", put)
+            return self.together(f"look into {path}", look)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path / names[self.rank])
+
+    def close(self) -> None:
+        """Leave the group of control messages; harmless when repeated."""
+        groups = self._group, self.data_group
+        self._group = self.data_group = None
+        self.broken = self.broken or "the store was closed"
+        for group in groups:
+            if group is not None and dist.is_initialized():
+                with contextlib.suppress(RuntimeError, ValueError):
+                    dist.destroy_process_group(group)
+
+
+def _described(error: Exception) -> tuple[type[TierStoreError], str]:
+    """Return the class and text by which other ranks raise an error."""
+    if isinstance(error, TierStoreError):
+        return type(error), str(error)
+    return RanksError, f"{type(error).__name__}: {error}"

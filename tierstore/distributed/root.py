@@ -1,0 +1,217 @@
+"""The root of a partitioned store: the manifests that name a version of every partition.
+
+Of the ranks that see the same directory one, their leader, has the root open as its writer. What it
+publishes the others take from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tierstore import _io
+from tierstore._disk.manifest import Manifest
+from tierstore._store.commit import CommitDraft, clean_up
+from tierstore._store.options import Options
+from tierstore._store.store import Store
+from tierstore._store.versions import History, open_directory, read_identity
+from tierstore.budget import Budget
+from tierstore.distributed.ranks import Ranks
+from tierstore.errors import InvalidInputError, NotAStoreError, VersionError
+
+__all__ = ["NOTHING", "Root"]
+
+NOTHING = Budget(host=0, gpu=0)
+"""The budget of a store whose rows no tier of its own keeps."""
+
+
+class _Seen(NamedTuple):
+    """Which versions a leader sees: the store's uuid, marks by version, versions by name."""
+
+    uuid: str
+    marks: dict[int, str]
+    names: dict[str, int]
+
+
+class Root:
+    """The root as this rank sees it.
+
+    Attributes:
+        manifest: the version that is open.
+        uuid: what tells the store from all others.
+        store: the root itself, as its writer, on a leader alone; it has no tables.
+    """
+
+    manifest: Manifest
+    uuid: str
+
+    def __init__(self, options: Options, ranks: Ranks) -> None:
+        """Open nothing yet."""
+        self.store: Store | None = None
+        self._path = cast(Path, options.path)
+        self._options = options
+        self._ranks = ranks
+        self._directory: _io.Directory | None = None
+        self._leader = 0
+
+    def open(self) -> None:
+        """Open the version asked for, or the newest that all leaders have. Collective."""
+        ranks = self._ranks
+        ranks.together("open the directory of the store", self._open_directory)
+        self._leader = ranks.leaders(self._path)[ranks.rank]
+        seen = ranks.together("read the versions of the store", self._read_versions)
+        chosen = self._chosen([each for each in seen if each is not None])
+        self._follow("open the root of the store", lambda: self._open_root(chosen))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is a leader."""
+        return self._leader == self._ranks.rank
+
+    @property
+    def directory(self) -> _io.Directory:
+        """The directory of the store."""
+        if self._directory is None:
+            raise NotAStoreError(f"{self._path} is not open")
+        return self._directory
+
+    @property
+    def last_version(self) -> int:
+        """The highest version that a leader's root ever had; 0 for other ranks."""
+        return 0 if self.store is None else self.store._state.ledger.last_version
+
+    def versions(self) -> dict[int, Manifest]:
+        """Return the manifests of the versions that can be opened, oldest first."""
+        return History(self.directory, self.uuid).versions()
+
+    # -- opening
+
+    def _open_directory(self) -> None:
+        self._directory = open_directory(self._path)
+        self.uuid = read_identity(self._directory).uuid
+
+    def _read_versions(self) -> _Seen | None:
+        """Return, as a leader, which versions of the store can be opened."""
+        if not self.leads:
+            return None
+        newest = History(self.directory, self.uuid).newest()
+        if not newest.partitions:
+            raise InvalidInputError(
+                f"{self._path} has no partitions, so one process writes it, with "
+                "tierstore.open(path, 'r+'); tierstore.distributed.create makes a store for ranks"
+            )
+        marks = {number: each.mark for number, each in self.versions().items()}
+        return _Seen(self.uuid, marks, dict(newest.names))
+
+    def _chosen(self, seen: Sequence[_Seen]) -> int:
+        """Return the version to open: the one asked for, or the newest that all leaders have.
+
+        Raises InvalidInputError and VersionError.
+        """
+        uuids = {each.uuid for each in seen}
+        if len(uuids) > 1:
+            raise InvalidInputError(
+                f"the ranks see different stores at their paths: {', '.join(sorted(uuids))}; each "
+                "host needs the same store, or a share of it"
+            )
+        common = dict(set.intersection(*({*each.marks.items()} for each in seen)))
+        if not common:
+            raise InvalidInputError(
+                f"the copies of the root of {self._path} have no version in common; copy the "
+                "newest one to every host"
+            )
+        wanted = self._options.version
+        if wanted is None:
+            return max(common)
+        number = seen[0].names.get(wanted) if isinstance(wanted, str) else wanted
+        if number not in common:
+            listed = ", ".join(map(str, sorted(common)))
+            raise VersionError(
+                f"version {wanted!r} of {self._path} is not kept; there are: {listed}"
+            )
+        return number
+
+    def _open_root(self, chosen: int) -> None:
+        """Open the root as its writer, as a leader, and go back to a version where it is ahead."""
+        if not self.leads:
+            return
+        is_ahead = History(self.directory, self.uuid).newest().version != chosen
+        back: dict[str, Any] = {"version": chosen if is_ahead else None, "discard_newer": is_ahead}
+        self.store = Store(
+            dataclasses.replace(
+                self._options, budget=NOTHING, policy=None, device=None, root_only=True, **back
+            )
+        )
+
+    # -- other versions
+
+    def draft(
+        self,
+        step: int | None = None,
+        payload: Mapping[str, object] | None = None,
+        *,
+        keep: str | None = None,
+    ) -> CommitDraft | None:
+        """Begin a version, as a leader; see `CommitDraft`."""
+        if self.store is None:
+            return None
+        return CommitDraft(self.store._state, step, payload, confirm=True, keep=keep)
+
+    def publish(self, changes: Mapping[str, Any], draft: CommitDraft | None) -> None:
+        """Publish a version whose manifest has these changes. Collective."""
+        self._follow("publish the version", lambda: self._publish(changes, draft))
+
+    def _publish(self, changes: Mapping[str, Any], draft: CommitDraft | None) -> None:
+        """Publish a manifest, as a leader."""
+        if self.store is None or draft is None:
+            return
+        state = draft.state
+        with self.store._door.use(write=True) as use, state.alone("commit"):
+            numbers = {**draft.numbers, **changes, "previous": state.manifest.version}
+            if draft.keep is not None:
+                numbers["names"] = {**state.manifest.names, draft.keep: changes["version"]}
+            with state.unless_published(draft.drop), state.unbroken():
+                state.adopt(state.publish(**numbers, step=draft.step, payload=draft.payload))
+            with use.interruptible():
+                clean_up(state, self.store._folder)
+
+    def rename(self, what: str, change: Callable[[Store], object]) -> None:
+        """Change by which names versions are kept. Collective."""
+
+        def work() -> None:
+            if self.store is not None:
+                change(self.store)
+
+        self._follow(what, work)
+
+    def _follow(self, what: str, work: Callable[[], None]) -> None:
+        """Do something that may publish, and take the manifest of this rank's leader.
+
+        It goes from rank to rank as the bytes of its file, so that tables that stay are shared.
+        """
+
+        def publish() -> bytes | None:
+            work()
+            return None if self.store is None else self.store._state.manifest.encode()
+
+        found = self._ranks.together(what, publish)
+        if self.store is not None:
+            self.manifest = self.store._state.manifest
+            return
+        like = getattr(self, "manifest", None)
+        self.manifest = Manifest.decode(cast(bytes, found[self._leader]), str(self._path), like)
+
+    # -- closing
+
+    def stores(self) -> Iterable[Store]:
+        """Return the stores that are open."""
+        return [] if self.store is None else [self.store]
+
+    def close(self) -> None:
+        """Close the root; harmless when it was not open."""
+        if self.store is not None:
+            self.store.close()
+        if self._directory is not None:
+            self._directory.close()

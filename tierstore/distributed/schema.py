@@ -1,0 +1,219 @@
+"""Changes to the tables of a partitioned store: each is a version of all ranks, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierstore._disk.base import Progress
+from tierstore._disk.generation import as_kept, initial_records
+from tierstore._disk.manifest import TableInfo
+from tierstore._disk.partitioning import Shard
+from tierstore._store.alter import Rewrite
+from tierstore._store.copy import Overall
+from tierstore._store.store import Store
+from tierstore.distributed.prepared import agreed
+from tierstore.errors import CommitFailedError, InvalidInputError, RanksError, TierStoreError
+from tierstore.initializers import Constant, Initializer
+from tierstore.spec import Field, TableSpec
+
+if TYPE_CHECKING:
+    from tierstore.distributed.store import DistributedStore
+
+__all__ = ["alter_tables", "grow"]
+
+_HELD_BYTES = 256 << 20
+"""Records of new rows that a rank holds at a time."""
+
+
+Rows = npt.NDArray[np.int64]
+Records = npt.NDArray[np.uint8]
+
+
+def alter_tables(
+    store: DistributedStore,
+    changes: Mapping[str, Mapping[str, Any]],
+    progress: Progress | None = None,
+) -> None:
+    """Add and drop fields of several tables; see `DistributedStore.alter_tables`."""
+    store._agree("alter tables", {"changes": repr({k: dict(v) for k, v in changes.items()})})
+    added = {name: dict(change.get("add", {})) for name, change in changes.items()}
+    for name, fields in added.items():
+        table = store[name]
+        for field, item in fields.items():
+            if item.init is not None and not isinstance(item.init, Constant):
+                raise InvalidInputError(
+                    f"field {field!r} of table {table.name!r}: fields that are added to a "
+                    "partitioned store start from a constant; write other values afterwards"
+                )
+
+    def alter() -> dict[str, TableInfo]:
+        parts = store._parts.stores
+        report = Overall(progress, len(parts) * sum(parts[0][name].rows for name in changes))
+        for part in parts:
+            part.alter_tables(changes, progress=report)
+            report.passed(sum(part[name].rows for name in changes))
+        return {
+            name: _with_fields(store._manifest.tables[name], parts[0][name].spec, added[name])
+            for name in changes
+        }
+
+    specs = {name: _altered(store._tables[name].spec, changes[name], added[name]) for name in added}
+    _change(store, "alter", specs, alter)
+
+
+def grow(
+    store: DistributedStore,
+    name: str,
+    rows: int,
+    init: Initializer | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Grow a table; see `DistributedStore.grow`."""
+    store._agree("grow a table", {"name": name, "rows": rows, "init": init and init.text})
+    store[name]
+    info = store._manifest.tables[name]
+    if rows < info.spec.rows:
+        raise InvalidInputError(f"a table cannot shrink: {info.spec.rows} rows to {rows}")
+    spec = dataclasses.replace(info.spec, rows=rows, chunk_rows=None)
+    if init is not None:
+        first, item = next(iter(spec.fields.items()))
+        bound = init.bound(name, (rows, item.dim))
+        if init.text:  # one seed for all ranks
+            bound = store._ranks.gather("draw the same values", bound)[0]
+        fields = {**spec.fields, first: dataclasses.replace(item, init=bound)}
+        spec = dataclasses.replace(spec, fields=fields, init=None)
+
+    def grown() -> dict[str, TableInfo]:
+        parts, shard = store._parts.numbered(), store._parts.shard(rows)
+        new = -(-rows // shard.partitions) - info.spec.rows // shard.partitions
+        some = max(1, _HELD_BYTES // max(1, new * spec.layout.record_bytes))
+        report = Overall(progress, len(parts) * shard.blocks)
+        for first in range(0, len(parts), some):
+            held = parts[first : first + some]
+            of = _new_records(spec, info.spec.rows, shard, [number for number, _ in held])
+            for number, part in held:
+                _extend(part, name, shard.blocks, *of[number], report)
+                report.passed(shard.blocks)
+        return {name: dataclasses.replace(info, spec=as_kept(spec))}
+
+    own = dataclasses.replace(store._tables[name].spec, rows=len(store._parts.shard(rows)))
+    _change(store, "grow", {name: own}, grown)
+
+
+def _new_records(
+    spec: TableSpec, start: int, shard: Shard, numbers: Sequence[int]
+) -> dict[int, tuple[Rows, Records]]:
+    """Return the first records of rows from `start` on, with their rows, of some partitions."""
+    found: dict[int, list[tuple[Rows, Records]]] = {number: [] for number in numbers}
+    for records in initial_records(spec, start):
+        ids = np.arange(start, start + len(records))
+        partitions = shard.partition_of(ids)
+        for number in numbers:
+            which = partitions == number
+            found[number].append((ids[which] // shard.partitions, records[which]))
+        start += len(records)
+    none = np.empty(0, np.int64), np.empty((0, spec.layout.record_bytes), np.uint8)
+    return {
+        number: (
+            np.concatenate([none[0], *(rows for rows, _ in each)]),
+            np.concatenate([none[1], *(records for _, records in each)]),
+        )
+        for number, each in found.items()
+    }
+
+
+def _extend(
+    part: Store, name: str, rows: int, at: Rows, records: Records, progress: Progress
+) -> None:
+    """Write a table of a partition anew, with so many rows, and these records at some of the last.
+
+    The last row that it had may stand for no id until now; those behind the records stand for none.
+    """
+    table = part[name]
+    if not at.size and rows == table.rows:
+        return
+
+    def blocks() -> Iterator[Records]:
+        done = 0
+        for block in table._records():
+            own = (at >= done) & (at < done + len(block))
+            block[at[own] - done] = records[own]
+            yield block
+            done += len(block)
+        rest = np.zeros((rows - done, records.shape[1]), np.uint8)
+        rest[at[at >= done] - done] = records[at >= done]
+        yield rest
+
+    spec = dataclasses.replace(table.spec, rows=rows, chunk_rows=None)
+    part._rewrite(lambda: [Rewrite(name, spec, blocks(), table.scalars)], progress)
+
+
+def _altered(spec: TableSpec, change: Mapping[str, Any], added: Mapping[str, Field]) -> TableSpec:
+    """Return what a table comes to, as far as its room in memory goes."""
+    fields = {**spec.fields, **added}
+    kept = {name: item for name, item in fields.items() if name not in change.get("drop", ())}
+    return dataclasses.replace(spec, fields=kept, init=None) if kept else spec
+
+
+def _with_fields(info: TableInfo, now: TableSpec, added: Mapping[str, Field]) -> TableInfo:
+    """Return what the root says of a table whose partitions have other fields now."""
+    known = {**info.spec.fields, **added}
+    fields = {
+        name: dataclasses.replace(item, init=known[name].init) for name, item in now.fields.items()
+    }
+    return dataclasses.replace(
+        info, spec=dataclasses.replace(now, rows=info.spec.rows, fields=fields)
+    )
+
+
+def _change(
+    store: DistributedStore,
+    what: str,
+    specs: Mapping[str, TableSpec],
+    work: Callable[[], dict[str, TableInfo]],
+) -> None:
+    """Have every rank change its partitions, and publish what `work` returns of the tables.
+
+    `specs` are what the tables come to on this rank. Raises InvalidInputError unless all is
+    committed, CapacityError for too small a budget; then nothing was changed.
+    """
+    ranks = store._ranks
+
+    def check() -> None:
+        rows = store._uncommitted()
+        if rows or store._parts.ahead(store._manifest):
+            raise InvalidInputError(
+                f"{rows} rows of rank {store.rank} are not committed; commit or roll back before "
+                f"you {what} tables"
+            )
+        before = {name: table.spec for name, table in store._tables.items()}
+        store._spaces.check_fit({**before, **specs})
+
+    with store._door.use(write=True), store._closed_when_broken():
+        ranks.together(f"check that it can {what} its tables", check)
+        draft = store._root.draft()
+
+        def change() -> Any:
+            store._spaces.vacate(list(specs))
+            return store._prepared(work(), draft)
+
+        try:
+            prepared = ranks.together(f"{what} its partitions", change)
+        except RanksError:
+            raise
+        except TierStoreError:
+            ranks.together("go back", store._restore_parts)
+            raise
+        store._publish(agreed(prepared), draft)
+        try:
+            ranks.together("place its tables", store._place)
+        except TierStoreError as error:
+            raise CommitFailedError(
+                f"version {store.version} is committed, but its tables could not be opened in "
+                f"their new shape ({error}); open the store again"
+            ) from error

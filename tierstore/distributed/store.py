@@ -1,0 +1,572 @@
+"""A partitioned store that the ranks of a process group write together.
+
+Each rank has some of the partitions open, as their one writer, under tiers of its own: the rows of
+a table that are in them are its shard. A commit is one version of all ranks or none: every rank
+commits its partitions without confirming that, all agree, a leader publishes the root's manifest,
+which names a version of each partition, and every rank confirms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn, Self, TypeVar, cast
+
+from tierstore._disk.base import Progress
+from tierstore._disk.generation import Generation
+from tierstore._disk.manifest import Manifest, TableInfo
+from tierstore._disk.partitioning import Shard
+from tierstore._door import Door
+from tierstore._store import closing, keeping
+from tierstore._store.commit import CommitDraft
+from tierstore._store.options import Options, whole_number
+from tierstore._store.payload import Payload
+from tierstore._store.pointer import make_pointer
+from tierstore._store.store import Store
+from tierstore._store.tables import Spaces
+from tierstore._strictjson import canonical, json_values
+from tierstore._table.prefetch import Prefetcher
+from tierstore._table.table import Table, Touched
+from tierstore._tiers.memory import available_bytes
+from tierstore.distributed import schema
+from tierstore.distributed.parts import Parts
+from tierstore.distributed.prepared import Prepared, agreed
+from tierstore.distributed.ranks import Ranks
+from tierstore.distributed.root import Root
+from tierstore.distributed.table import DistributedTable
+from tierstore.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TierStoreError,
+    UncommittedRowsWarning,
+    UnknownNameError,
+    UpkeepWarning,
+)
+from tierstore.initializers import Initializer
+from tierstore.spec import Field, TableSpec, check_name
+from tierstore.stats import SpaceInformation, StoreInfo, Version
+
+__all__ = ["DistributedStore"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class DistributedStore(Mapping[str, Any]):
+    """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
+
+    `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
+    calls them, in the same order and with the same arguments, and an error on one rank is raised on
+    all. On one rank alone its tables are those of any store.
+    """
+
+    def __init__(self, options: Options, ranks: Ranks, *, average: bool = True) -> None:
+        """Open it; `tierstore.distributed.open` is the way to."""
+        self.path: Path = cast(Path, options.path)
+        self.mode: str = options.mode
+        self._options = options
+        self._ranks = ranks
+        self.average = average
+        """Whether gradients of rows are divided by the number of ranks."""
+        self._door = self.door = Door(str(options.path), writable=True)
+        self.prefetcher: Prefetcher = Prefetcher(self.door)
+        self.sync_checks: bool = options.check_ids == "sync"
+        self.touched: Touched = Touched()
+        self._tables: dict[str, Table] = {}
+        self._shared: dict[str, DistributedTable] = {}
+        self._spaces = Spaces(self._tables, options)
+        self._root = Root(options, ranks)
+        self._parts = Parts(options)
+        self._forget: Callable[[], object] = lambda: None
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            raise
+        owned = [*self._parts.stores, *self._root.stores()]
+        for each in owned:
+            each._forget()
+            closing.leave_to_owner(each)
+        locks = [lock for each in owned for lock in each._state.locks]
+        self._forget = closing.watch(self, str(self.path), locks)
+
+    # -- opening
+
+    def _open(self) -> None:
+        ranks = self._ranks
+        hosts = ranks.gather("count the ranks of each host", socket.gethostname())
+        options = _within_share(self._options, hosts.count(hosts[ranks.rank]))
+        self._spaces = Spaces(self._tables, options)
+        self._root.open()
+        count = len(self._manifest.partitions)
+        if ranks.count > count:
+            raise InvalidInputError(
+                f"{self.path} has {count} partitions, and {ranks.count} ranks need at least one "
+                f"each; open it on {count} ranks at most, or make one with more partitions"
+            )
+        ranks.together(
+            "open its partitions",
+            lambda: self._parts.open(self._manifest, ranks.rank, ranks.count),
+        )
+        ranks.together("place its tables", self._place)
+        ranks.together("name the kept versions", self._follow_names)
+
+    @property
+    def _manifest(self) -> Manifest:
+        return self._root.manifest
+
+    def _place(self) -> None:
+        """Put tiers over the partitions, for all tables that have none."""
+        opened: dict[str, Generation] = {}
+        specs: dict[str, TableSpec] = {}
+        for name, info in self._manifest.tables.items():
+            if name in self._shared:
+                self._shared[name].resize(self.shard_of(info.spec))
+            generation = self._parts.generation(name, info)
+            specs[name] = generation.info.spec
+            table = self._tables.get(name)
+            if table is None or not generation.is_over(table._generation):
+                opened[name] = cast(Generation, generation)
+        self._spaces.place(self, opened, specs)
+        if self._ranks.count > 1:
+            for name in self._tables.keys() - self._shared.keys():
+                spec = self._manifest.tables[name].spec
+                self._shared[name] = DistributedTable(
+                    self._tables[name],
+                    self.shard_of(spec),
+                    self._ranks,
+                    average=self.average,
+                )
+
+    def ids_of(self, rows: Any) -> Any:
+        """Return the ids of rows of this rank's shard of a table, whichever it is."""
+        return self._parts.shard(1).ids_of(rows)
+
+    def shard_of(self, spec: TableSpec) -> Shard:
+        """Return where the rows of a table lie that are on this rank."""
+        return self._parts.shard(spec.rows)
+
+    # -- the tables
+
+    @property
+    def store(self) -> Store:
+        """The store itself, for its tables."""
+        return cast(Store, self)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a table; raises UnknownNameError, a KeyError.
+
+        One rank alone has a Table; each of several has a DistributedTable, with its own shard.
+        """
+        try:
+            shared = self._shared.get(name)
+            return self._tables[name] if shared is None else shared
+        except (KeyError, TypeError):
+            known = ", ".join(self._tables) or "none"
+            raise UnknownNameError(
+                f"no table {name!r} in {self.path}; there are: {known}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the tables."""
+        return iter(list(self._manifest.tables))
+
+    def __len__(self) -> int:
+        """Return the number of tables."""
+        return len(self._manifest.tables)
+
+    def __bool__(self) -> bool:
+        """A store is true, even without tables."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object."""
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        """Name the store, its version, its tables and this rank."""
+        closed = ", closed" if self.closed else ""
+        return (
+            f"DistributedStore({str(self.path)!r}, version={self.version}, tables={list(self)}, "
+            f"rank={self.rank} of {self.ranks}{closed})"
+        )
+
+    # -- what it is
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is."""
+        return self._ranks.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks write the store."""
+        return self._ranks.count
+
+    @property
+    def uuid(self) -> str:
+        """What tells this store from all others, 32 hexadecimal digits."""
+        return self._root.uuid
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is open; reads also show what was written since."""
+        return self._manifest.version
+
+    @property
+    def step(self) -> int | None:
+        """The step that was committed with this version."""
+        return self._manifest.step
+
+    @property
+    def payload(self) -> Mapping[str, Payload]:
+        """The values that were committed with this version, by name."""
+        self._door.check()
+        place = self._root.directory
+        return MappingProxyType(
+            {name: Payload(place, info) for name, info in self._manifest.payload.items()}
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store can no longer be used."""
+        return self._door.closed
+
+    def info(self) -> StoreInfo:
+        """Return what this rank's share of the store is made of, and the memory of its tiers."""
+        with self._door.use():
+            tiers = {space: space.information() for space in self._spaces.open}
+            known = {
+                name: table._information(tiers[table._space])
+                for name, table in self._tables.items()
+            }
+        return StoreInfo(
+            store=str(self.path),
+            format=self._manifest.format,
+            uuid=self.uuid,
+            version=self.version,
+            step=self.step,
+            folded=not any(table.delta_rows for table in known.values()),
+            tables=tuple(known.values()),
+            spaces=tuple(
+                SpaceInformation.of([known[extent.table] for extent in space.extents])
+                for space in tiers
+            ),
+        )
+
+    def versions(self) -> list[Version]:
+        """Return the versions that can be opened, oldest first."""
+        with self._door.use():
+            kept = self._root.versions()
+            names = max(kept.values(), key=lambda manifest: manifest.seq).names
+            return [Version.of(each, names) for each in kept.values()]
+
+    def uncommitted_rows(self) -> int:
+        """Return the number of rows of this rank written since the last commit."""
+        with self._door.use():
+            return self._uncommitted()
+
+    def _uncommitted(self) -> int:
+        return sum(space.uncommitted_rows() for space in self._spaces.open)
+
+    # -- versions
+
+    def commit(
+        self,
+        step: int | None = None,
+        *,
+        payload: Mapping[str, object] | None = None,
+        keep: str | None = None,
+    ) -> int:
+        """Make everything that any rank wrote durable as one new version; return its number.
+
+        Collective. The arguments are those of `Store.commit`. Ranks must give the same step, keep
+        and names of a payload, whose values are those of the first rank of each file system.
+
+        After an error that is raised on every rank nothing is published and nothing is lost: commit
+        again, or roll back. After RanksError, with which no rank can know what the others did, end
+        all ranks and open the store again: it is at the version before, or at this one.
+        """
+        step = None if step is None else whole_number("step", step)
+        if payload is not None and not isinstance(payload, Mapping):
+            raise InvalidTypeError(f"a payload is a dict from name to value, not {payload!r}")
+        for name in payload or ():
+            check_name(name, "payload")
+        if keep is not None:
+            keeping.check_version_name(keep)
+        names = None if payload is None else sorted(payload)
+        self._agree("commit", {"step": step, "payload": names, "keep": keep})
+        with self._door.use(write=True) as use, self._closed_when_broken():
+            draft: CommitDraft | None = None
+
+            def put_together() -> None:
+                nonlocal draft
+                draft = self._root.draft(step, payload, keep=keep)
+
+            def drop() -> None:
+                if draft is not None:
+                    with contextlib.suppress(TierStoreError, OSError):
+                        draft.drop()
+
+            try:
+                with use.interruptible():  # it turns the caller's values into bytes
+                    self._ranks.together("put the payload together", put_together)
+                prepared = self._ranks.together(
+                    "commit its partitions", lambda: self._commit_parts(draft)
+                )
+                changed = agreed(prepared)
+            except BaseException:
+                drop()
+                raise
+            self._publish(changed, draft)
+            return self.version
+
+    def _commit_parts(self, draft: CommitDraft | None) -> Prepared:
+        """Commit the partitions of this rank, not confirmed, where rows were written."""
+        tables = {}
+        for name in list(self.touched.scalars):
+            info, scalars = self._manifest.tables[name], json_values(self._tables[name]._scalars)
+            if canonical(scalars) != canonical(info.scalars):
+                tables[name] = dataclasses.replace(info, scalars=scalars)
+        for space in self._spaces.open:
+            space.flush()
+        self._parts.commit()
+        return self._prepared(tables, draft)
+
+    def _prepared(self, tables: dict[str, TableInfo], draft: CommitDraft | None) -> Prepared:
+        """Return what the next version names of this rank."""
+        mark = "" if draft is None else draft.numbers["mark"]
+        return Prepared(self._parts.versions(), tables, self._root.last_version, mark)
+
+    def _publish(self, prepared: Prepared, draft: CommitDraft | None) -> None:
+        """Publish a version that all ranks have ready, and confirm it to the partitions."""
+        version = prepared.last_version + 1
+        changes = {
+            "version": version,
+            "confirmed": version,
+            "mark": prepared.mark,
+            "tables": {**self._manifest.tables, **prepared.tables},
+            "partitions": tuple(mark for _, mark in sorted(prepared.partitions.items())),
+        }
+        self._root.publish(changes, draft)
+        for name in prepared.tables:
+            generation = self._tables[name]._generation
+            scalars = self._manifest.tables[name].scalars
+            generation.info = dataclasses.replace(generation.info, scalars=scalars)
+        self._ranks.together("confirm the version", self._confirm)
+
+    def _confirm(self) -> None:
+        """Have the partitions keep what versions of the root name, and no more."""
+        try:
+            self._parts.confirm(self._manifest, self._root.versions())
+        except (TierStoreError, OSError, MemoryError) as error:
+            warnings.warn(
+                f"version {self.version} is committed; confirming it to the partitions of rank "
+                f"{self.rank} is put off: {error}",
+                UpkeepWarning,
+                stacklevel=6,
+            )
+
+    def _follow_names(self) -> None:
+        self._parts.follow_names(self._manifest, self._root.versions())
+
+    def keep(self, version: int | str, name: str) -> int:
+        """Keep a version by a name until `release`; return its number. Collective.
+
+        As `Store.keep` does.
+        """
+        self._agree("keep a version", {"version": version, "name": name})
+        keeping.check_version_name(name)
+        self._rename("keep the version", lambda root: root.keep(version, name))
+        return self._manifest.names[name]
+
+    def release(self, name: str) -> None:
+        """Let the version that is kept by a name go, as `Store.release` does. Collective."""
+        self._agree("release a version", {"name": name})
+        self._rename("release the version", lambda root: root.release(name))
+
+    def _rename(self, what: str, change: Callable[[Store], object]) -> None:
+        with self._door.use(write=True), self._closed_when_broken():
+            self._root.rename(what, change)
+            self._ranks.together("name the kept versions", self._follow_names)
+
+    def rollback(self) -> None:
+        """Drop everything that any rank wrote since the last commit. Collective."""
+        self._agree("roll back", {})
+        with self._door.use(write=True) as use, self._closed_when_broken():
+            with use.interruptible():
+                self.prefetcher.wait_for_advice()
+            self._ranks.together("roll back", self._discard)
+
+    def _discard(self) -> None:
+        self._spaces.discard()
+        for part in self._parts.stores:
+            part.rollback()
+        self._restore_parts()
+        for table in self._tables.values():
+            table._reset_scalars()
+
+    def _restore_parts(self) -> None:
+        """Bring partitions back that are ahead of the root, after an error on some rank."""
+        for number, part in self._parts.ahead(self._manifest):
+            self._spaces.vacate(list(self._tables))
+            part.restore(self._manifest.partitions[number][0])
+        self._place()
+
+    # -- what tables are made of
+
+    def add_fields(
+        self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
+    ) -> None:
+        """Add fields to every record of a table; a commit of its own. Collective."""
+        self.alter_tables({name: {"add": fields}}, progress=progress)
+
+    def drop_fields(
+        self, name: str, fields: Iterable[str], *, progress: Progress | None = None
+    ) -> None:
+        """Remove fields from every record of a table; a commit of its own. Collective."""
+        self.alter_tables({name: {"drop": list(fields)}}, progress=progress)
+
+    def alter_tables(
+        self, changes: Mapping[str, Mapping[str, Any]], *, progress: Progress | None = None
+    ) -> None:
+        """Alter several tables in one commit, as `Store.alter_tables` does. Collective.
+
+        The first values of fields that are added must be constant.
+        """
+        schema.alter_tables(self, changes, progress)
+
+    def grow(
+        self,
+        name: str,
+        rows: int,
+        *,
+        init: Initializer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Grow a table to `rows` rows, as `Store.grow` does; a commit of its own. Collective.
+
+        New rows are those that a plain store would have, to the bit; without a seed, that of the
+        first rank counts. Rows to append are written afterwards.
+        """
+        schema.grow(self, name, whole_number("rows", rows), init, progress)
+
+    # -- pointers, for states that hold no rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a pointer to the version that is open, as `Store.state_dict` does."""
+        for root in self._root.stores():
+            if root._state.coming is not None:
+                return make_pointer(root._state)
+        rows = 0 if self.closed else self.uncommitted_rows()
+        if rows:
+            raise InvalidInputError(
+                f"{rows} rows of {self.path} are not committed, and a state would point to a "
+                "version without them: commit before state_dict()"
+            )
+        where = {"path": str(self.path), "uuid": self.uuid}
+        return {**where, "version": self.version, "mark": self._manifest.mark}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that a pointer names the version that is open; raises InvalidInputError if not."""
+        found = {key: state.get(key) for key in ("uuid", "mark")}
+        marks = (self._manifest.mark, self._manifest.payload_mark)
+        if found["uuid"] != self.uuid or found["mark"] not in marks:
+            raise InvalidInputError(
+                f"this state is of version {state.get('version')} of the store {found['uuid']}; "
+                f"{self.path} is {self.uuid} at version {self.version}: open that version"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError(
+            f"the writer of {self.path} cannot be pickled; in a worker open it for reading: "
+            "tierstore.open(path)"
+        )
+
+    # -- between ranks
+
+    def _agree(self, what: str, values: Mapping[str, object]) -> None:
+        """Check that the store is open, and that all ranks are at the same version and call."""
+        self._door.check(write=True)
+        with self._closed_when_broken():
+            self._ranks.agree(what, {"version": self.version, **values})
+
+    @contextlib.contextmanager
+    def _closed_when_broken(self) -> Iterator[None]:
+        """Close the store for good where the ranks cannot talk any more."""
+        try:
+            yield
+        finally:
+            if self._ranks.broken:
+                self._door.close(self._ranks.broken)
+
+    # -- closing
+
+    def close(self) -> None:
+        """Close the store; what was not committed is dropped, with a warning that counts it.
+
+        Waits for no other rank: each closes its own share.
+        """
+        lost = 0
+        if not self.closed:
+            self.prefetcher.close()
+            with self._door.use():
+                lost = self._uncommitted()
+                self._spaces.discard()
+                self._door.close()
+        self._release()
+        if lost:
+            warnings.warn(
+                f"{self.path} was closed with {lost} uncommitted rows of rank {self.rank}, which "
+                "were dropped; call commit() to keep them",
+                UncommittedRowsWarning,
+                stacklevel=2,
+            )
+
+    def _release(self) -> None:
+        """Give back memory, files, locks and the group, whatever the state."""
+        self._door.close()
+        with contextlib.ExitStack() as ending:  # from the last to the first
+            ending.callback(self._ranks.close)
+            ending.callback(self._root.close)
+            ending.callback(self._forget)
+            ending.callback(self._parts.close)
+            ending.callback(self._spaces.close)
+            ending.callback(self.prefetcher.wait_for_advice)
+
+    def _open_again(self) -> None:
+        """Do nothing in a forked child: a writer is the parent's alone."""
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the store."""
+        self.close()
+
+
+def _within_share(options: Options, ranks: int) -> Options:
+    """Return options whose host tier takes this rank's part of what one process would by itself."""
+    budget = options.budget
+    if ranks == 1 or not (budget.host is None and budget.host_rows is None):
+        return options
+    share = available_bytes() // 4 // ranks
+    return dataclasses.replace(options, budget=dataclasses.replace(budget, host=share))

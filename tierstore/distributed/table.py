@@ -1,0 +1,206 @@
+"""A table whose rows several ranks have: each reads all of them, and has its own shard."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tierstore._disk.partitioning import Shard
+from tierstore._table.address import host_ids
+from tierstore._table.table import Table
+from tierstore.distributed.exchange import Exchange, Request, Wanted
+from tierstore.distributed.ranks import Ranks
+from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreError
+from tierstore.spec import Field, TableSpec
+
+if TYPE_CHECKING:
+    from tierstore._store.store import Store
+
+__all__ = ["DistributedTable"]
+
+
+class DistributedTable:
+    """Rows of a table by id, wherever they are among the ranks.
+
+    `read` and `write` are collective: every rank calls them, with ids of its own or none. Only
+    tensors and arrays in host memory, and tensors on the table's device, are taken.
+
+    Attributes:
+        shard: the rows that are on this rank, a table of their own; its row i is `ids_of([i])`.
+        average: whether gradients are divided by the number of ranks.
+        place: which rows the shard has.
+        exchange: what its rows go through.
+    """
+
+    def __init__(self, shard: Table, place: Shard, ranks: Ranks, *, average: bool) -> None:
+        """Put a table of all ranks over the shard of one."""
+        self.shard = shard
+        self.average = average
+        self.place = place
+        self._ranks = ranks
+        self.exchange = Exchange(
+            ranks,
+            shard.device,
+            shard.name,
+            owners_of=lambda ids: place.partition_of(ids) * ranks.count // place.partitions,
+            rows_of=place.rows_of,
+        )
+        self._tag = zlib.crc32(shard.name.encode())
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.shard.name
+
+    @property
+    def rows(self) -> int:
+        """Number of rows on all ranks together."""
+        return self.place.rows
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the shard on this rank is made of; all have the same fields."""
+        return self.shard.spec
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a record, in order."""
+        return self.shard.fields
+
+    @property
+    def dim(self) -> int:
+        """Elements of the first field."""
+        return self.shard.dim
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the first field, `(rows, dim)`, of all ranks together."""
+        return self.rows, self.dim
+
+    @property
+    def device(self) -> str:
+        """Where the nearest tier is, and rows come to."""
+        return self.shard.device
+
+    @property
+    def store(self) -> Store:
+        """The store of the table."""
+        return self.shard.store
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Values that belong to the whole table; every rank must have the same at a commit."""
+        return self.shard.scalars
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a shard of the table."""
+        return self._ranks.count
+
+    def __len__(self) -> int:
+        return self.rows
+
+    __iter__ = None
+
+    def __repr__(self) -> str:
+        return f"DistributedTable({self.name!r}, rows={self.rows}, shard={self.shard.rows})"
+
+    def resize(self, place: Shard) -> None:
+        """Have as many rows as a shard of the table says, which grew."""
+        self.place = place
+
+    def request(self, ids: Any) -> Request:
+        """Ask the ranks that own them for the rows of ids of any shape. Collective.
+
+        Raises RowIndexError and InvalidTypeError, and RanksError on the other ranks.
+        """
+        error: TierStoreError | None = None
+        is_bad: Tensor | None = None
+        try:
+            own, is_bad = self._flat(ids)
+        except TierStoreError as found:
+            error, own = found, torch.empty(0, dtype=torch.int64, device=self.device)
+        wanted = Wanted(
+            own,
+            self._tag,
+            is_bad=is_bad,
+            refuse=lambda: host_ids(ids, self.rows),
+            error=error,
+        )
+        return Request(self.exchange, wanted)
+
+    def _flat(self, ids: Any) -> tuple[Tensor, Tensor | None]:
+        """Return ids on the device, flat int64, and whether some are bad where that is not known.
+
+        Those on a GPU are checked there. Raises RowIndexError and InvalidTypeError.
+        """
+        if isinstance(ids, Tensor) and ids.device.type != "cpu":
+            if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+                raise InvalidTypeError(f"row ids are whole numbers, not {ids.dtype}")
+            own = ids.reshape(-1).to(self.device, torch.int64)
+            return own, ((own < 0) | (own >= self.rows)).any()
+        return torch.from_numpy(host_ids(ids, self.rows).rows).to(self.device), None
+
+    def padding(self, padding_idx: int | None) -> int | None:
+        """Return the row of the shard that a padding id is; None where another rank has it."""
+        if padding_idx is None:
+            return None
+        one = torch.tensor([padding_idx])
+        number = int(self.place.partition_of(one)) - self.place.first
+        return int(self.place.rows_of(one)) if 0 <= number < self.place.count else None
+
+    def read(self, ids: Any, field: str | None = None) -> Any:
+        """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
+        request = self.request(ids)
+        rows: Tensor = self.shard.read(request.asked, field, as_tensor=True)
+        found = request.answer(rows)[request.positions]
+        if isinstance(ids, Tensor):
+            return found.reshape(*ids.shape, found.shape[1])
+        own = found.cpu()
+        values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+        return values.reshape(*np.shape(ids), values.shape[-1])
+
+    def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
+        """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.
+
+        Where an id repeats, its last row stays; where several ranks write it, that of the highest.
+        """
+        name = next(iter(self.fields)) if field is None else field
+        item = self.shard.spec.layout.field(name)
+        given = torch.as_tensor(rows)
+        if given.dtype != item.element.torch_dtype():
+            raise InvalidTypeError(f"{name} holds {item.dtype}, these values are {given.dtype}")
+        count = int(np.prod(np.shape(ids)))
+        if tuple(given.shape) != (*np.shape(ids), item.dim):
+            raise InvalidInputError(
+                f"{name} for these ids is {(*np.shape(ids), item.dim)}, not {tuple(given.shape)}"
+            )
+        request = self.request(ids)
+        last = np.zeros(request.size, np.int64)
+        last[request.positions.cpu().numpy()] = np.arange(count)
+        values = given.reshape(count, item.dim)[torch.from_numpy(last)]
+        self.shard.write(request.asked, request.deliver(values.to(self.device)), field)
+
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
+        """Start bringing those rows of a coming batch nearer that are on this rank."""
+        rows = host_ids(ids, self.rows).rows
+        partitions = self.place.partition_of(rows) - self.place.first
+        mine = rows[(partitions >= 0) & (partitions < self.place.count)]
+        if mine.size:
+            self.shard.prefetch(self.place.rows_of(mine), window=window)
+
+    def ids_of(self, rows: Any) -> Any:
+        """Return the ids of rows of the shard, an int64 array or tensor."""
+        return self.place.ids_of(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the table itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
