@@ -7,16 +7,19 @@ of node_exporter; nothing listens on a port.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tierstore import _io
 from tierstore.budget import format_bytes
-from tierstore.errors import InvalidInputError
+from tierstore.errors import FormatError, InvalidInputError
 
 if TYPE_CHECKING:
     from tierstore._disk.manifest import Manifest
@@ -33,6 +36,7 @@ __all__ = [
     "TierStats",
     "Version",
     "prometheus",
+    "read_prometheus",
     "write_prometheus",
 ]
 
@@ -467,6 +471,33 @@ def write_prometheus(store: Informed, path: str | os.PathLike[str]) -> None:
     """
     with _io.publish(os.fspath(path), force=True) as temporary:
         temporary.write_text(prometheus(store), encoding="utf-8")
+
+
+_LINE = re.compile(r"tierstore_(\w+)\{(.*)\} (\S+)", re.ASCII)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+def read_prometheus(path: str | os.PathLike[str]) -> dict[tuple[str, str, str], float]:
+    """Return the figures in a file of `write_prometheus`, by (name, table, tier).
+
+    Names are without `tierstore_`; table and tier are "" where a figure has none. Lines of other
+    programs are skipped. Raises FormatError for a file that has none of tierstore.
+    """
+    found = {}
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        if (match := _LINE.fullmatch(line)) is None:
+            continue
+        labels = {
+            key: re.sub(r'\\[\\"n]', lambda each: _ESCAPES[each[0]], value)
+            for key, value in _LABEL.findall(match[2])
+        }
+        with contextlib.suppress(ValueError):
+            where = (match[1], labels.get("table", ""), labels.get("tier", ""))
+            found[where] = float(match[3])
+    if not found:
+        raise FormatError(f"{path} has no figures of tierstore; write_prometheus writes such files")
+    return found
 
 
 def _lines(store: Informed) -> Iterator[str]:

@@ -111,6 +111,25 @@ def _whole(text: str) -> int:
     return int(number)
 
 
+class HitRate(ParamType):
+    """A share of ids, such as `90%` or `0.9`."""
+
+    name = "PERCENT"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the fraction."""
+        text = str(value)
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            self.fail(f"{text!r} is no share of ids, such as 90% or 0.9", param, ctx)
+        return share
+
+
 class InitializerType(ParamType):
     """An initializer, written as a call: `normal(0,0.01)`."""
 

@@ -91,6 +91,15 @@ def test_cosine_of_rows_of_zeros_is_zero(tmp_path):
             store["t"].topk(rows, 1, metric="l2")
 
 
+def test_cosines_of_very_large_and_small_rows(tmp_path):
+    rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [3, 4], [np.nan, 1], [np.inf, 1]], np.float32)
+    spec = tierstore.TableSpec(5, 2, init=tierstore.from_array(rows))
+    with tierstore.create(tmp_path / "z.tier", {"t": spec}) as store:
+        scores, ids = store["t"].topk(np.array([[3, 4]], "f4"), 3, metric="cosine")
+        np.testing.assert_allclose(scores, 1, rtol=1e-5)
+        assert sorted(ids[0].tolist()) == [0, 1, 2]
+
+
 def test_keys_are_set_and_forgotten(run, run_json, single, tmp_path):
     (tmp_path / "keys.txt").write_text("\n".join(f"k{n}" for n in range(50)) + "\n")
     assert run_json("keys", "set", single, tmp_path / "keys.txt")["keys"] == 50

@@ -85,7 +85,13 @@ def test_plan_with_a_trace_predicts_rates_and_with_speeds_times(run, run_json, t
     assert [tier["tier"] for tier in data["tiers"]] == ["gpu", "host"]
     assert data["step_seconds"] == pytest.approx(sum(data["seconds"].values()))
     assert data["seconds"]["disk_reads"] > 0
-    assert "ms" in run("plan", *options).stdout
+    text = run("plan", *options).stdout
+    assert "ms" in text and "FIRST TOUCH" in text
+    faster, slower = (
+        run_json("plan", *options, "--gpu", "125KB", "--link", link)["seconds"]["link"]
+        for link in ("10GB", "1GB")
+    )
+    assert slower == pytest.approx(10 * faster)
 
 
 def test_plan_divides_memory_among_the_tables_of_a_store(run, run_json, tmp_path):
@@ -121,7 +127,8 @@ def test_bench_measures_the_machine_and_keeps_the_figures(run, run_json, tmp_pat
     data = run_json("bench", tmp_path, "--size", "2MiB", "--seconds", 0.01)
     assert all(value is None or value > 0 for value in data["speeds"].values())
     assert [each["name"] for each in data["tierstore"]] == [
-        "rows from memory", "cold rows from the disk", "changed rows committed",
+        "rows from memory", "rows from the page cache",
+            "cold rows from the disk", "changed rows committed",
     ]  # fmt: skip
     assert all(each["ratio"] > 0 for each in data["tierstore"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
@@ -149,3 +156,15 @@ def test_simulate_and_plan_draw_what_they_print(run, trace, tmp_path):
     assert (
         "must be one of .png" in run("simulate", trace, "--plot", tmp_path / "x.gif", code=1).output
     )
+
+
+def test_plan_finds_the_memory_for_a_hit_rate(run, run_json, trace):
+    options = ["--rows", 2000, "--dim", 4, "--trace", trace]
+    (host,) = run_json("plan", *options, "--hits", "40%")["tiers"]
+    assert 0.4 <= host["hit_rate"] < 0.6
+    assert (host,) == tuple(run_json("plan", *options, "--hits", "0.4")["tiers"])
+    run("plan", *options, "--hits", "99.9%", code=1)
+    for wrong in ("0", "101%", "many"):
+        run("plan", *options, "--hits", wrong, code=2)
+    run("plan", *options, "--hits", "40%", "--host", "1MB", code=2)
+    run("plan", "--rows", 2000, "--dim", 4, "--hits", "40%", code=2)

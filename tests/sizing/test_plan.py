@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -5,7 +7,7 @@ from tierstore import policy
 from tierstore._tiers.slots import bytes_for, slots_for
 from tierstore.errors import CapacityError, InvalidInputError
 from tierstore.machine.speeds import Speeds
-from tierstore.sizing import plan, stream_of
+from tierstore.sizing import host_for_hits, plan, stream_of
 from tierstore.sizing.simulation import replay
 
 SPEEDS = Speeds(
@@ -82,3 +84,55 @@ def test_what_cannot_be_is_refused(stream):
         plan(1000, 64, host=10**6, stream=stream)
     with pytest.raises(InvalidInputError):
         plan(0, 64, host=0)
+
+
+MEASURED = dataclasses.replace(SPEEDS, warm_rows=5e6, cached_rows=2e6, cold_rows=2e5)
+
+
+def test_times_are_those_measured_of_tierstore(stream):
+    def seconds(**options):
+        return plan(2000, 64, host=40_000, stream=stream, training=False, **options).seconds
+
+    (host,) = plan(2000, 64, host=40_000, stream=stream, training=False).tiers
+    cold = seconds(speeds=MEASURED, page_cache=0)
+    assert cold["disk_reads"] == pytest.approx(host.misses_per_batch / 2e5)
+    assert cold["host_gather"] == pytest.approx(100 / 5e6)
+    cached = seconds(speeds=MEASURED, page_cache=2**30)
+    assert cached["disk_reads"] == pytest.approx(host.misses_per_batch / 2e6)
+    half = seconds(speeds=MEASURED, page_cache=2000 * 68 // 2)
+    assert half["disk_reads"] == pytest.approx((cold["disk_reads"] + cached["disk_reads"]) / 2)
+
+
+def test_rows_that_nobody_asked_for_before_are_counted():
+    batches = [np.arange(n * 10, n * 10 + 20) for n in range(10)]  # half of each batch is new
+    (host,) = plan(2000, 64, host=100_000, stream=stream_of(batches, 2000)).tiers
+    assert host.first_touches_per_batch == 10
+    assert host.misses_per_batch >= host.first_touches_per_batch
+    (host,) = plan(2000, 64, host=100_000).tiers
+    assert host.first_touches_per_batch is None
+
+
+def test_a_plan_says_what_was_not_measured(stream):
+    def notes(speeds, gpu=0):
+        found = plan(2000, 64, host=60_000, gpu=gpu, stream=stream, speeds=speeds)
+        return " ".join(found.notes)
+
+    assert "tierstore bench" in notes(SPEEDS)
+    assert "tierstore bench" not in notes(MEASURED)
+    without = dataclasses.replace(MEASURED, link_bytes=None)
+    assert "link" in notes(without, gpu=125_000)
+    assert "link" not in notes(without) and "link" not in notes(MEASURED, gpu=125_000)
+
+
+def test_the_memory_for_a_hit_rate_is_enough_and_little_more(stream):
+    for hits in (0.3, 0.6):
+        host = host_for_hits(2000, 64, stream, hits)
+        (tier,) = plan(2000, 64, host=host, stream=stream).tiers
+        assert tier.hit_rate >= hits
+        less = bytes_for(2000, 64, tier.slots - 40, policy.lru())
+        (tier,) = plan(2000, 64, host=less, stream=stream).tiers
+        assert tier.hit_rate < hits + 0.02
+    with pytest.raises(InvalidInputError, match="first time"):
+        host_for_hits(2000, 64, stream, 1.0)
+    with pytest.raises(InvalidInputError, match="hits"):
+        host_for_hits(2000, 64, stream, 0)

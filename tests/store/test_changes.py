@@ -95,6 +95,20 @@ def test_added_rows_and_other_fields(store, rng):
     assert changed["tag"].tolist() == list(range(4))
 
 
+def test_changed_rows_of_partitions(tmp_path, rng):
+    path, spec = tmp_path / "p.tier", tierstore.TableSpec(ROWS, DIM, init=tierstore.normal(seed=2))
+    tierstore.distributed.create(path, {"item": spec}, partitions=3).close()
+    with tierstore.distributed.open(path, "r+", keep=9) as store:
+        for _ in range(3):
+            ids = rng.choice(ROWS, 20, replace=False)
+            store["item"].write(ids, rng.normal(size=(20, DIM)).astype("f4"))
+            store.commit()
+    with tierstore.open(path) as store:
+        for one in (1, 2, 3):
+            assert same(store.changed(one), differing(bits(store, one), bits(store)))
+        assert len(store.changed(3)["item"]) == 20
+
+
 def test_patches_bring_a_copy_to_the_same_versions(store, rng, tmp_path):
     store.save(tmp_path / "b.tier")
     versions = [1, *(write(store, rng, name=name) for name in ("item", "user", "item"))]

@@ -562,6 +562,10 @@ def test_features_that_are_not_there(place: Place) -> None:
         TieredEmbeddingCollection(twins.stores[0], {"user": twins.stores[1]["t0"]})
     with pytest.raises(InvalidInputError, match="at least one feature"):
         TieredEmbeddingCollection(twins.stores[0], {})
+    for wrong in ("t0", 3, ["t0", "t0"], [twins.stores[0]["t0"]]):
+        with pytest.raises(InvalidTypeError, match="list of tables"):
+            TieredEmbeddingCollection(twins.stores[0], wrong)  # type: ignore[arg-type]
+    assert list(TieredEmbeddingCollection(twins.stores[0], ["t1", "t0"]).features) == ["t1", "t0"]
     assert twins.collection({}) == {}
 
 

@@ -326,8 +326,7 @@ class Manifest:
         is_first = number == 1
         if not is_first:
             names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks"}
-            names |= {"partitions"}
-            names |= {"last_version", "previous", "mark", "payload_mark", "names", "forks", "time"}
+            names |= {"partitions", "time"}
         body.only(names | {"format", "payload", "tables"})
         last_version = version if is_first else _version(body, "last_version")
         floor, confirmed = body.natural("floor"), body.natural("confirmed")

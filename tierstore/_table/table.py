@@ -19,7 +19,7 @@ from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.topk import Best, excluded_pairs, unit
+from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
 from tierstore._tiers.space import Extent, Nearest, Space
@@ -574,11 +574,11 @@ class Table:
             raise InvalidInputError(f"k is at least 1, not {k}")
         if metric not in ("dot", "cosine"):
             raise InvalidInputError(f"metric must be 'dot' or 'cosine', not {metric!r}")
-        scaled = unit if metric == "cosine" else np.asarray
-        best = Best(scaled(wanted), k, excluded_pairs(exclude, len(wanted), self.rows))
+        cosine = metric == "cosine"
+        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows), cosine=cosine)
         rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
         for number, block in enumerate(self.scan(name, block_rows=rows)):
-            best.add(number * rows, scaled(np.asarray(block, np.float32)))
+            best.add(number * rows, np.asarray(block, np.float32))
         if not is_torch(queries):
             return best.scores, best.ids
         import torch

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tierstore.errors import InvalidInputError
 
-__all__ = ["Best", "excluded_pairs", "unit"]
+__all__ = ["Best", "excluded_pairs"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -22,9 +22,12 @@ _MOST_SCORES = 4 << 20
 class Best:
     """The best rows of each query so far: scores descending, of equal ones the lowest row first."""
 
-    def __init__(self, queries: Floats, k: int, excluded: tuple[Ints, Ints]) -> None:
+    def __init__(
+        self, queries: Floats, k: int, excluded: tuple[Ints, Ints], *, cosine: bool = False
+    ) -> None:
         """Start with none for `queries` `(n, dim)`; `excluded` are pairs (query, row), by row."""
-        self._queries = queries
+        self._queries = queries / lengths(queries)[:, None] if cosine else queries
+        self._cosine = cosine
         self._k = k
         self._which, self._rows = excluded
         self.scores: Floats = np.full((len(queries), k), -np.inf, np.float32)
@@ -38,10 +41,17 @@ class Best:
     def add(self, first: int, rows: Floats) -> None:
         """Take rows from `first` on; they come in ascending order."""
         scores = self._queries @ rows.T
-        scores[np.isnan(scores)] = -np.inf
+        if self._cosine:
+            with np.errstate(invalid="ignore"):  # an infinite element
+                scores /= lengths(rows)
         begin, end = np.searchsorted(self._rows, [first, first + len(rows)])
         scores[self._which[begin:end], self._rows[begin:end] - first] = -np.inf
-        ids = np.broadcast_to(np.arange(first, first + len(rows)), scores.shape)
+        near = np.flatnonzero((scores > self.scores[:, -1:]).any(axis=0))  # few, after some blocks
+        if not near.size:
+            return
+        scores = scores[:, near]
+        scores[np.isnan(scores)] = -np.inf
+        ids = np.broadcast_to(first + near, scores.shape)
         self._keep(np.hstack([self.scores, scores]), np.hstack([self.ids, ids]))
 
     def _keep(self, scores: Floats, ids: Ints) -> None:
@@ -58,12 +68,16 @@ class Best:
         self.ids = np.take_along_axis(ids, order, 1)
 
 
-def unit(vectors: Floats) -> Floats:
-    """Return vectors `(n, dim)` of length 1; those of zeros stay."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
-    lengths[lengths == 0] = 1
-    scaled: Floats = (vectors / lengths[:, None]).astype(np.float32)
-    return scaled
+def lengths(vectors: Floats) -> Floats:
+    """Return the length of each of `vectors` `(n, dim)`, 1 for those of zeros."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Floats = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    # Squares of large or small elements leave the range of float32.
+    odd = np.flatnonzero(~((found > 1e-15) & (found < 1e15)))
+    exact = np.sqrt(np.square(vectors[odd], dtype=np.float64).sum(axis=1))
+    exact[exact == 0] = 1
+    found[odd] = exact
+    return found
 
 
 def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:

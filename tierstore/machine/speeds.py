@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,9 @@ class Speeds:
         append_bytes: bytes appended to a file and synced, 8 MiB at a time.
         syncs: appends of 4 KiB, each synced.
         link_bytes: bytes copied from pinned memory to the GPU.
+        warm_rows: rows of 512 bytes that tierstore reads from its host tier; see `stand`.
+        cached_rows: those it reads from its files while they are in the page cache.
+        cold_rows: those it reads from the disk.
     """
 
     copy_bytes: float
@@ -130,6 +133,9 @@ class Speeds:
     append_bytes: float
     syncs: float
     link_bytes: float | None
+    warm_rows: float | None = None
+    cached_rows: float | None = None
+    cold_rows: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the figures by name."""
@@ -366,15 +372,22 @@ def stand(
     seconds: float = 1.0,
     progress: Progress | None = None,
 ) -> list[Standing]:
-    """Measure tierstore with a temporary store of 512-byte rows in `directory`."""
+    """Measure tierstore with a temporary store of 512-byte rows in `directory`.
+
+    The rates are saved with `speeds`, which `tierstore.sizing.plan` then uses.
+    """
     rows = max(1000, store_bytes // ROW_BYTES)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".tierstore-bench-") as temporary:
         path = Path(temporary) / "bench.tier"
         spec = TableSpec(rows=rows, dim=ROW_BYTES // 4, init=uniform(-1, 1, seed=0))
         create(path, {"t": spec}, budget=Budget(host=0), progress=progress).close()
+        warm, cold = _warm(path, seconds), _cold(path, seconds)
+        cached = _cached(path, seconds)
+        _keep(directory, replace(speeds, warm_rows=warm, cached_rows=cached, cold_rows=cold))
         return [
-            Standing("rows from memory", "rows", speeds.gather_rows, _warm(path, seconds)),
-            Standing("cold rows from the disk", "rows", speeds.random_reads, _cold(path, seconds)),
+            Standing("rows from memory", "rows", speeds.gather_rows, warm),
+            Standing("rows from the page cache", "rows", speeds.gather_rows, cached),
+            Standing("cold rows from the disk", "rows", speeds.random_reads, cold),
             Standing(
                 "changed rows committed",
                 "rows",
@@ -391,6 +404,17 @@ def _warm(path: Path, seconds: float) -> float:
         table.warm()
         count = min(_BATCH, table.rows)
         batches = cycle(np.random.default_rng(1).integers(0, table.rows, (8, count)))
+        return _reached_rate(lambda: len(table.read(next(batches))), seconds)
+
+
+def _cached(path: Path, seconds: float) -> float:
+    """Return the rows per second read without a host tier, from files in the page cache."""
+    with open_store(path, budget=Budget(host=0)) as store:
+        table = store["t"]
+        for _ in table.scan():
+            pass
+        count = min(_BATCH, table.rows)
+        batches = cycle(np.random.default_rng(2).integers(0, table.rows, (8, count)))
         return _reached_rate(lambda: len(table.read(next(batches))), seconds)
 
 

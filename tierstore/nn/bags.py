@@ -118,7 +118,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
     def __init__(
         self,
         store: Store,
-        tables: Mapping[str, Source],
+        tables: Mapping[str, Source] | Sequence[str],
         mode: Mode | Mapping[str, Mode] = "sum",
         *,
         include_last_offset: bool = False,

@@ -67,22 +67,22 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
     groups: torch.nn.ModuleList
 
-    def __init__(self, store: Store, tables: Mapping[str, Source]) -> None:
+    def __init__(self, store: Store, tables: Mapping[str, Source] | Sequence[str]) -> None:
         """Put a collection over tables of a store; nothing is written.
 
         Args:
             store: an open store.
             tables: from the name of a feature to its table, by name or as it is, or to a table and
                 the field to look up; the first field if none is named. Features may share a table.
+                A list of tables makes a feature of each, of the same name.
 
         Raises UnknownNameError for a table or field that is not there, InvalidInputError for a
-        table of another store. Warns as `TieredEmbedding`
-        does of tables that are still zeros.
+        table of another store, InvalidTypeError for what is no dict and no list of names. Warns as
+        `TieredEmbedding` does of tables that are still zeros.
         """
         super().__init__()
-        if not tables:
-            raise InvalidInputError("a collection needs at least one feature")
-        self._sources = {name: _source(store, name, given) for name, given in dict(tables).items()}
+        sources = _by_feature(tables)
+        self._sources = {name: _source(store, name, given) for name, given in sources.items()}
         joined: dict[tuple[object, ...], dict[Any, int]] = {}
         for table, field in self._sources.values():
             members = joined.setdefault(alike(_shard(table), field), {})
@@ -283,6 +283,21 @@ def _joined(tables: Sequence[Any]) -> JointTable | DistributedJointTable:
     """Return tables that are alike as one."""
     shared = isinstance(tables[0], DistributedTable)
     return DistributedJointTable(tables) if shared else JointTable(tables)
+
+
+def _by_feature(tables: object) -> Mapping[str, Source]:
+    """Return the source of each feature; each of a list of tables is a feature of its name."""
+    if isinstance(tables, Mapping):
+        found = tables
+    elif isinstance(tables, Sequence) and not isinstance(tables, str):
+        found = {name: name for name in tables if isinstance(name, str)}
+        if len(found) < len(tables):
+            raise InvalidTypeError(f"a list of tables is of different names, not {tables!r}")
+    else:
+        raise InvalidTypeError(f"features are a dict or a list of tables, not {tables!r}")
+    if not found:
+        raise InvalidInputError("a collection needs at least one feature")
+    return found
 
 
 def _source(store: Store, feature: str, given: Any) -> tuple[Table | DistributedTable, str]:

@@ -288,7 +288,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         distributed = torch.distributed
         in_group = distributed.is_available() and distributed.is_initialized()
         if in_group and not self._replicated:
-            _check_alone(distributed.get_world_size(), self._fields.values())
+            _check_alone(self._fields.values(), distributed.get_world_size())
         for field in self._fields.values():
             field.check_owner()
         loss = None
@@ -478,7 +478,7 @@ def class_name(kind: type[torch.optim.Optimizer]) -> str:
     return f"{'torch.optim' if module.startswith('torch.optim.') else module}.{kind.__qualname__}"
 
 
-def _check_alone(ranks: int, fields: Iterable[TrainedField]) -> None:
+def _check_alone(fields: Iterable[TrainedField], ranks: int) -> None:
     """Raise InvalidInputError for rows that the ranks of a process group would train apart."""
     if ranks > 1 and any(_ranks_of(field.rows.table) != ranks for field in fields):
         raise InvalidInputError(

@@ -5,7 +5,7 @@ sizes beside the optimum, `plan` turns the memory at hand into budgets, hit rate
 and `plan_tables` says how many tables would divide it.
 """
 
-from tierstore.sizing.planning import Plan, SpacePlan, TierPlan, plan, plan_tables
+from tierstore.sizing.planning import Plan, SpacePlan, TierPlan, host_for_hits, plan, plan_tables
 from tierstore.sizing.simulation import POLICIES, SIZES, Point, Simulation, simulate
 from tierstore.sizing.streams import Stream, load_stream, stream_of
 
@@ -18,6 +18,7 @@ __all__ = [
     "SpacePlan",
     "Stream",
     "TierPlan",
+    "host_for_hits",
     "load_stream",
     "plan",
     "plan_tables",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
@@ -18,7 +20,7 @@ from tierstore.sizing.simulation import Rates, Replay, first_measured
 from tierstore.sizing.streams import Batch, Stream
 from tierstore.spec import TableSpec
 
-__all__ = ["Plan", "SpacePlan", "TierPlan", "plan", "plan_tables"]
+__all__ = ["Plan", "SpacePlan", "TierPlan", "host_for_hits", "plan", "plan_tables"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class TierPlan:
         hit_rate, unique_hit_rate: over requested ids and over distinct rows; None without a stream.
         misses_per_batch: distinct rows per batch that are read from the tier below.
         write_backs_per_batch: rows per batch that are written to the tier below if all change.
+        first_touches_per_batch: distinct rows per batch that no earlier batch asked for, so that no
+            tier of any size can have them.
     """
 
     tier: str
@@ -42,6 +46,7 @@ class TierPlan:
     unique_hit_rate: float | None = None
     misses_per_batch: float | None = None
     write_backs_per_batch: float | None = None
+    first_touches_per_batch: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ def plan(
     training: bool = True,
     depth: int = 4,
     measured: float = 0.5,
+    page_cache: int | None = None,
 ) -> Plan:
     """Plan the tiers of a table for a given amount of memory.
 
@@ -165,6 +171,12 @@ def plan(
         depth: number of batches announced ahead, for policies that look ahead.
         measured: the fraction of batches, at the end, that is counted; earlier batches warm up the
             tiers.
+        page_cache: bytes of memory in which the kernel may keep files; None for what `host` leaves
+            of the available memory of this machine.
+
+    Times are those of tierstore where `speeds` has them, which `tierstore bench` measures, and else
+    of the limits of the machine. Rows that are missed come from the page cache as far as it can
+    hold the table.
 
     Raises CapacityError if a budget is too small for the maps, InvalidInputError for a stream with
     more rows than the table.
@@ -180,21 +192,65 @@ def plan(
     notes = _notes(rows, host_slots, gpu_slots)
     sizes = {"gpu": gpu_slots, "host": host_slots}
     rates: dict[str, Rates] = {}
+    touched = None
     if stream is not None:
         rates = _replayed(rows, stream, sizes, policy, training, depth, measured)
+        touched = _first_touches(stream, measured)
     tiers = []
     if gpu_slots:
         nbytes = GpuMemory.bytes_for(rows, record_bytes, gpu_slots)
-        tiers.append(_tier("gpu", nbytes, gpu_slots, rows, rates.get("gpu")))
+        tiers.append(_tier("gpu", nbytes, gpu_slots, rows, rates.get("gpu"), touched))
     if host_slots:
         nbytes = bytes_for(rows, record_bytes, host_slots, policy)
-        tiers.append(_tier("host", nbytes, host_slots, rows, rates.get("host")))
+        tiers.append(_tier("host", nbytes, host_slots, rows, rates.get("host"), touched))
     seconds: dict[str, float] = {}
     if stream is not None and speeds is not None:
-        seconds = _seconds(stream, record_bytes, rates, speeds, training)
+        free = max(0, available_bytes() - host) if page_cache is None else page_cache
+        cached = min(1.0, free / (rows * (record_bytes + 4)))
+        seconds = _seconds(stream, record_bytes, rates, speeds, training, cached)
+        notes += _unmeasured(speeds, gpu_slots)
     return Plan(
         rows, record_bytes, rows * (record_bytes + 4), policy.name, tuple(tiers), seconds, notes
     )
+
+
+def host_for_hits(
+    rows: int,
+    record_bytes: int,
+    stream: Stream,
+    hits: float,
+    *,
+    policy: PolicySpec | None = None,
+    training: bool = True,
+    depth: int = 4,
+    measured: float = 0.5,
+) -> int:
+    """Return the bytes of a host tier that answers a fraction of the ids of a stream.
+
+    It is found by replaying the stream through tiers of several sizes, to one percent of the rows.
+    The other arguments are those of `plan`. Raises InvalidInputError if a tier that holds every row
+    hits less, since the stream asks for too many rows for the first time.
+    """
+    policy = policy or lru()
+    if not 0 < hits <= 1:
+        raise InvalidInputError(f"hits is more than 0 and at most 1, not {hits}")
+
+    def reached(slots: int) -> float:
+        sizes = {"host": slots}
+        rates = _replayed(rows, stream, sizes, policy, training, depth, measured)
+        return rates["host"].hit_rate
+
+    low, high = 0, rows
+    best = reached(rows)
+    if best < hits:
+        raise InvalidInputError(
+            f"a host tier with every row hits {best:.1%} of the ids: the others are asked for the "
+            "first time; use a longer trace"
+        )
+    while high - low > max(1, rows // 100):
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) >= hits else (middle, high)
+    return bytes_for(rows, record_bytes, high, policy)
 
 
 def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
@@ -206,7 +262,24 @@ def _notes(rows: int, host: int, gpu: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _tier(name: str, nbytes: int, slots: int, rows: int, rates: Rates | None) -> TierPlan:
+def _unmeasured(speeds: Speeds, gpu: int) -> tuple[str, ...]:
+    """Return a sentence for each figure that the times lack."""
+    notes = []
+    if speeds.cold_rows is None:
+        notes.append("times are of the limits of the machine: run tierstore bench again")
+    if gpu and speeds.link_bytes is None:
+        notes.append("the link to the GPU is not measured, and its time is left out: give --link")
+    return tuple(notes)
+
+
+def _tier(
+    name: str,
+    nbytes: int,
+    slots: int,
+    rows: int,
+    rates: Rates | None,
+    first_touches: float | None,
+) -> TierPlan:
     if rates is None:
         return TierPlan(name, nbytes, slots, slots / rows)
     return TierPlan(
@@ -218,6 +291,7 @@ def _tier(name: str, nbytes: int, slots: int, rows: int, rates: Rates | None) ->
         unique_hit_rate=rates.unique_hit_rate,
         misses_per_batch=rates.misses_per_batch,
         write_backs_per_batch=rates.evictions_per_batch,
+        first_touches_per_batch=first_touches,
     )
 
 
@@ -252,20 +326,42 @@ def _replayed(
     return rates
 
 
+def _first_touches(stream: Stream, measured: float) -> float:
+    """Return the distinct rows per measured batch that no earlier batch asked for."""
+    seen, first = np.zeros(stream.rows, np.bool_), first_measured(stream, measured)
+    count = 0
+    for number, batch in enumerate(stream.batches):
+        if number >= first:
+            count += int(np.count_nonzero(~seen[batch.rows]))
+        seen[batch.rows] = True
+    return count / max(1, len(stream.batches) - first)
+
+
 def _seconds(
-    stream: Stream, record_bytes: int, rates: dict[str, Rates], speeds: Speeds, training: bool
+    stream: Stream,
+    record_bytes: int,
+    rates: dict[str, Rates],
+    speeds: Speeds,
+    training: bool,
+    cached: float,
 ) -> dict[str, float]:
-    """Return the seconds per step for each kind of data movement."""
+    """Return the seconds per step for each kind of data movement.
+
+    `cached` is the share of the table's files in the page cache.
+    """
     ids = stream.ids / len(stream.batches)
     lowest = rates.get("host") or rates.get("gpu")
     misses = stream.unique if lowest is None else lowest.misses_per_batch
     written = stream.unique if lowest is None else lowest.evictions_per_batch
-    blocks = max(1.0, record_bytes / 4096)
+    blocks, wide = max(1.0, record_bytes / 4096), max(1.0, record_bytes / ROW_BYTES)
+    cold = misses * blocks / (speeds.cold_rows or speeds.random_reads)
+    warm = misses * wide / speeds.cached_rows if speeds.cached_rows else cold
     times = {
-        "disk_reads": misses * blocks / speeds.random_reads,
+        "disk_reads": cached * warm + (1 - cached) * cold,
         "disk_writes": written * record_bytes / speeds.append_bytes if training else 0.0,
     }
-    gathered = ids * record_bytes / (speeds.gather_rows * ROW_BYTES)
+    limit = record_bytes / (speeds.gather_rows * ROW_BYTES)
+    gathered = ids * (wide / speeds.warm_rows if speeds.warm_rows else limit)
     if "gpu" in rates:
         moved = rates["gpu"].misses_per_batch
         times["host_gather"] = moved * record_bytes / (speeds.gather_rows * ROW_BYTES)

@@ -49,6 +49,7 @@ def bench(out: Output, directory: Path, size: int, seconds: float) -> None:
         found = speeds.measure(directory, file_bytes=size, seconds=seconds, progress=progress)
     with Progress("making a store") as progress:
         stands = stand(directory, found, store_bytes=size, seconds=seconds, progress=progress)
+    found = speeds.known_speeds(directory) or found  # with the rates of tierstore
     data = {
         "path": os.path.abspath(directory),
         "speeds": found.to_dict(),

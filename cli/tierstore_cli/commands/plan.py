@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,14 +11,14 @@ from tierstore import plot
 from tierstore import policy as policies
 from tierstore.budget import Budget, format_bytes
 from tierstore.machine import speeds
-from tierstore.sizing import Plan, SpacePlan, load_stream, plan_tables
+from tierstore.sizing import Plan, SpacePlan, host_for_hits, load_stream, plan_tables
 from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
 from tierstore_cli.command import Command
 from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.params import DTYPE, Bytes, Place, PlaceType, State, StateField
+from tierstore_cli.params import DTYPE, Bytes, HitRate, Place, PlaceType, State, StateField
 from tierstore_cli.progress import Progress
 from tierstore_cli.stream_options import DEPTH, MEASURED, PLOT, TRACE, stream_options
 from tierstore_cli.text import percent
@@ -55,11 +56,23 @@ WAYS = {
     help="Memory for the host tier; default: a quarter of the free memory.",
 )
 @click.option(
+    "--hits",
+    type=HitRate(),
+    metavar=HitRate.name,
+    help="Find the memory for the host tier that answers this share of ids; needs --trace.",
+)
+@click.option(
     "--gpu",
     type=Bytes(),
     default=0,
     metavar=Bytes.name,
     help="Memory for the GPU tier; default: no GPU tier.",
+)
+@click.option(
+    "--link",
+    type=Bytes(),
+    metavar=Bytes.name,
+    help="Bytes a second to the GPU; default: as measured here.",
 )
 @click.option(
     "--policy",
@@ -90,7 +103,9 @@ def plan(
     dtype: str,
     state: tuple[list[StateField], ...],
     host: int | None,
+    hits: float | None,
     gpu: int,
+    link: int | None,
     policy: str,
     trace: Path | None,
     batch: int | None,
@@ -108,6 +123,10 @@ def plan(
 
     With --store: which tables share tiers, and the rows of them that fit.
 
+    FIRST TOUCH counts the distinct rows of a batch that no batch before asked for: no memory can
+    hold those. Times model the page cache: what is missed comes from memory if it is free for the
+    files of the table.
+
     Hit rates need --trace, which is replayed: a recording by `table.record(path)`, or ids in .npy,
     .npz or .parquet. Times also need the speeds that `tierstore bench` measures.
 
@@ -115,8 +134,11 @@ def plan(
     Examples:
       tierstore plan --rows 10000000 --dim 128 --state adam --host 8GiB --gpu 2GiB
       tierstore plan --rows 2000000 --dim 64 --host 200MB --trace run.trace --policy lfu
+      tierstore plan --rows 2000000 --dim 64 --hits 90% --trace run.trace
       tierstore plan --store emb.tier --host 8GiB
     """
+    if hits is not None and (trace is None or host is not None or gpu):
+        raise click.UsageError("--hits needs --trace, and finds what --host is without --gpu")
     if store is not None:
         if (rows, dim, trace) != (None, None, None):
             raise click.UsageError("--store gives the tables: leave out --rows, --dim and --trace")
@@ -133,6 +155,8 @@ def plan(
     fields |= {each.name: each.beside(weight) for group in state for each in group}
     spec = TableSpec(rows=rows, fields=fields)
     found_speeds = speeds.known_speeds(directory)
+    if found_speeds is not None and link is not None:
+        found_speeds = replace(found_speeds, link_bytes=float(link))
     with Progress("replaying"):
         stream = None
         if trace is not None:
@@ -144,6 +168,17 @@ def plan(
                 epochs=epochs,
                 shuffle=shuffle,
                 memory=memory,
+            )
+        if hits is not None and stream is not None:
+            host = host_for_hits(
+                rows,
+                spec.layout.record_bytes,
+                stream,
+                hits,
+                policy=policies.choose(policy),
+                training=not reading,
+                depth=depth,
+                measured=measured,
             )
         found = make_plan(
             rows,
@@ -183,7 +218,16 @@ def _divided(spaces: list[SpacePlan]) -> Grid:
 
 
 def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
-    headers = ("TIER", "MEMORY", "SLOTS", "PART", "HITS", "DISTINCT HITS", "MISSES/BATCH")
+    headers = (
+        "TIER",
+        "MEMORY",
+        "SLOTS",
+        "PART",
+        "HITS",
+        "DISTINCT HITS",
+        "MISSES/BATCH",
+        "FIRST TOUCH",
+    )
     rows: list[tuple[str, ...]] = [
         (
             tier.tier,
@@ -193,10 +237,11 @@ def _lines(found: Plan, traced: bool, timed: bool) -> list[str | Grid]:
             percent(tier.hit_rate),
             percent(tier.unique_hit_rate),
             "–" if tier.misses_per_batch is None else f"{tier.misses_per_batch:,.0f}",
+            "–" if tier.first_touches_per_batch is None else f"{tier.first_touches_per_batch:,.0f}",
         )
         for tier in found.tiers
     ]
-    rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 4))
+    rows.append(("disk", format_bytes(found.disk_bytes), f"{found.rows:,}", *["–"] * 5))
     lines: list[str | Grid] = [
         f"{found.rows:,} rows of {found.record_bytes} B; policy of the host tier: {found.policy}",
         Grid(headers, rows, frozenset(range(1, len(headers)))),

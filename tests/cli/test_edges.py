@@ -1,0 +1,115 @@
+"""Commands on empty stores, closed pipes, interrupts and narrow terminals."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tierstore
+
+COMMAND = [sys.executable, "-c", "from tierstore_cli.main import cli; cli()"]
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A store whose only table was dropped."""
+    with tierstore.create(tmp_path / "empty.tier", {"t": tierstore.TableSpec(2, 2)}) as store:
+        store.drop("t")
+    return tmp_path / "empty.tier"
+
+
+def test_a_store_without_tables(run, run_json, empty, tmp_path):
+    assert run_json("diff", empty, 2, 2)["tables"] == {}
+    assert [each["version"] for each in run_json("log", empty)["versions"]] == [2, 1]
+    run("inspect", empty)
+    run("doctor", empty)
+    run("top", empty, "--count", 1)
+    run("report", empty, tmp_path / "r.html")
+    for command in (["near", empty, "--id", 0], ["get", empty, 0], ["put", empty, "--id", 0, 1]):
+        run(*command, code=2)
+    run("export", empty, tmp_path / "x.npy", "--since", 1, code=2)
+    run("diff", empty, 1, "--out", tmp_path / "x.patch", code=1)
+    assert not (tmp_path / "x.patch").exists()
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A store of 200,000 rows of which all changed in version 2."""
+    spec = tierstore.TableSpec(200_000, 4)
+    with tierstore.create(tmp_path / "l.tier", {"t": spec}) as store:
+        store["t"].write(np.arange(200_000), np.ones((200_000, 4), "f4"))
+        store.commit()
+    return tmp_path / "l.tier"
+
+
+@pytest.mark.parametrize("arguments", [["diff", "STORE", "1", "2", "--ids"], ["log", "STORE"]])
+def test_a_reader_that_closes_its_end_gets_no_traceback(large, arguments):
+    arguments = [str(large) if each == "STORE" else each for each in arguments]
+    child = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    child.stdout.readline()
+    child.stdout.close()
+    said = child.stderr.read()
+    child.stderr.close()
+    assert child.wait(timeout=60) in (0, 1)
+    assert said == ""
+
+
+def test_top_ends_with_an_interrupt(single):
+    child = subprocess.Popen(
+        [*COMMAND, "top", str(single), "--every", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    child.stdout.readline()  # it waits for the next screen
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said.strip() == "Interrupted."
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["log"], ["diff", 2, 3], ["top", "--count", 1]])
+def test_numbers_are_whole_on_80_columns(run_json, pair, arguments):
+    pytest.importorskip("rich")
+    command, *more = arguments
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    child = subprocess.Popen(
+        [*COMMAND, command, str(pair), *map(str, more)],
+        stdout=slave,
+        stderr=slave,
+        env=environment,
+    )
+    os.close(slave)
+    text = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(master)
+    assert child.wait(timeout=60) == 0
+    assert "…" not in text.decode()
+
+
+def test_a_full_disk_leaves_no_patch(run, large, tmp_path, monkeypatch):
+    from tierstore._store import patching
+
+    def full(*_):
+        raise OSError(28, "No space left on device", str(tmp_path / ".x"))
+        yield
+
+    monkeypatch.setattr(patching, "_body", full)
+    run("diff", large, 1, "--out", tmp_path / "x.patch", code=6)
+    assert [each.name for each in tmp_path.iterdir()] == ["l.tier"]

@@ -1,0 +1,57 @@
+"""tierstore top: what a trainer does to a store."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import tierstore
+from tierstore.errors import FormatError
+from tierstore.stats import read_prometheus, write_prometheus
+
+
+def test_a_screen_of_the_store_alone(run, run_json, pair):
+    data = run_json("top", pair, "--count", 1)
+    assert (data["version"], data["step"], data["tiers"]) == (3, 7, [])
+    assert 0 <= data["age_seconds"] < 3600
+    assert [each["name"] for each in data["tables"]] == ["item", "user"]
+    text = run("top", pair, "--count", 1).stdout
+    assert "version 3" in text and "NOT FOLDED" in text
+
+
+def test_rates_between_two_screens(run, single, tmp_path, monkeypatch):
+    metrics, table = tmp_path / "t.prom", "embeddings"
+    with tierstore.open(single, "r+", budget=tierstore.Budget(host_rows=20)) as store:
+        store[table].read(np.arange(10))
+        write_prometheus(store, metrics)
+        found = read_prometheus(metrics)
+        assert found["requested_total", table, "host"] == store[table].stats()["host"].requested
+        assert found["version", "", ""] == 1
+
+        def train():
+            store[table].read(np.arange(10))
+            store[table].write([1], np.ones((1, 16), "f4"))
+            store.commit(step=2)
+            write_prometheus(store, metrics)
+
+        training = threading.Timer(0.2, train)
+        training.start()
+        options = ["--metrics", metrics, "--every", 5, "--count", 2]
+        lines = run("top", single, *options, "--json").stdout.splitlines()
+        training.join()
+    first, second = map(json.loads, lines)
+    assert (first["version"], second["version"], second["step"]) == (1, 2, 2)
+    host = [
+        next(each for each in data["tiers"] if each["tier"] == "host") for data in (first, second)
+    ]
+    assert host[0]["rows_per_second"] is None and host[0]["hit_rate"] is None
+    assert host[1]["rows_per_second"] > 0 and host[1]["hit_rate"] == 1.0
+
+
+def test_files_without_figures_are_refused(run, single, tmp_path):
+    (tmp_path / "x.prom").write_text("node_load1 3\n")
+    with pytest.raises(FormatError):
+        read_prometheus(tmp_path / "x.prom")
+    run("top", single, "--metrics", tmp_path / "x.prom", "--count", 1, code=3)
+    run("top", single, "--metrics", tmp_path / "none.prom", "--count", 1, code=6)
