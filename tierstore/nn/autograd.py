@@ -178,11 +178,6 @@ class Batch:
         """For each id, the index of its row in compact arrays; -1 for bad ids."""
         return torch.as_tensor(self.lease.positions)
 
-    def rows(self, field: str) -> Tensor:
-        """Return a field of the row of each id, `(ids, dim)`."""
-        rows: Tensor = self.lease.expand(field)
-        return rows
-
     @property
     def distinct(self) -> Tensor:
         """The distinct rows, int64; those behind them are undefined before the lease is trimmed."""

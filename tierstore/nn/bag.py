@@ -117,7 +117,7 @@ class TieredEmbeddingBag(TieredEmbedding):
 
     def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids whose gradient may come."""
-        return self._batch(rows)
+        return self._leased(rows, self.padding_idx)
 
     def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Any:
         """Lease the rows of ids that take no part in training."""

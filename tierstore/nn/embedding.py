@@ -218,15 +218,11 @@ class TieredEmbedding(RowsLayer):
 
     def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
-        batch = self._batch(ids)
-        rows = batch.rows(self.field)
-        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
-
-    def _batch(self, ids: Tensor) -> Batch | RemoteBatch:
-        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
         if self._average is not None:
             raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-        return self._leased(ids, self.padding_idx)
+        batch = self._leased(ids, self.padding_idx)
+        rows: Tensor = batch.lease.expand(self.field)
+        return batch, rows.view(*ids.shape, self.embedding_dim).to(self._anchor)
 
     def _read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training."""

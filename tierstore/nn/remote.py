@@ -89,10 +89,6 @@ class RemoteBatch:
         """Return for each feature whether any rank has ids of it; see `Batch.counts`."""
         return self._request.counts
 
-    def rows(self, field: str) -> Tensor:
-        """Return a field of the row of each id, `(ids, dim)`."""
-        return self.lease.expand(field)
-
     def gradient(
         self,
         of_each: Tensor,
