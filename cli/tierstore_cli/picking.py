@@ -8,11 +8,11 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from tierstore import Table
+from tierstore import KeyedTable, Table
 from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
 
-__all__ = ["chosen_ids", "ids_in", "ids_of_keys_in", "typed_keys"]
+__all__ = ["add_key", "chosen_ids", "ids_in", "ids_of_keys_in", "typed_keys"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -30,6 +30,14 @@ def chosen_ids(
     if file is not None:
         parts.append(ids_in(file))
     return np.concatenate(parts)
+
+
+def add_key(table: Table, key: str, field: str) -> None:
+    """Give a key of a table by key a row, its first one, where it has none; commit it later."""
+    if isinstance(table, KeyedTable):
+        keys = typed_keys(table, [key])
+        if not table.contains(keys).all():
+            table.write(keys, table.read(keys, field), field)
 
 
 def ids_in(file: str) -> Ids:

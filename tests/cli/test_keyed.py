@@ -26,6 +26,10 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
         assert np.array_equal(other["user"].read([0, 1, 2]), rows)
     run("put", path, "--key", keys[0], "9 9 9 9")
     assert run("get", path, "--key", keys[0]).stdout.split("\t")[2:] == ["9", "9", "9", "9\n"]
+    run("put", path, "--key", 12, "1 2 3 4")
+    assert run("get", path, "--key", 12).stdout == "3\t12\t1\t2\t3\t4\n"
+    run("put", path, "--key", 13, "1 2 3 1e39", code=2)
+    run("get", path, "--key", 13, code=1)
     assert run_json("near", path, "--key", keys[1], "-k", 1)
     run("keys", "forget", path, code=1)
     new = -1 if kind == "int64" else "new"
@@ -34,7 +38,7 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
         store["user"].write([new, keys[0]], rows[:2])
         store.commit()
     found = run_json("diff", path, before, "--ids")
-    assert found["rows"]["user"] == {"ids": [0, 3], "keys": [keys[0], new]}
+    assert found["rows"]["user"] == {"ids": [0, 4], "keys": [keys[0], new]}
     assert run_json("grow", path, "--table", "user", "--rows", 3000)["added"] == 2000
     run("verify", path)
     run("repair", path, tmp_path / "repaired")

@@ -15,7 +15,7 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_field, choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELD, STORE, TABLE, UNTESTED
-from tierstore_cli.picking import chosen_ids
+from tierstore_cli.picking import add_key, chosen_ids
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
@@ -40,7 +40,8 @@ def put(
 
     VALUES are numbers, one for each element, divided by spaces, commas or tabs, in one argument or
     several; - reads them from standard input. Other fields of the row are kept. Values that the
-    element type cannot hold are refused. No other process may have STORE open for writing.
+    element type cannot hold are refused. In a table by key, a key without a row gets one. No other
+    process may have STORE open for writing.
 
     \b
     Examples:
@@ -54,6 +55,8 @@ def put(
     with open_store(store, "r+", allow_untested=allow_untested) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
+        if key is not None:
+            add_key(chosen, key, field)
         (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
         before = chosen.by_row.read([number], field)
         if vector.size != before.size:
