@@ -7,7 +7,7 @@ import pytest
 
 import tierstore
 
-pytest.importorskip("fsspec")
+fsspec = pytest.importorskip("fsspec")
 
 
 @pytest.fixture
@@ -51,11 +51,10 @@ def test_rows_go_to_a_url_and_come_back(run, run_json, tmp_path):
     run("export", path, there, "--table", "item", "--force")
 
 
-@pytest.mark.parametrize("command", ["load", "export"])
-def test_files_of_other_formats_are_on_a_disk(run, tmp_path, command):
+def test_files_of_other_formats_are_written_to_a_url_and_read_from_a_disk(run, tmp_path):
     path, there = tmp_path / "emb.tier", f"memory://{uuid.uuid4().hex}/items.npy"
-    run("init", path, "--table", "item", "--rows", 5, "--dim", 4)
-    assert (
-        "only .zarr can be read from and written to a URL"
-        in run(command, path, there, code=1).stderr
-    )
+    run("init", path, "--table", "item", "--rows", 5, "--dim", 4, "--init", "normal(0,1)")
+    run("export", path, there)
+    with fsspec.open(there, "rb") as file, tierstore.open(path) as store:
+        assert np.array_equal(np.load(file), store["item"][:])
+    assert "only .zarr is read from a URL; copy the file" in run("load", path, there, code=1).stderr
