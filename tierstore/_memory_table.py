@@ -207,7 +207,7 @@ class MemoryTable:
 class Unversioned:
     """Replaces the generation of a table that no store versions."""
 
-    disk_bytes = 0
+    disk_bytes = allocated_bytes = 0
     base_path = ""
 
     def __init__(self, spec: TableSpec, tier: LowestTier) -> None:
