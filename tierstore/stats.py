@@ -431,7 +431,7 @@ class Version:
     written_bytes: int = 0
 
     @classmethod
-    def of(cls, manifest: Manifest, names: Mapping[str, int]) -> Self:
+    def of(cls, manifest: Manifest, names: Mapping[str, int], time: int | None) -> Self:
         """Describe the version of a manifest; `names` are those of all versions."""
         deltas = [delta for info in manifest.tables.values() for delta in info.deltas]
         own = [delta for delta in deltas if delta.version == manifest.version]
@@ -443,7 +443,7 @@ class Version:
             sum(delta.size for delta in deltas),
             tuple(name for name, version in names.items() if version == manifest.version),
             tuple(manifest.payload),
-            manifest.time or None,
+            time,
             sum(delta.rows for delta in own),
             sum(delta.size for delta in own),
         )

@@ -1,6 +1,5 @@
 """tierstore diff, patch and log: what changed between versions, and what brings it to a copy."""
 
-import json
 from datetime import datetime
 
 import numpy as np
@@ -83,15 +82,3 @@ def test_versions_with_what_they_wrote(run, run_json, changed):
     assert -2 <= age <= 3600
     text = run("log", changed).stdout
     assert "later" in text and first["time"][:10] in text
-
-
-def test_versions_without_a_time_are_listed(run, run_json, changed):
-    from tierstore._strictjson import canonical, seal
-
-    newest = max(changed.glob("manifest-*.json"))
-    body = json.loads(newest.read_bytes())["body"]
-    del body["time"]
-    newest.chmod(0o644)
-    newest.write_bytes(seal(canonical(body)))
-    assert run_json("log", changed)["versions"][0]["time"] is None
-    run("log", changed)

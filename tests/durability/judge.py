@@ -105,7 +105,10 @@ def check_files(path: Path, writer: tierstore.Store) -> None:
         chunk = re.fullmatch(r"c\.\d+\.0", file.name)
         if file.is_dir() and not any(file.iterdir()):
             continue  # the table of a commit that did not take place; it may as well be a user's
-        if not (known or chunk or file.name.startswith("manifest-") or f'"{file.name}"' in named):
+        derived = file.suffix == ".index" and f'"{file.stem}.' in named
+        if file.name.startswith("manifest-") or derived:
+            continue
+        if not (known or chunk or f'"{file.name}"' in named):
             raise Failure(f"{file.relative_to(path)} was left over")
 
 

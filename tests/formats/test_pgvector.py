@@ -52,7 +52,7 @@ def test_only_the_numbers_of_the_list_are_values(tmp_path):
         assert list(source.keys) == WORDS
     with opened(tmp_path / "f.csv", text, key_column=False) as source:
         assert source.keys is None
-    with pytest.raises(AmbiguousFileError, match="--key-column price"):
+    with pytest.raises(AmbiguousFileError, match="--key-column what"):
         opened(tmp_path / "f.csv", text.replace("id,", "what,", 1))
 
 

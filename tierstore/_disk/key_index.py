@@ -81,7 +81,8 @@ class KeyIndex:
         *found, total = _HEADER.unpack(data[: _HEADER.size].tobytes())
         if found != [_MAGIC, _FORM, _sum(info), rows, capacity]:
             raise CorruptStoreError("it is the index of other keys")
-        header = _HEADER.pack(*found, 0)
+        header = data[: _HEADER.size].copy()
+        header[-4:] = 0
         if crc32c(data[_HEADER.size :], crc32c(header)) != total:
             raise CorruptStoreError("it does not match its checksum")
         end = _HEADER.size + width * capacity

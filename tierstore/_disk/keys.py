@@ -307,11 +307,18 @@ def write_index(
 ) -> None:
     """Write the index of keys, in place of one that is damaged.
 
-    It is not synced: one that a power failure leaves incomplete does not match its checksum.
+    It gets its name when it is durable, so that a power failure leaves it whole or none. Under its
+    first name it is the index of keys that no version names, which the next writer removes.
     """
-    directory.unlink(info.index)
-    with directory.create(info.index) as file:
-        file.write(np.concatenate(parts), 0)
+    temporary = f"keys.{uuid.uuid4().hex[:8]}.index"
+    try:
+        directory.write_file(temporary, np.concatenate(parts))
+        directory.unlink(info.index)
+        directory.put_if_absent(temporary, info.index)
+    except BaseException:
+        with contextlib.suppress(TierStoreError, OSError):
+            directory.unlink(temporary)
+        raise
 
 
 def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> KeysInfo:

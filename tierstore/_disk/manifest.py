@@ -206,9 +206,8 @@ class Manifest:
     of the version that committed the payload, if it is a different one. `names` maps names to
     versions that are kept regardless of `keep`. `forks` are ascending pairs of a version in this
     one's history and the older version that it restored. `partitions` are the version and mark
-    of each partition, if the rows of every table are in partitions. `time` is when the version was
-    committed, in seconds since 1970 UTC, 0 if unknown. `format` is the format of the file that was
-    read; manifests are always written in the current format.
+    of each partition, if the rows of every table are in partitions. `format` is the format of the
+    file that was read; manifests are always written in the current format.
     """
 
     uuid: str
@@ -227,7 +226,6 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     partitions: tuple[tuple[int, str], ...] = ()
-    time: int = 0
     format: int = field(default=FORMAT, compare=False)
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -309,7 +307,6 @@ class Manifest:
             **({"names": self.names} if self.names else {}),
             **({"forks": [list(fork) for fork in self.forks]} if self.forks else {}),
             **({"partitions": [list(each) for each in self.partitions]} if self.partitions else {}),
-            **({"time": self.time} if self.time else {}),
         }
         end = b"," + canonical(more)[1:] if more else b"}"
         return seal(b'%s,"tables":{%s}%s' % (head[:-1], tables, end))
@@ -364,7 +361,6 @@ class Manifest:
             names=_names(body.section("names"), version) if "names" in body else {},
             forks=_forks(body, version) if "forks" in body else (),
             partitions=partitions,
-            time=body.natural("time") if "time" in body else 0,
             format=number,
         )
 

@@ -128,7 +128,6 @@ def write_copy(
         previous=manifest.previous,
         mark=manifest.mark,
         payload_mark=manifest.payload_mark,
-        time=manifest.time,
     )
     write_skeleton(directory, identity, copied)
 

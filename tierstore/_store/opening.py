@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
@@ -245,7 +244,7 @@ def _create_store(
             with directory.make_directory(name) as table:
                 infos[name] = generations.create(table, spec.bound(name), 1, progress=report)
             report.passed(spec.rows)
-        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark(), time=int(time()))
+        first = Manifest(identity.uuid, 1, 1, infos, confirmed=1, mark=new_mark())
         write_skeleton(directory, identity, first)
 
 

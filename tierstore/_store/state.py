@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -390,7 +389,6 @@ class State:
         return {
             "version": version,
             "previous": self.manifest.version,
-            "time": int(time.time()),
             "mark": new_mark(),
             "payload_mark": self.payload_mark if self.manifest.payload else "",
             "confirmed": version,

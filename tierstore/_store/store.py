@@ -203,7 +203,8 @@ class Store(SchemaChanges):
         with self._door.use():
             kept = self._state.history.versions()
             names = max(kept.values(), key=lambda manifest: manifest.seq).names
-            return [Version.of(each, names) for each in kept.values()]
+            time_of = self._state.history.time_of
+            return [Version.of(each, names, time_of(each)) for each in kept.values()]
 
     # -- versions
 

@@ -65,6 +65,12 @@ class History:
             raise FormatError(f"{path} contains the manifest number {manifest.seq}")
         return manifest
 
+    def time_of(self, manifest: Manifest) -> int | None:
+        """Return when the file of a manifest was written, in seconds since 1970 UTC, if known."""
+        with contextlib.suppress(OSError, TierStoreError):
+            return int(self._directory.status(manifest_name(manifest.seq)).st_mtime)
+        return None
+
     def newest(self) -> Manifest:
         """Return the current manifest.
 

@@ -86,6 +86,10 @@ class Root:
         """Return the manifests of the versions that can be opened, oldest first."""
         return History(self.directory, self.uuid).versions()
 
+    def time_of(self, manifest: Manifest) -> int | None:
+        """Return when the file of a manifest was written, in seconds since 1970 UTC, if known."""
+        return History(self.directory, self.uuid).time_of(manifest)
+
     # -- opening
 
     def _open_directory(self) -> None:

@@ -266,7 +266,8 @@ class DistributedStore(Mapping[str, Any]):
         with self._door.use():
             kept = self._root.versions()
             names = max(kept.values(), key=lambda manifest: manifest.seq).names
-            return [Version.of(each, names) for each in kept.values()]
+            time_of = self._root.time_of
+            return [Version.of(each, names, time_of(each)) for each in kept.values()]
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows of this rank written since the last commit."""
