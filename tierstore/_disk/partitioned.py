@@ -144,7 +144,7 @@ class PartitionedGeneration:
         """
         self.info = info
         self.parts: tuple[Generation, ...] = tuple(parts)
-        self.tier = PartitionedTier(shard, [part.tier for part in parts])
+        self.tier: PartitionedTier = PartitionedTier(shard, [part.tier for part in parts])
 
     def is_of(self, info: TableInfo) -> bool:
         """Return False: another version may have other deltas in any partition."""

@@ -49,7 +49,7 @@ class KeyMap(ABC):
 
     def __init__(self) -> None:
         """Start without keys."""
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self._map: HashMap
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from typing import Any
 
 from tierstore._disk.manifest import Manifest, PayloadInfo, TableInfo
 from tierstore._door import Use, internal_errors, interrupts_deferred
@@ -61,9 +62,9 @@ class CommitDraft:
         """
         before = state.manifest
         self.state = state
-        self.numbers = state.next_version()
+        self.numbers: dict[str, Any] = state.next_version()
         self._coming = Coming(self.numbers["version"], self.numbers["mark"])
-        self.step = before.step if step is None else step
+        self.step: int | None = before.step if step is None else step
         self.confirm = confirm
         self.keep = keep
         self.scalars: dict[str, dict[str, object]] = {}

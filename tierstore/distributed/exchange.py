@@ -112,6 +112,7 @@ class Request:
         """
         self._exchange = exchange
         ranks, ids = exchange.ranks.count, wanted.ids
+        self.positions: Tensor
         keys, self.positions = torch.unique(
             (exchange.owners_of(ids) << _SHIFT) + ids, return_inverse=True
         )

@@ -36,7 +36,7 @@ class DistributedJointTable:
     def __init__(self, tables: Sequence[DistributedTable]) -> None:
         """Join tables whose shards are alike."""
         self.tables: tuple[DistributedTable, ...] = tuple(tables)
-        self.shard = JointTable([table.shard for table in tables])
+        self.shard: JointTable = JointTable([table.shard for table in tables])
         first = tables[0]
         self.average: bool = first.average
         self._place = first.place

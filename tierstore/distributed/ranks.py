@@ -38,7 +38,9 @@ class Ranks:
 
     def __init__(self, timeout: float | None = None) -> None:
         """Join the others; `timeout` is how many seconds one rank waits for another."""
-        self.rank, self.count, self.broken = 0, 1, ""
+        self.rank: int = 0
+        self.count: int = 1
+        self.broken: str = ""
         self._group: Any = None
         self.data_group: Any = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

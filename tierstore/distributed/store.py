@@ -71,9 +71,10 @@ class DistributedStore(Mapping[str, Any]):
         self.mode: str = options.mode
         self._options = options
         self._ranks = ranks
-        self.average = average
+        self.average: bool = average
         """Whether gradients of rows are divided by the number of ranks."""
-        self._door = self.door = Door(str(options.path), writable=True)
+        self.door: Door = Door(str(options.path), writable=True)
+        self._door = self.door
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"
         self.touched: Touched = Touched()

@@ -40,9 +40,9 @@ class DistributedTable:
         """Put a table of all ranks over the shard of one."""
         self.shard = shard
         self.average = average
-        self.place = place
+        self.place: Shard = place
         self._ranks = ranks
-        self.exchange = Exchange(
+        self.exchange: Exchange = Exchange(
             ranks,
             shard.device,
             shard.name,

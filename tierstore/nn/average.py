@@ -33,7 +33,8 @@ class Average:
         self._field = field
         prefix = "" if field == next(iter(table.fields)) else f"{field}_"
         self._mean, self._of_step = f"{prefix}ema", f"{prefix}ema_step"
-        self._decay, self.count_name = f"{prefix}ema_decay", f"{prefix}ema_steps"
+        self._decay = f"{prefix}ema_decay"
+        self.count_name: str = f"{prefix}ema_steps"
 
     @property
     def kept(self) -> bool:

@@ -78,7 +78,7 @@ class RemoteBatch:
         self.local: Batch = Batch(
             table.shard, request.asked, table.padding(padding_idx), abandoned, request.touched
         )
-        self.lease = RemoteLease(request, self.local.lease)
+        self.lease: RemoteLease = RemoteLease(request, self.local.lease)
 
     @property
     def positions(self) -> Tensor:

@@ -78,7 +78,7 @@ class RowsParameter(torch.nn.Parameter):
         self._seen_by_hooks = 0
         self._hooks_before: dict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
         self._hooks_after: dict[int, Callable[[Tensor], None]] = OrderedDict()
-        self.abandoned = Abandoned()
+        self.abandoned: Abandoned = Abandoned()
         self._parts: dict[int, TableRows] = {}
         self.rest(empty)
 
