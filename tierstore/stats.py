@@ -12,7 +12,7 @@ import html
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -414,7 +414,8 @@ class Version:
     """A version that can be opened: its number, step, manifest number and deltas.
 
     `names` are the names under which it is kept, `payload` the names of its committed values.
-    `time` is when it was committed, in seconds since 1970 UTC, None if that was not recorded.
+    `time` is when its file was written, in seconds since 1970 UTC, None if unknown; equal versions
+    may differ in it, as those of a copy do.
     `written_rows` and `written_bytes` are those of its own deltas: of the commit, unless a
     background compaction has added those of commits before.
     """
@@ -426,7 +427,7 @@ class Version:
     delta_bytes: int
     names: tuple[str, ...] = ()
     payload: tuple[str, ...] = ()
-    time: int | None = None
+    time: int | None = field(default=None, compare=False)
     written_rows: int = 0
     written_bytes: int = 0
 

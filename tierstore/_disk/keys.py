@@ -345,13 +345,18 @@ def write_keys(directory: _io.Directory, keys: Sequence[Any], rows: int) -> Keys
         kind = values.dtype.name
         header = np.frombuffer(_npy_header(kind, rows), np.uint8)
         parts = {"npy": np.concatenate([header, values.astype(_NPY_TYPES[kind]).view(np.uint8)])}
-    for ending, data in parts.items():
-        directory.write_file(stem + ending, data)
     info = KeysInfo(
         kind, {stem + ending: (data.size, crc32c(data)) for ending, data in parts.items()}
     )
-    write_index(directory, info, index.encode(info))
-    directory.sync()
+    try:
+        for ending, data in parts.items():
+            directory.write_file(stem + ending, data)
+        directory.write_file(info.index, np.concatenate(index.encode(info)))
+        directory.sync()
+    except BaseException:
+        with contextlib.suppress(TierStoreError, OSError):
+            remove_keys(directory, info)
+        raise
     return info
 
 
