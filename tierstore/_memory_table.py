@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._closing import Closing
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import KeysInfo, TableInfo
@@ -121,7 +121,7 @@ class Origin:
         return np.empty(0, np.int64)
 
 
-class MemoryTable:
+class MemoryTable(Closing):
     """A table in memory, and its owner.
 
     Attributes:
@@ -189,19 +189,6 @@ class MemoryTable:
             self.door.close()
             self.prefetcher.wait_for_advice()
             self._space.close()
-
-    def __enter__(self) -> Self:
-        """Return the memory table itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
 
 class Unversioned:

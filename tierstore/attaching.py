@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from tierstore._closing import Closing
 from tierstore._disk.base import Base
 from tierstore._disk.foreign import ForeignBase, ForeignField
 from tierstore._disk.generation import Generation
@@ -49,7 +49,7 @@ Matrix: TypeAlias = str | os.PathLike[str]
 _FIELD = "weight"
 
 
-class Attached(Mapping[str, Table]):
+class Attached(Closing, Mapping[str, Table]):
     """Tables over files of others, by name; read-only. Make it with `tierstore.attach`.
 
     Tables read, prefetch, lease, warm, scan and search as those of a store do. They have no
@@ -122,19 +122,6 @@ class Attached(Mapping[str, Table]):
             self.door.close()
             self.prefetcher.wait_for_advice()
             self._opened.close()
-
-    def __enter__(self) -> Self:
-        """Return the tables."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
 
 def attach(

@@ -145,6 +145,19 @@ class InitializerType(ParamType):
             self.fail(str(error), param, ctx)
 
 
+SEED = click.IntRange(0, 2**64 - 1)
+INIT_SEED = click.option("--seed", type=SEED, metavar="S", help="Seed of --init.")
+
+
+def seeded(initializer: SeededInitializer | None, seed: int | None) -> Initializer | None:
+    """Return the initializer of --init with its --seed, or None where neither is given."""
+    if initializer is not None:
+        return initializer(seed or 0)
+    if seed is not None:
+        raise click.UsageError("--seed is that of --init; give both")
+    return None
+
+
 Filling = str | SeededInitializer
 """How to fill rows: a name, or a function from a seed to an initializer."""
 

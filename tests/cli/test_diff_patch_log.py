@@ -45,6 +45,21 @@ def test_options_that_contradict_each_other(run, changed, tmp_path):
     run("diff", changed, 3, "--force", code=2)
 
 
+def test_a_patch_over_several_versions_says_which_the_copy_has(run, run_json, changed, tmp_path):
+    copy, file = tmp_path / "copy.tier", tmp_path / "x.patch"
+    with tierstore.open(changed, "r+") as store:
+        store.keep(3, "third")
+        for value in (1, 2):
+            store["item"].write([value], np.full((1, store["item"].dim), value, np.float32))
+            newest = store.commit()
+    run("save", changed, copy, "--version", "third")
+    run("diff", changed, "third", "--out", file)
+    assert f"{copy}, which is at version 4 now" in run("patch", copy, file).stdout
+    assert newest > 4
+    with tierstore.open(copy) as reader:
+        assert reader.version == 4
+
+
 def test_a_patch_brings_a_copy_up_to_date(run, run_json, changed, tmp_path):
     copy, file = tmp_path / "copy.tier", tmp_path / "x.patch"
     run("save", changed, copy, "--version", 3)

@@ -30,6 +30,8 @@ def test_a_table_by_key(run, run_json, tmp_path, kind, keys):
     assert run("get", path, "--key", 12).stdout == "3\t12\t1\t2\t3\t4\n"
     run("put", path, "--key", 13, "1 2 3 1e39", code=2)
     run("get", path, "--key", 13, code=1)
+    assert "uncommitted" not in run("put", path, "--key", 14, "1 2", code=2).stderr
+    run("get", path, "--key", 14, code=1)
     assert run_json("near", path, "--key", keys[1], "-k", 1)
     run("keys", "forget", path, code=1)
     new = -1 if kind == "int64" else "new"

@@ -191,7 +191,7 @@ def nested(levels: int) -> Any:
     [looped(), nested(101), nested(5000), [10**5000], {10**5000: 1}, {"a": {1, 2}}],
     ids=["in itself", "101 levels", "5000 levels", "long int", "long key", "set"],
 )
-def test_a_tree_that_nobody_could_read_is_not_written(tmp_path: Path, value: Any) -> None:
+def test_an_unreadable_tree_is_not_written(tmp_path: Path, value: Any) -> None:
     with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:
         with pytest.raises((InvalidInputError, InvalidTypeError)):
             store.commit(payload={"model": value})

@@ -227,7 +227,7 @@ def test_a_writer_goes_on_from_an_older_version_beside_a_damaged_newest() -> Non
     ],
     ids=["step", "negative step", "large", "deep", "NaN", "object"],
 )
-def test_a_manifest_that_nobody_could_read_is_not_published(
+def test_an_unreadable_manifest_is_not_published(
     tmp_path: Path, step: int, scalars: dict[str, Any]
 ) -> None:
     with tierstore.create(tmp_path / "s", {"t": tierstore.TableSpec(3, 4)}) as store:

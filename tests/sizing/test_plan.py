@@ -103,7 +103,7 @@ def test_times_are_those_measured_of_tierstore(stream):
     assert half["disk_reads"] == pytest.approx((cold["disk_reads"] + cached["disk_reads"]) / 2)
 
 
-def test_rows_that_nobody_asked_for_before_are_counted():
+def test_rows_asked_for_first_are_counted():
     batches = [np.arange(n * 10, n * 10 + 20) for n in range(10)]  # half of each batch is new
     (host,) = plan(2000, 64, host=100_000, stream=stream_of(batches, 2000)).tiers
     assert host.first_touches_per_batch == 10

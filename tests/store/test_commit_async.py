@@ -157,7 +157,7 @@ def test_what_goes_wrong_is_told_by_the_result_and_nothing_is_lost(store, monkey
 
 
 @pytest.mark.parametrize("asked_by", ["commit", "commit_async", "close"])
-def test_what_nobody_asked_for_is_raised_later_and_once(store, monkeypatch, asked_by):
+def test_an_error_not_asked_for_is_raised_later_and_once(store, monkeypatch, asked_by):
     store["t"].write([1], np.full((1, DIM), 8, np.float32))
     with monkeypatch.context() as patch:
         fail(patch, StoreFullError("no space"))

@@ -330,6 +330,16 @@ class _Decision:
             return None
         if wanted is not None:
             return self._named(wanted, names)
+        return self._likely_key(names, below, counts, header)
+
+    def _likely_key(
+        self,
+        names: tuple[str, ...] | None,
+        below: list[list[str]],
+        counts: tuple[int, int] | None,
+        header: list[str] | None,
+    ) -> int | None:
+        """Return the position that the first rows give away."""
         if counts is not None or self.short_header or (header and header[0] == "" and below):
             return 0
         if not below:
@@ -479,18 +489,13 @@ class _VectorDecision(_Decision):
         at, dim = self.vector or (0, 0)
         return range(at, at + dim)
 
-    def _key(
+    def _likely_key(
         self,
         names: tuple[str, ...] | None,
         below: list[list[str]],
         counts: tuple[int, int] | None,
         header: list[str] | None,
     ) -> int | None:
-        wanted = self.options.key_column
-        if wanted is False:
-            return None
-        if wanted is not None:
-            return self._named(wanted, names)
         others = [at for at in range(self.columns) if at not in self._list]
         named = [at for at in others if names and _IDENTITY.fullmatch(names[at])]
         if len(others) > 1 and len(named) != 1:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._closing import Closing
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, ElementType
-from tierstore._formats.files import Closing, InputFile
+from tierstore._formats.files import InputFile
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import File
 from tierstore._registry import Registry

@@ -7,15 +7,14 @@ import io
 import struct
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Protocol, Self, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._closing import Closing
 from tierstore._io import Directory, File
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, StoreIOError, TierStoreError
@@ -23,7 +22,6 @@ from tierstore.errors import FormatError, StoreIOError, TierStoreError
 __all__ = [
     "ZIP_ERRORS",
     "Archive",
-    "Closing",
     "InputFile",
     "end_sparsely",
     "open_input",
@@ -33,27 +31,6 @@ __all__ = [
 ]
 
 BUFFER_BYTES = 1 << 20
-
-
-class Closing(ABC):
-    """A context manager that calls `close`, which may be called repeatedly."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it."""
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the object."""
-        self.close()
 
 
 class InputFile(Closing):

@@ -14,9 +14,10 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
+from tierstore._closing import Closing
 from tierstore._disk.base import Progress
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest, TableInfo
@@ -57,7 +58,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class DistributedStore(Mapping[str, Any]):
+class DistributedStore(Closing, Mapping[str, Any]):
     """A store of which every rank writes some partitions; `tierstore.distributed.open` gives one.
 
     `commit`, `rollback`, `alter_tables`, `add_fields` and `drop_fields` are collective: every rank
@@ -550,19 +551,6 @@ class DistributedStore(Mapping[str, Any]):
 
     def _open_again(self) -> None:
         """Do nothing in a forked child: a writer is the parent's alone."""
-
-    def __enter__(self) -> Self:
-        """Return the store itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the store."""
-        self.close()
 
 
 def _within_share(options: Options, ranks: int) -> Options:

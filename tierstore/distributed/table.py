@@ -42,6 +42,7 @@ class DistributedTable:
         self.average = average
         self.place: Shard = place
         self._ranks = ranks
+        # Neither where an id is nor its row there depends on the number of rows, which may grow.
         self.exchange: Exchange = Exchange(
             ranks,
             shard.device,

@@ -7,18 +7,18 @@ import dataclasses
 import importlib.util
 import weakref
 import zipfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tierstore._closing import Closing
 from tierstore._io import publish
 from tierstore._memory_table import MemoryTable
 from tierstore._store.opening import create
@@ -257,7 +257,7 @@ _BLOCK_BYTES = 4 << 20
 _open: weakref.WeakSet[Held] = weakref.WeakSet()
 
 
-class Held(ABC):
+class Held(Closing):
     """Rows in a table of this library.
 
     A context manager: `close` frees the memory, as do garbage collection and process exit. A store
@@ -320,19 +320,6 @@ class Held(ABC):
         if self._end is not None:
             self._end()
         self._owner = self._end = None
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     # -- the rows as arrays
 

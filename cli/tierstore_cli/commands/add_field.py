@@ -13,12 +13,14 @@ from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
+    INIT_SEED,
     STORE,
     TABLE,
     UNTESTED,
     Count,
     InitializerType,
     SeededInitializer,
+    seeded,
 )
 from tierstore_cli.progress import Progress
 
@@ -36,7 +38,7 @@ from tierstore_cli.progress import Progress
     metavar=InitializerType.name,
     help="First values; default: zeros.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="S", help="Seed of --init.")
+@INIT_SEED
 @UNTESTED
 def add_field(
     out: Output,
@@ -60,15 +62,13 @@ def add_field(
       tierstore add-field emb.tier exp_avg --table item
       tierstore add-field emb.tier bias --dim 1 --init "normal(0,0.01)" --seed 3
     """
-    if seed is not None and initializer is None:
-        raise click.UsageError("--seed is that of --init; give both")
+    init = seeded(initializer, seed)
     with (
         open_store(store, "r+", allow_untested=allow_untested) as opened,
         Progress("writing") as progress,
     ):
         chosen = choose_table(opened, table)
         like = next(iter(chosen.fields.values()))
-        init = None if initializer is None else initializer(seed or 0)
         field = Field(dim or like.dim, dtype or like.dtype, init=init)
         opened.add_fields(chosen.name, {name: field}, progress=progress)
         version = opened.version

@@ -13,12 +13,14 @@ from tierstore_cli.command import Command
 from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
+    INIT_SEED,
     STORE,
     TABLE,
     UNTESTED,
     Count,
     InitializerType,
     SeededInitializer,
+    seeded,
 )
 from tierstore_cli.progress import Progress
 
@@ -34,7 +36,7 @@ from tierstore_cli.progress import Progress
     metavar=InitializerType.name,
     help="First values of new rows; default: as the table was made.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="S", help="Seed of --init.")
+@INIT_SEED
 @click.option("--keys", metavar="FILE", help="Keys of the new rows, where the others have keys.")
 @UNTESTED
 def grow(
@@ -58,8 +60,7 @@ def grow(
       tierstore grow emb.tier --table item --rows 5500000 --init "normal(0,0.01)" --seed 8
       tierstore grow emb.tier --table user --rows 2100 --keys new_users.txt
     """
-    if seed is not None and initializer is None:
-        raise click.UsageError("--seed is that of --init; give both")
+    init = seeded(initializer, seed)
     new_keys: Any = None if keys is None else read_keys(keys)
     with (
         open_store(store, "r+", allow_untested=allow_untested) as opened,
@@ -70,7 +71,7 @@ def grow(
         opened.grow(
             name,
             rows,
-            init=None if initializer is None else initializer(seed or 0),
+            init=init,
             keys=new_keys,
             progress=progress,
         )

@@ -22,6 +22,7 @@ from tierstore_cli.opening import NO_CACHE, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import (
     DTYPE,
+    SEED,
     STORE,
     UNTESTED,
     Count,
@@ -33,7 +34,6 @@ from tierstore_cli.params import (
 from tierstore_cli.progress import Progress
 
 COUNT = Count()
-SEED = click.IntRange(0, 2**64 - 1)
 CHECKSUM_BYTES = 4
 
 

@@ -43,4 +43,4 @@ def patch(out: Output, store: Path, file: Path, allow_untested: bool) -> None:
         "to": done.to_version,
         "origin": done.store,
     }
-    out.show(data, f"changed {rows:,} rows of {store}, which is version {done.to_version} now")
+    out.show(data, f"changed {rows:,} rows of {store}, which is at version {version} now")

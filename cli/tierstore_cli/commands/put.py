@@ -55,12 +55,12 @@ def put(
     with open_store(store, "r+", allow_untested=allow_untested) as opened:
         chosen = choose_table(opened, table)
         field = choose_field(chosen, field)
+        if vector.size != (dim := chosen.fields[field].dim):
+            raise click.UsageError(f"{vector.size} values; {field} has {dim} elements")
         if key is not None:
             add_key(chosen, key, field)
         (number,) = chosen_ids(chosen, [] if row is None else [row], [] if key is None else [key])
         before = chosen.by_row.read([number], field)
-        if vector.size != before.size:
-            raise click.UsageError(f"{vector.size} values; {field} has {before.size} elements")
         with np.errstate(over="ignore"):
             chosen.by_row.write([number], vector.astype(before.dtype)[None], field)
         if np.isinf(chosen.by_row.read([number], field)).sum() > np.isinf(vector).sum():
