@@ -310,6 +310,10 @@ class KeyedTable(Table):
         asked, _ = self._asked(keys)
         return self._like(self._add(asked).reshape(asked.shape), "torch")
 
+    def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
+        """Read the rows of keys into `out`; keys are looked up on the host, so in no CUDA graph."""
+        self.read(ids, field, out=out)
+
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys for a step; adds those that are new."""
         asked, kind = self._asked(ids)
