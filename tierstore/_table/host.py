@@ -153,7 +153,7 @@ class Access(Protocol):
         """Return values for these ids as bytes of a field, on this side, checked."""
 
     def capture(self, ids: Any, out: Any, name: str) -> bool:
-        """Have the CUDA graph that is captured read a field into `out`; False where there is none."""
+        """Have a CUDA graph that is captured read a field into `out`; False where there is none."""
 
     def adapt(self) -> None:
         """Admit what replays of CUDA graphs have read to the GPU tier."""

@@ -84,4 +84,6 @@ class FrozenEmbedding(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenEmbedding:
         """Return another layer over the same table; rows are not copied."""
-        return FrozenEmbedding(self.table, self.field).to(self._anchor)
+        other = FrozenEmbedding(self.table, self.field)
+        other.to(self._anchor)
+        return other
