@@ -21,7 +21,7 @@ class FrozenEmbedding(torch.nn.Module):
     takes it whole; see `Table.read_into` for what replays read. It has no parameters and no state:
     what it looks up is the table, such as one of `tierstore.attach`.
 
-    >>> layer = FrozenEmbedding(store["ngram"])
+    >>> layer = FrozenEmbedding(store["item"])
     >>> layer(torch.tensor([[1, 2], [3, 1]])).shape
     torch.Size([2, 2, 16])
     """
