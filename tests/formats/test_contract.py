@@ -74,6 +74,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
     assert read_keys_of(path) is None
 
 
+@pytest.mark.slow
 @every_sink
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -95,6 +96,7 @@ def test_the_sizes_of_blocks_do_not_matter(
     assert read_file(path, block_rows=read).tobytes() == matrix.tobytes()
 
 
+@pytest.mark.slow
 @every_sink
 def test_more_rows_than_the_writer_takes_at_once(tmp_path, suffix):
     matrix = random_matrix(9_001, 60)

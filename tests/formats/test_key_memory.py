@@ -29,6 +29,7 @@ def peak_of(tmp_path, name, keys=None):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".parquet"])
 def test_keys_are_packed_while_they_are_loaded(tmp_path, suffix):
     if suffix == ".parquet":
