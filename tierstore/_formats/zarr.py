@@ -12,6 +12,7 @@ incomplete groups are refused.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tierstore._formats.base import (
     Content,
     Format,
     Source,
+    StoredChunks,
+    StoredRows,
     Wanted,
     Write,
     choose,
@@ -75,11 +78,31 @@ class _ZarrSource(Source):
         """Read whole chunks; a block has several chunks or a part of one."""
         step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
         for start in range(0, self.rows, step):
-            with parsing(self.path, "zarr array", Exception):
-                chunks = self._array[start : start + step]
-            chunks = np.ascontiguousarray(chunks, ELEMENT_TYPES[self.dtype].stored)
+            chunks = self._read(start, start + step)
             for at in range(0, len(chunks), block_rows):
                 yield chunks[at : at + block_rows]
+
+    def _read(self, start: int, stop: int) -> Array:
+        with parsing(self.path, "zarr array", Exception):
+            chunks = self._array[start:stop]
+        return np.ascontiguousarray(chunks, ELEMENT_TYPES[self.dtype].stored)
+
+    def stored(self) -> StoredRows | StoredChunks | None:
+        """Return plain chunks that can be mapped end to end, or else chunks to decode.
+
+        None for what is in no directory.
+        """
+        if not self.path.is_dir() or not self.rows:
+            return None
+        step, files = self._chunk_rows, _chunk_files(self.path, self._array)
+        nbytes = step * self.dim * self._array.dtype.itemsize
+        whole = len(files) == 1 or nbytes % mmap.PAGESIZE == 0
+        if whole and _is_plain(self._array) and _have_size(files, nbytes):
+            return StoredRows(self.dtype, tuple(each for (each,) in files), 0, step)
+
+        return StoredChunks(
+            self.dtype, files, step, lambda number: self._read(number * step, (number + 1) * step)
+        )
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -118,6 +141,36 @@ def _element(array: Any) -> str | None:
 def _outer_chunks(array: Any) -> tuple[int, ...]:
     """Return the shape of the part in one file, a shard or a chunk."""
     return tuple(array.shards or array.chunks)
+
+
+def _chunk_files(path: Path, array: Any) -> tuple[tuple[Path, ...], ...]:
+    """Return the files of each row of chunks, whether they exist or not."""
+    counts = [-(-n // size) for n, size in zip(array.shape, _outer_chunks(array), strict=True)]
+    keys, place = array.metadata, path / array.path
+    return tuple(
+        tuple(place / keys.encode_chunk_key((row, column)) for column in range(counts[1]))
+        for row in range(counts[0])
+    )
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether chunks are the elements of whole rows as a table stores them."""
+    metadata, dtype = array.metadata, array.dtype
+    if array.chunks[1] != array.shape[1] or dtype != dtype.newbyteorder("<"):
+        return False
+    if metadata.zarr_format == 3:
+        names = [type(codec).__name__ for codec in metadata.codecs]
+        big = getattr(getattr(metadata.codecs[0], "endian", None), "value", "little") == "big"
+        return names == ["BytesCodec"] and not (big and dtype.itemsize > 1)
+    return metadata.compressor is None and not metadata.filters and metadata.order == "C"
+
+
+def _have_size(files: tuple[tuple[Path, ...], ...], nbytes: int) -> bool:
+    """Whether there is one file for each row of chunks, of that size."""
+    try:
+        return all(each.stat().st_size == nbytes for (each,) in files)
+    except OSError:
+        return False
 
 
 def _checked(path: Path, array: Any, allowance: Allowance) -> Any:
