@@ -100,7 +100,7 @@ def first_records(
     """
     layout = spec.layout
     records = np.zeros((codes.size, layout.record_bytes), np.uint8)
-    for number, (name, item) in enumerate(layout.fields):
+    for number, (name, item) in enumerate(layout.fields if codes.size else ()):
         if item.init is not None and not item.init.is_zero and (names is None or name in names):
             values = item.init.of_keys(codes, item.dim, number)
             layout.view(records, name)[:] = item.element.encode(values)

@@ -332,6 +332,23 @@ class KeyedTable(RowsByNumber):
         spec = self.spec.with_rows(max(keys, self.capacity + more))
         cast(Grower, self._owner).grow(self.name, spec.rows)
 
+    def _known_or_first(
+        self, keys: object, field: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
+        """Return row numbers in the shape of keys, which have none, and first values of those.
+
+        Those have the number 0; their values are `(n, dim)`, a tensor.
+        """
+        asked, _ = self._asked(keys)
+        rows = self._map.find(asked)
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = 0
+        item, lo, hi = self._spans[field]
+        records = first_records(self.spec, asked.codes[unknown], [field])
+        data = np.ascontiguousarray(records[:, lo:hi])
+        values = from_bytes(data, item, Ids(unknown, unknown.shape, "torch"))
+        return rows.reshape(asked.shape), unknown, values
+
     def _rows_for(self, keys: object) -> Any:
         """Return row numbers in the shape of keys, as a tensor; keys without one get one."""
         asked, _ = self._asked(keys)
