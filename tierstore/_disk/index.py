@@ -51,6 +51,11 @@ class DeltaIndex:
         self.replaced: Places = np.empty(0, np.int32)
         self.starts = np.zeros(1, np.int64)
 
+    def grow(self, rows: int) -> None:
+        """Have more rows, in the base; no other thread may look rows up meanwhile."""
+        self.entries.resize(rows, refcheck=False)  # remaps large memory, copies nothing
+        self.rows = rows
+
     @property
     def stop(self) -> int:
         """The first position after the committed deltas, where the live delta starts."""

@@ -85,6 +85,13 @@ class DiskTier:
         """Maximum size of the index in bytes."""
         return self._index.entries.nbytes
 
+    def grow(self, rows: int) -> None:
+        """Have more rows, which read as zeros; a writer extends the files."""
+        with self._lock:
+            self._base.grow(rows, extend=self._new_live is not None)
+            self._index.grow(rows)
+            self.rows = rows
+
     def follow(self, deltas: Sequence[Delta]) -> None:
         """Replace the committed deltas by `deltas`, oldest first.
 

@@ -401,7 +401,10 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(self._placed(batch), pieces)
+            placed = self._placed(batch)
+            if placed is not batch and self._layout is layout:
+                access = self._access  # the table may have grown
+            access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -728,6 +731,9 @@ class Table:
         Returns the rows of its space that its tiers are to forget.
         """
         changed = self._generation.follow(info, deltas, folded)
+        if self._disk.rows > self._space.nearest.rows and self.spec.grows:
+            self._space.grow(self._disk.rows)
+            self._move(self._space, self._extent)
         self._reset_scalars()
         return self._extent.in_space(changed)
 

@@ -194,9 +194,13 @@ class CachedSlots:
     Fully associative: a table that fits has no misses after one pass, whatever its ids.
     """
 
-    def __init__(self, rows: int, slots: int, policy: PolicySpec, take: Take) -> None:
-        """Start with every slot free."""
-        self.slot_of: npt.NDArray[np.int32] = take("slot_of", rows, np.int32)
+    def __init__(
+        self, rows: int, slots: int, policy: PolicySpec, take: Take, *, grows: bool = False
+    ) -> None:
+        """Start with every slot free; what is kept by row can be resized if it `grows`."""
+        self.slot_of: npt.NDArray[np.int32] = (
+            np.empty(rows, np.int32) if grows else take("slot_of", rows, np.int32)
+        )
         self.row_of: npt.NDArray[np.int64] = take("row_of", slots, np.int64)
         self.dirty: npt.NDArray[np.uint8] = take("dirty", slots, np.uint8)
         self.slot_of.fill(-1)
@@ -205,6 +209,13 @@ class CachedSlots:
         self.policy = policy.make(rows, slots, self.slot_of, self.row_of)
         self._unused = 0
         self._released: list[Slots] = []
+
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer, the new ones without slots."""
+        before = self.slot_of.size
+        self.slot_of.resize(rows, refcheck=False)  # remaps large memory, copies nothing
+        self.slot_of[before:] = -1
+        self.policy.grow(rows)
 
     @property
     def keeps_batch(self) -> bool:

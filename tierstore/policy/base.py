@@ -87,6 +87,9 @@ class Policy(ABC):
     def next_batch(self) -> None:
         """End the current batch."""
 
+    def grow(self, rows: int) -> None:
+        """Have `rows` rows instead of fewer; `slot_of` has been resized in place."""
+
     def announce(self, rows: Rows) -> None:
         """Announce that a future batch, after those already announced, will use `rows`."""
 
