@@ -34,6 +34,7 @@ LOAD_KEYS = [
     "version",
     "read_as",
     "notes",
+    "added",
 ]
 NEEDS = {".parquet": "pyarrow", ".safetensors": "safetensors"}
 FORMATS = [
@@ -254,3 +255,23 @@ def test_what_is_left_out_is_a_line_on_stderr_and_a_field_of_json(run, run_json,
     options = [tmp_path / "new.tier", tmp_path / "f.vec"]
     assert "'a' in rows 0 and 2" in run("load", *options, code=1).stderr
     assert run_json("load", *options, "--duplicates", "last")["rows"] == 2
+
+
+def test_load_by_key(run, run_json, tmp_path):
+    rng = np.random.default_rng(4)
+    weight, some = (rng.standard_normal((n, 3)).astype("f4") for n in (5, 2))
+    np.savez(tmp_path / "all.npz", weight=weight, keys=np.array(list("abcde")))
+    np.savez(tmp_path / "some.npz", weight=some, keys=np.array(["x", "b"]))
+    run("load", tmp_path / "s.tier", tmp_path / "all.npz")
+    done = run_json("load", tmp_path / "s.tier", tmp_path / "some.npz", "--upsert")
+    assert (done["rows"], done["added"]) == (2, 1)
+    assert (
+        "1 of them new"
+        not in run("load", tmp_path / "s.tier", tmp_path / "some.npz", "--upsert").output
+    )
+    with tierstore.open(tmp_path / "s.tier") as store:
+        table = store["embeddings"]
+        assert list(table.keys[:]) == list("abcdex")
+        expected = np.concatenate([weight, some[:1]])
+        expected[1] = some[1]
+        assert table.read(np.arange(6)).tobytes() == expected.tobytes()
