@@ -11,7 +11,7 @@ EXPORT_KEYS = [
     "store",
     "version",
     "table",
-    "field",
+    "fields",
     "out",
     "rows",
     "dim",
@@ -87,7 +87,7 @@ def test_npy_opens_as_a_map_without_pickle(run, pair, tmp_path):
 def test_export_options(run, run_json, pair, tmp_path):
     options = ["--table", "item", "--field", "exp_avg", "--rows", "1:93", "--dtype", "float16"]
     data = run_json("export", pair, tmp_path / "a.npy", *options)
-    assert (data["rows"], data["field"], data["dtype"]) == (92, "exp_avg", "float16")
+    assert (data["rows"], data["fields"], data["dtype"]) == (92, ["exp_avg"], "float16")
     expected = rows_of(pair, "item", "exp_avg")[1:93].astype("f2")
     assert np.array_equal(np.load(tmp_path / "a.npy"), expected)
 
@@ -275,3 +275,17 @@ def test_load_by_key(run, run_json, tmp_path):
         expected = np.concatenate([weight, some[:1]])
         expected[1] = some[1]
         assert table.read(np.arange(6)).tobytes() == expected.tobytes()
+
+
+def test_export_of_several_fields(pair, run, run_json, tmp_path):
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "both.parquet"
+    names = ["weight", "exp_avg"]
+    data = run_json("export", pair, out, "--table", "item", "--fields", ",".join(names))
+    assert data["fields"] == names
+    with tierstore.open(pair) as store:
+        expected = store["item"].read(np.arange(300), names)
+    for name in names:
+        run("load", tmp_path / "again.tier", f"{out}:{name}", "--table", name)
+        assert np.array_equal(rows_of(tmp_path / "again.tier", name), expected[name])
+    run("export", pair, out, "--fields", "weight", "--field", "weight", code=2)

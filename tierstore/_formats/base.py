@@ -230,7 +230,8 @@ class Content:
     Attributes:
         rows, dim, dtype: shape and element type of the matrix in the file.
         block_rows: rows of every block except the last, which may have fewer.
-        field: name of the matrix, if the format has names.
+        fields: name of the matrix and `dim`; formats with `several` may get more, side by side in
+            the blocks, each with its number of columns.
         keys: the key of each row, or None.
         first_row: number of the first row, for formats that write row numbers in place of keys.
     """
@@ -239,9 +240,14 @@ class Content:
     dim: int
     dtype: str
     block_rows: int
-    field: str
+    fields: Mapping[str, int]
     keys: KeyColumn | None
     first_row: int
+
+    @property
+    def field(self) -> str:
+        """Name of the matrix, if the format has names; of several, the first."""
+        return next(iter(self.fields))
 
     @property
     def storage(self) -> np.dtype[Any]:
@@ -272,6 +278,7 @@ class Format(ABC):
         takes_stores: whether the format supports zarr stores in addition to paths.
         is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
+        several: whether a written file can hold several matrices.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -280,6 +287,7 @@ class Format(ABC):
     takes_stores: ClassVar[bool] = False
     is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    several: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
