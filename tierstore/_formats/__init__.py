@@ -351,7 +351,13 @@ def _sink(
             file: Any = stack.enter_context(publish_remote(target.url, force=force))
             write = stack.enter_context(format_.write(file, content))
         elif target.store is None:
-            partial = stack.enter_context(publish(target.path, force=force))
+            partial = stack.enter_context(
+                publish(
+                    target.path,
+                    force=force,
+                    replaceable=lambda old: old.is_symlink() or format_.wrote(old),
+                )
+            )
             if content.keys is not None and format_.keys == "never":
                 beside = stack.enter_context(publish(keys_beside(target.path), force=force))
                 write_keys(beside, content.keys)

@@ -312,6 +312,10 @@ class Format(ABC):
         """Whether a directory of any name holds files of this format."""
         return False
 
+    def wrote(self, directory: Path) -> bool:
+        """Whether a directory looks like one that `write` made, and may be replaced by another."""
+        return False
+
     @abstractmethod
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a file for reading; raises FormatError."""

@@ -12,7 +12,7 @@ from tierstore._io.atomic import leftovers, publish, withdraw
 from tierstore._io.directory import Directory
 from tierstore._io.file import File, map_files
 from tierstore._io.held import Held, Holder, hold_directory, hold_file
-from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges
+from tierstore._io.objects import ObjectFile, Objects, locate, reach, read_ranges, unreachable
 from tierstore._io.system import LASTING_INODES, TESTED, explained, filesystem
 
 __all__ = [
@@ -35,5 +35,6 @@ __all__ = [
     "publish",
     "reach",
     "read_ranges",
+    "unreachable",
     "withdraw",
 ]

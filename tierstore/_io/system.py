@@ -44,6 +44,7 @@ __all__ = [
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 _STATFS_BYTES = 256
 _SYS_PIDFD_OPEN = 434
 _SYS_PROCESS_MADVISE = 440
@@ -113,6 +114,12 @@ class Calls:
         """Rename; raise FileExistsError if the new name is taken (renameat2)."""
         names = os.fsencode(old), os.fsencode(new)
         _call("renameat2", src_dir_fd, names[0], dst_dir_fd, names[1], _RENAME_NOREPLACE)
+
+    @staticmethod
+    def rename_exchange(one: str, other: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        """Exchange two names in one step (renameat2)."""
+        names = os.fsencode(one), os.fsencode(other)
+        _call("renameat2", src_dir_fd, names[0], dst_dir_fd, names[1], _RENAME_EXCHANGE)
 
     @staticmethod
     def sync_file_range(fd: int, offset: int, nbytes: int, flags: int) -> None:
