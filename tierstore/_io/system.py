@@ -84,6 +84,10 @@ def _call(name: str, *given: Any) -> int:
             raise OSError(code, os.strerror(code))
 
 
+class Reserved(mmap.mmap):
+    """Address space that is reserved to map files into, and holds nothing else."""
+
+
 class Calls:
     """The system calls by name; a test may replace an instance."""
 
@@ -127,9 +131,9 @@ class Calls:
         _call("sync_file_range", fd, offset, nbytes, flags)
 
     @staticmethod
-    def reserve(nbytes: int) -> mmap.mmap:
+    def reserve(nbytes: int) -> Reserved:
         """Reserve address space without memory."""
-        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
+        return Reserved(-1, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
 
     @staticmethod
     def map_file(address: int, nbytes: int, fd: int) -> None:
