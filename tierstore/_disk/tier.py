@@ -222,6 +222,11 @@ class DiskTier:
         source.read(places[which].astype(np.int64) - 1 - start, records)
         out[which] = records
 
+    def let_go(self, rows: npt.NDArray[np.int64]) -> None:
+        """Drop the mapped pages of consecutive `rows` from memory, which a scan has passed."""
+        for place in self._places(rows):
+            place.let_go()
+
     def stage(self, rows: npt.NDArray[np.int64]) -> Callable[[], None]:
         """Return a function that prefetches `rows`; it may block, so call it without a lock."""
         places = self._places(rows)

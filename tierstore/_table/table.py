@@ -626,6 +626,7 @@ class Table:
             else:
                 bad = _read_sound(space.nearest, held, out, lo, hi)
                 damaged += [row - extent.start for row in bad]
+            extent.tier.let_go(rows)
         return out
 
     @property

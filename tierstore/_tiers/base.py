@@ -82,6 +82,9 @@ class LowestTier(Tier, Protocol):
     def live(self) -> Changed | None:
         """What was handed down since the last commit."""
 
+    def let_go(self, rows: Rows) -> None:
+        """Drop from memory what a scan mapped to read consecutive `rows`."""
+
     def discard(self) -> Rows:
         """Drop what was handed down since the last commit; return its rows."""
 
