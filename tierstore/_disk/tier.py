@@ -159,7 +159,7 @@ class DiskTier:
     def _places(self, rows: npt.NDArray[np.int64]) -> list[MappedRows]:
         """Return the mapped memory of the newest images of `rows`, and of their checksums."""
         with self._lock:
-            entries = self._index.entries[rows]
+            entries = self._index.entries.take(rows)
             if not entries.any():
                 return self._base.places(rows)
             places = self._base.places(rows[entries == 0])
@@ -188,7 +188,7 @@ class DiskTier:
 
     def _copy(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         with self._lock:
-            places = self._index.entries[rows]
+            places = self._index.entries.take(rows)
             parts = self._index.by_delta(places, self.live) if places.any() else []
             if parts and isinstance(parts[-1][0], LiveDelta):
                 self._copy_part(*parts.pop(), places, out)
@@ -250,7 +250,7 @@ class DiskTier:
             live = self.live = self._create_live()
             self._superseded = 0
         start, first = self._index.stop, live.count
-        places = self._index.entries[rows]
+        places = self._index.entries.take(rows)
         known = np.flatnonzero(places > start)  # already in the live delta
         there = places[known].astype(np.int64) - 1 - start
         positions, superseded = np.arange(first, first + rows.size), known.size
@@ -286,7 +286,7 @@ class DiskTier:
         now on.
         """
         rows = unique(live.ids)
-        places = self._index.entries[rows].astype(np.int64) - 1 - self._index.stop
+        places = self._index.entries.take(rows).astype(np.int64) - 1 - self._index.stop
         compact = self._create_live()
         step = max(1, 4 * BLOCK_BYTES // self.record_bytes)
         try:

@@ -20,6 +20,7 @@ from tierstore.errors import InvalidInputError, InvalidTypeError
 __all__ = [
     "Barred",
     "DeviceScores",
+    "Lookup",
     "Policies",
     "Policy",
     "PolicyLike",
@@ -33,6 +34,9 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
+
+Lookup = Callable[[Rows], Slots]
+"""Returns the slot of each given row, negative where it has none."""
 
 Barred = Callable[[Slots], npt.NDArray[np.bool_]]
 """Returns a bool for each given slot: whether it must stay."""
@@ -155,9 +159,9 @@ class PolicySpec(ABC):
 
     @abstractmethod
     def make(
-        self, rows: int, slots: int, slot_of: npt.NDArray[np.int32], row_of: npt.NDArray[np.int64]
+        self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]
     ) -> Policy:
-        """Create the policy of a tier with the maps `slot_of` `(rows,)` and `row_of` `(slots,)`."""
+        """Create the policy of a tier; `row_of` `(slots,)` is the row in each slot that has one."""
 
     @abstractmethod
     def on_device(self) -> DeviceScores | None:
