@@ -18,6 +18,10 @@ from crc32c import crc32c as _crc32c
 __all__ = ["crc32c", "mismatches", "row_checksums"]
 
 
+_AT_ONCE = 1024
+"""Checksums computed before other threads may run: a call keeps the interpreter to itself."""
+
+
 def crc32c(data: bytes | memoryview | npt.NDArray[Any], value: int = 0) -> int:
     """Return the crc32c of contiguous bytes, continuing from `value`."""
     return int(_crc32c(memoryview(cast(Any, data)), value))
@@ -30,7 +34,12 @@ def row_checksums(
     count, width = records.shape
     whole = np.ascontiguousarray(records).view(f"V{width}").ravel()  # items without a copy
     seeds = _id_checksums(rows).tolist()
-    return np.fromiter(map(_crc32c, cast(Any, whole), seeds), np.uint32, count)
+    sums = np.empty(count, np.uint32)
+    for at in range(0, count, _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        each = map(_crc32c, cast(Any, whole[part]), seeds[part])
+        sums[part] = np.fromiter(each, np.uint32, min(_AT_ONCE, count - at))
+    return sums
 
 
 def mismatches(

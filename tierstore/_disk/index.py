@@ -151,7 +151,9 @@ class DeltaIndex:
         """
         if not begin:
             return
-        bare = [ids[self.entries.take(ids) == 0] for ids in (np.asarray(delta.ids) for delta in gone)]
+        bare = [
+            ids[self.entries.take(ids) == 0] for ids in (np.asarray(delta.ids) for delta in gone)
+        ]
         rows = unique(np.concatenate([np.empty(0, np.int64), *bare]))
         for number in range(begin if rows.size else 0):
             ids = np.asarray(self.deltas[number].ids)

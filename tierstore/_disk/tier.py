@@ -272,7 +272,7 @@ class DiskTier:
         new = slice(None) if count == first + rows.size else positions >= first
         replaced[first:count] = places[new]
         self._index.replaced = replaced
-        self._index.entries[rows[new]] = positions[new] + 1 + start
+        self._index.entries[rows[new]] = (positions[new] + 1 + start).astype(np.int32)
         self.stats.written += rows.size
         self.stats.bytes_in += rows.size * self.record_bytes
         self._superseded += superseded

@@ -194,13 +194,13 @@ class CachedSlots:
 
     Attributes:
         slot_of: one more than the slot of each row, 0 where it has none.
-        row_of: the row in each slot; undefined in slots that were never used, -1 in other free ones.
+        row_of: the row in each slot, -1 in free ones; undefined in slots that were never used.
     """
 
     def __init__(
         self, rows: int, slots: int, policy: PolicySpec, take: Take, *, dense: bool = False
     ) -> None:
-        """Start with every slot free; `dense`: `slot_of` is an array, however many rows there are."""
+        """Start with every slot free; `dense`: `slot_of` is an array in large tables too."""
         self.slot_of: RowMap = (
             take("slot_of", rows, np.int32) if dense else _rowmap.row_map(rows, take)
         )

@@ -158,9 +158,7 @@ class PolicySpec(ABC):
         """Maximum memory of the policy in a tier, without the batches that lookahead queues."""
 
     @abstractmethod
-    def make(
-        self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]
-    ) -> Policy:
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
         """Create the policy of a tier; `row_of` `(slots,)` is the row in each slot that has one."""
 
     @abstractmethod

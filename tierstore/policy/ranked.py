@@ -76,18 +76,14 @@ class RankedSpec(PolicySpec, ABC):
     def bytes_for(self, rows: int, slots: int) -> int:
         return Ranked.bytes_for(slots) + self.ranking_bytes(rows)
 
-    def make(
-        self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]
-    ) -> Policy:
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
         return Ranked(self.ranking(rows, slots), lookup, row_of)
 
 
 class Ranked(Policy):
     """A policy based on a ranking of rows; `lookup` and `row_of` are those of the tier."""
 
-    def __init__(
-        self, ranking: Ranking, lookup: Lookup, row_of: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, ranking: Ranking, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> None:
         """Start with no slot in use."""
         self.ranking = ranking
         self.keeps_batch: bool = ranking.keeps_batch

@@ -268,9 +268,7 @@ class LRUSpec(RankedSpec):
     def bytes_for(self, rows: int, slots: int) -> int:
         return LRU.bytes_for(slots)
 
-    def make(
-        self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]
-    ) -> Policy:
+    def make(self, rows: int, slots: int, lookup: Lookup, row_of: npt.NDArray[np.int64]) -> Policy:
         return LRU(slots)  # exact, and cheaper than a ranking
 
     def on_device(self) -> DeviceScores | None:
