@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
+from tierstore._rowmap import SparseMap
 from tierstore._threads import Condition
 from tierstore._tiers import memory
 from tierstore._tiers.base import Bytes, DeviceView, Rows, Tier
@@ -162,7 +163,14 @@ class HostTier:
         self.map: SlotMap = (
             DirectSlots(self.rows, self._arena.take)
             if self.direct
-            else CachedSlots(self.rows, self.slots, policy, self._arena.take, grows=grows)
+            else CachedSlots(
+                self.rows,
+                self.slots,
+                policy,
+                self._arena.take,
+                dense=kind != "pageable",
+                grows=grows,
+            )
         )
         self._part = staging_rows(self.record_bytes)
         self._lock = threading.RLock()
@@ -183,6 +191,8 @@ class HostTier:
     def view(self) -> DeviceView:
         """Return the memory that a tier above may reach on its own; see `before_change`."""
         slot_of = self.map.slot_of if isinstance(self.map, CachedSlots) else None
+        if isinstance(slot_of, SparseMap):
+            raise CapacityError(f"the map of {self.rows} rows is not one array, as a GPU needs it")
         return DeviceView(self.records, self.map.dirty, slot_of)
 
     @property
