@@ -42,7 +42,7 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
 _KEYS, _OFFSETS = "keys", "keys_offsets"
 
-_NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values()}
+_NAMES = {each.safetensors: each.name for each in ELEMENT_TYPES.values() if not each.integer}
 _BYTES = {"I8": np.dtype("i1"), "U8": np.dtype("u1")}
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
