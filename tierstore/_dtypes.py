@@ -260,7 +260,8 @@ class _Float8(ElementType):
 
     def decode(self, stored: Array) -> Array:
         """Convert to a new float32 array."""
-        return self._values[stored]
+        values: Array = self._values[stored]
+        return values
 
     def overflowed(self, values: Array, stored: Array) -> int:
         """Count the `values` beyond the largest; infinities where there are none."""

@@ -405,9 +405,10 @@ class SpanSource(Source):
 
     def stored(self) -> StoredRows | None:
         """Return the span, if it holds the rows as a table stores them."""
-        element = ELEMENT_TYPES.get(self._stored.name)
-        dtype = element.name if element is not None and element.integer else self.dtype
+        dtype = self.dtype
         if self._stored != ELEMENT_TYPES[dtype].stored:
+            dtype = self._stored.name  # whole numbers, which are imported as floats
+        if dtype not in ELEMENT_TYPES or self._stored != ELEMENT_TYPES[dtype].stored:
             return None
         return StoredRows(dtype, (self.path,), self.offset, max(1, self.rows))
 
