@@ -62,6 +62,7 @@ class ElementType:
         kernel: its name in the CUDA kernels of `optim`; None if they do not support it.
         trainable: whether torch computes gradients of this type.
         integer: whether it holds whole numbers; files of such are read as floats.
+        largest: its largest number if it can have a scale, otherwise None.
         stochastic: whether training may use stochastic rounding to it.
         beyond: the result for values out of range, for warnings.
     """
@@ -69,6 +70,7 @@ class ElementType:
     kernel: str | None = None
     trainable = True
     integer = False
+    largest: float | None = None
     stochastic = False
     beyond = "infinite"
 
@@ -216,6 +218,7 @@ class _Float8(ElementType):
         self._mantissa = mantissa
         self._bias = (1 << (6 - mantissa)) - 1
         self._infinities = infinities
+        self.largest = 57344.0 if infinities else 448.0
 
     @cached_property
     def _values(self) -> Array:
@@ -260,8 +263,7 @@ class _Float8(ElementType):
 
     def decode(self, stored: Array) -> Array:
         """Convert to a new float32 array."""
-        values: Array = self._values[stored]
-        return values
+        return np.asarray(self._values[stored])
 
     def overflowed(self, values: Array, stored: Array) -> int:
         """Count the `values` beyond the largest; infinities where there are none."""
@@ -282,6 +284,7 @@ class _Integer(ElementType):
         wider = ("float16", "bfloat16", "float32", "float64")
         super().__init__(name, stored, safetensors=code, held_by=wider)
         self._range = np.iinfo(self.stored).min, np.iinfo(self.stored).max
+        self.largest = float(self._range[1])
 
     def from_numbers(self, array: Array) -> Array:
         """Convert whole numbers in the range of the type."""
@@ -292,10 +295,10 @@ class _Integer(ElementType):
 
     def encode(self, values: Array) -> Array:
         """Round to the nearest whole number, ties to even; clip to the range; NaN becomes 0."""
-        if values.dtype.kind in "iu":
-            return np.clip(values, *self._range).astype(self.stored)
-        rounded = np.nan_to_num(np.rint(values), nan=0.0, posinf=np.inf, neginf=-np.inf)
-        return np.clip(rounded, *self._range).astype(self.stored)
+        if values.dtype.kind == "f":
+            values = np.nan_to_num(np.rint(values), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        clipped: Array = np.clip(values, *self._range)
+        return clipped.astype(self.stored)
 
     def overflowed(self, values: Array, stored: Array) -> int:
         """Count the `values` that were out of range, or NaN."""
@@ -375,10 +378,10 @@ class Converter:
         overflowed: number of values so far that were out of range of the target type.
     """
 
-    def __init__(self, source: str, target: str) -> None:
+    def __init__(self, source: ElementType, target: ElementType) -> None:
         """Convert from `source` to `target`."""
-        self._source = ELEMENT_TYPES[source]
-        self._target = ELEMENT_TYPES[target]
+        self._source = source
+        self._target = target
         self.overflowed = 0
 
     def __call__(self, block: Array) -> Array:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._dtypes import ELEMENT_TYPES, Converter, DTypeName, ElementType, check_dtype
+from tierstore._dtypes import (
+    DEFAULT_DTYPE,
+    ELEMENT_TYPES,
+    Converter,
+    DTypeName,
+    ElementType,
+    check_dtype,
+)
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore.budget import DEFAULT_MEMORY, Size
@@ -76,7 +83,8 @@ def export_table(
         field: the field to write; the first if None.
         rows: the range of rows as a tuple (start, stop), or a list or array of row ids in any
             order; all rows if None.
-        dtype: element type to convert to, rounding to nearest; that of the field if None. If the
+        dtype: element type to convert to, rounding to nearest; that of the field if None, and
+            float32 for a field with scales. If the
             format cannot hold a half-precision type, float32 is written, which is exact.
         keys: one key for each row of the table or of `rows`, or a file of keys: .txt, .npy or
             FILE.parquet:COLUMN. None uses the table's keys. They are written beside a file that
@@ -112,7 +120,13 @@ def export_table(
             f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}"
         )
     stored = table.fields[field]
-    wanted = stored.dtype if dtype is None else check_dtype(dtype)
+    own = stored.dtype if stored.scaled is None else DEFAULT_DTYPE
+    wanted = own if dtype is None else check_dtype(dtype)
+    if stored.scaled is not None and ELEMENT_TYPES[wanted].integer:
+        raise InvalidInputError(
+            f"field {field!r} holds {stored.dtype} times a scale, which are floats: export another "
+            "dtype, or read the bytes with table.read(ids, raw=True)"
+        )
     ids = None
     if rows is None or isinstance(rows, tuple):
         start, stop = _checked_range(cast("tuple[int, int] | None", rows), table.rows)
@@ -124,7 +138,7 @@ def export_table(
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     keys = _keys_of(table, keys, start, stop, ids)
-    converter = Converter(stored.dtype, wanted)
+    converter = Converter(stored.element, ELEMENT_TYPES[wanted])
     done = 0
     skipped: list[int] | None = None if _checked_choice(damaged) == "raise" else []
 
