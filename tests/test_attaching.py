@@ -8,6 +8,7 @@ import pytest
 
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore.budget import Budget
 from tierstore.errors import (
     CapacityError,
@@ -26,21 +27,34 @@ torch = pytest.importorskip("torch")
 
 ROWS, DIM = 5_000, 12
 BUDGETS = [Budget(host=0), Budget(host_rows=1), Budget(host_rows=300), Budget(host_rows=ROWS)]
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
+DTYPES = list(ELEMENT_TYPES)
+
+
+CODES = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int8": "I8",
+    "uint8": "U8",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
 
 
 def matrix(rows=ROWS, dim=DIM, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal((rows, dim))).to(getattr(torch, dtype))
+    given = rng.standard_normal((rows, dim)) * (1 if "float" in dtype else 40)
+    return torch.from_numpy(given).to(getattr(torch, dtype))
 
 
 def save_tensors(path, tensors):
     """Write .safetensors by hand, its data at an odd offset where the header ends there."""
     header, data = {}, b""
-    codes = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
     for name, tensor in tensors.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        code = codes[str(tensor.dtype).removeprefix("torch.")]
+        code = CODES[str(tensor.dtype).removeprefix("torch.")]
         span = [len(data), len(data) + len(raw)]
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": span}
         data += raw
@@ -75,7 +89,8 @@ def test_rows_are_those_of_the_tensor(tmp_path, dtype, budget):
         for ids in batches(1):
             found = ple.read(torch.from_numpy(ids))
             assert same_bits(found, given[torch.from_numpy(ids)])
-        wide = given[10:20] if dtype == "float64" else given[10:20].float()
+        wide = given[10:20].float() if ELEMENT_TYPES[dtype].as_bits else given[10:20]
+        assert ple[10:20].dtype == ELEMENT_TYPES[dtype].numpy
         assert np.array_equal(ple[10:20], wide.numpy())
     assert (tmp_path / "model.safetensors").read_bytes() == before
 

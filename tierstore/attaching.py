@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tierstore._closing import Closing
 from tierstore._disk.base import Base
-from tierstore._disk.foreign import ChunkedColumn, Column, ForeignBase, MappedColumn, Watch
+from tierstore._disk.foreign import ChunkedColumn, ForeignBase, MappedColumn, Watch
 from tierstore._disk.foreign_checksums import open_checksums
 from tierstore._disk.generation import Generation
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Door, internal_errors
+from tierstore._dtypes import ELEMENT_TYPES
 from tierstore._formats import Source, StoredChunks, StoredRows, open_source, split_name
 from tierstore._formats.files import open_input
 from tierstore._io import File
@@ -40,7 +41,7 @@ from tierstore.errors import (
     UnknownNameError,
 )
 from tierstore.policy import Policies
-from tierstore.spec import DeviceName, Field, TableSpec, check_name
+from tierstore.spec import DeviceName, Field, Scale, TableSpec, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,16 @@ __all__ = ["Attached", "attach"]
 Matrix: TypeAlias = str | os.PathLike[str]
 """A file, or `FILE:NAME` for one of its matrices."""
 
+Column: TypeAlias = Matrix | tuple[Matrix, Matrix]
+"""A matrix, or 8-bit elements and their scales."""
+
 _FIELD = "weight"
+_SCALES: Mapping[str, Literal["float32", "e8m0"]] = {
+    "float32": "float32",
+    "float8_e8m0fnu": "e8m0",
+    "uint8": "e8m0",
+}
+"""The scales that elements of 8 bits may have, by the type of their matrix."""
 
 
 class Attached(Closing, Mapping[str, Table]):
@@ -68,7 +78,7 @@ class Attached(Closing, Mapping[str, Table]):
 
     def __init__(
         self,
-        tables: Mapping[str, Matrix | Mapping[str, Matrix]],
+        tables: Mapping[str, Column | Mapping[str, Column]],
         budget: Budget,
         policy: Policies | None,
         device: Device | None,
@@ -134,7 +144,7 @@ class Attached(Closing, Mapping[str, Table]):
 
 
 def attach(
-    tables: Mapping[str, Matrix | Mapping[str, Matrix]],
+    tables: Mapping[str, Column | Mapping[str, Column]],
     *,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
@@ -147,8 +157,9 @@ def attach(
         tables: for each table the file of its rows, as `FILE` or `FILE:NAME`: `.npy`,
             `.safetensors`, the `.json` index of several of those, or the directory of a `.zarr`. A
             dict from field to file makes one record of several matrices with as many rows, such as
-            values and scales. A single matrix is the field "weight". NAME may follow one colon or
-            two.
+            keys and values. A single matrix is the field "weight". A tuple (elements, scales) of
+            two matrices, 8-bit elements and the scales of their blocks, is a field that reads as
+            floats; see `Scale`. NAME may follow one colon or two.
         budget: memory for the tiers; see Budget for the defaults. A size such as "24GiB" applies to
             the host tier.
         policy: the replacement policy of the tiers, as in `tierstore.open`.
@@ -178,7 +189,7 @@ def attach(
 
 def _described(spec: TableSpec) -> dict[str, Any]:
     """Return what the checksums of a table depend on."""
-    fields = {name: [item.dtype, item.dim] for name, item in spec.fields.items()}
+    fields = {name: [item.form, item.dim] for name, item in spec.fields.items()}
     return {"rows": spec.rows, "fields": fields}
 
 
@@ -188,22 +199,57 @@ def _opened(name: str, given: object) -> tuple[TableSpec, ForeignBase]:
     if not matrices:
         raise InvalidInputError(f"table {name!r} needs at least one matrix")
     with contextlib.ExitStack() as opened:
-        sources: dict[str, Source] = {}
+        sources: dict[str, list[Source]] = {}
         for field, matrix in matrices.items():
-            sources[check_name(field, "field")] = opened.enter_context(_source(name, matrix))
-        counts = {field: source.rows for field, source in sources.items()}
-        if len(set(counts.values())) > 1:
+            parts = matrix if isinstance(matrix, tuple) else (matrix,)
+            if not 1 <= len(parts) <= 2:
+                raise InvalidInputError(f"field {field!r} is a matrix or (elements, scales)")
+            found = [opened.enter_context(_source(name, part)) for part in parts]
+            sources[check_name(field, "field")] = found
+        counts = {field: [each.rows for each in found] for field, found in sources.items()}
+        rows = next(iter(counts.values()))[0]
+        if any(count != rows for found in counts.values() for count in found):
             raise InvalidInputError(
                 f"the matrices of table {name!r} have different numbers of rows: "
-                + ", ".join(f"{field!r} {rows}" for field, rows in counts.items())
+                + ", ".join(f"{field!r} {' and '.join(map(str, n))}" for field, n in counts.items())
             )
-        rows = next(iter(counts.values()))
-        stored = {field: _stored(source) for field, source in sources.items()}
-        fields = {field: Field(each.dim, stored[field].dtype) for field, each in sources.items()}
+        stored = {field: [_stored(each) for each in found] for field, found in sources.items()}
+        fields = {field: _field(found, stored[field]) for field, found in sources.items()}
         spec = TableSpec(rows, fields=fields)
-        layout = spec.layout
-        columns = [_column(rows, each, *layout.span(field)) for field, each in stored.items()]
-        return spec, ForeignBase(rows, layout.record_bytes, columns)
+        columns = []
+        for field, places in stored.items():
+            start = spec.layout.offsets[field]
+            columns += [
+                _column(rows, place, start + lo, start + hi)
+                for place, (lo, hi) in zip(places, _spans(fields[field]), strict=True)
+            ]
+        return spec, ForeignBase(rows, spec.layout.record_bytes, columns)
+
+
+def _field(sources: Sequence[Source], stored: Sequence[StoredRows | StoredChunks]) -> Field:
+    """Return the field for a matrix, or for elements and their scales."""
+    dim, dtype = sources[0].dim, stored[0].dtype
+    if len(sources) == 1:
+        if dtype not in ELEMENT_TYPES:
+            raise FormatError(
+                f"{sources[0].path} holds {dtype}, which can only be scales: (elements, scales)"
+            )
+        return Field(dim, dtype)
+    blocks, kind = sources[1].dim, _SCALES.get(stored[1].dtype)
+    if kind is None or dim % blocks:
+        raise FormatError(
+            f"{sources[1].path}: {blocks} scales of {stored[1].dtype} for {dim} elements; need "
+            f"float32, float8_e8m0fnu or uint8, and a number that divides {dim}"
+        )
+    return Field(dim, dtype, scale=Scale(kind, "row" if blocks == 1 else dim // blocks))
+
+
+def _spans(field: Field) -> list[tuple[int, int]]:
+    """Return the bytes of a field that each of its matrices fills."""
+    scaled = field.scaled
+    if scaled is None:
+        return [(0, field.nbytes)]
+    return [(0, scaled.dim), (scaled.scales_at, scaled.nbytes)]
 
 
 def _source(name: str, matrix: Any) -> Source:
@@ -225,7 +271,9 @@ def _stored(source: Source) -> StoredRows | StoredChunks:
     return stored
 
 
-def _column(rows: int, stored: StoredRows | StoredChunks, start: int, stop: int) -> Column:
+def _column(
+    rows: int, stored: StoredRows | StoredChunks, start: int, stop: int
+) -> ChunkedColumn | MappedColumn:
     """Open the files of a matrix as bytes `start:stop` of records."""
     if isinstance(stored, StoredChunks):
         watch, step = Watch(stored.files), stored.rows_per_chunk

@@ -24,7 +24,7 @@ from tierstore._store.opening import open as open_store
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import Field, Scale, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -176,7 +176,7 @@ def import_table(
             separately as the keys of the table. A table that has other fields and different keys is
             refused.
         dtype: element type of the field in a new table; that of the file if None,
-            and float32 for text.
+            and float32 for text. "int8" and "uint8" quantise floats, with a scale for each row.
         header: whether the first line of a file in text names its columns. What None leaves open
             here and below is decided from the types of the cells, and `read_as` says how.
         key_column: the column of keys, its name or its number from 1; False if there is none.
@@ -267,14 +267,16 @@ def _load(
             notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
-        converter = Converter(source.dtype, wanted or source.dtype)
         rows, added = source.rows, 0
         if existing is None:
-            spec = _new_spec(source, field, wanted or source.dtype)
+            spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
+        else:
+            spec = existing.spec
+        converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
+        if existing is None:
             records = _new_records(spec, field, source, converter)
             store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
         elif upsert:
-            spec = existing.spec
             added = upsert_rows(
                 store, existing, field, source, keys, converter, memory=memory, progress=progress
             )
@@ -420,10 +422,18 @@ def _equal(keys: Keys, others: Any) -> bool:
     return all(list(keys[s : s + step]) == list(others[s : s + step]) for s in starts)
 
 
-def _new_spec(source: Source, field: str, dtype: str) -> TableSpec:
+def _new_field(source: Source, dtype: str) -> Field:
+    """Return the field for the rows of a file: floats as whole numbers get a scale for each row."""
+    stored = source.stored()
+    whole = stored is not None and stored.dtype == dtype
+    scale = Scale("float32") if ELEMENT_TYPES[dtype].integer and not whole else None
+    return Field(source.dim, dtype, scale=scale)
+
+
+def _new_spec(source: Source, name: str, field: Field) -> TableSpec:
     if source.rows == 0:
         raise InvalidInputError(f"{source.path} holds no rows; a table needs at least one")
-    return TableSpec(source.rows, fields={field: Field(source.dim, dtype)})
+    return TableSpec(source.rows, fields={name: field})
 
 
 def _new_records(

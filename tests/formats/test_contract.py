@@ -70,7 +70,8 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path, suffix, dtype, shape):
     assert held in (dtype, *ELEMENT_TYPES[dtype].held_by)
 
     found = read_file(path, block_rows=7, text_dtype=held)
-    assert found.tobytes() == convert(matrix, dtype, held).tobytes()
+    named = held if not ELEMENT_TYPES[held].integer or suffix == ".zarr" else "float32"
+    assert found.tobytes() == convert(matrix, dtype, named).tobytes()
     assert read_file(path, text_dtype=held).tobytes() == found.tobytes()
     assert read_keys_of(path) is None
 

@@ -54,18 +54,15 @@ def block_rows_for(row_bytes: int, block_bytes: int = BLOCK_BYTES) -> int:
     return max(1, block_bytes // max(1, row_bytes))
 
 
-_BYTES = frozenset({"int8", "uint8"})
-
-
 def element_of(number: object) -> str | None:
     """Return the element type as which numbers of a NumPy type, by name, are read, or None.
 
     Bytes, as quantised vectors have, are read as the default type, which holds them exactly.
     """
-    if number in _BYTES:
-        return DEFAULT_DTYPE
     element = ELEMENT_TYPES.get(str(number))
-    return None if element is None or element.as_bits else element.name
+    if element is None or element.as_bits:
+        return None
+    return DEFAULT_DTYPE if element.integer else element.name
 
 
 @dataclass(frozen=True)
@@ -420,9 +417,12 @@ class SpanSource(Source):
 
     def stored(self) -> StoredRows | None:
         """Return the span, if it holds the rows as a table stores them."""
-        if self._stored != ELEMENT_TYPES[self.dtype].stored:
+        dtype = self.dtype
+        if self._stored != ELEMENT_TYPES[dtype].stored:
+            dtype = self._stored.name  # whole numbers, which are imported as floats
+        if dtype not in ELEMENT_TYPES or self._stored != ELEMENT_TYPES[dtype].stored:
             return None
-        return StoredRows(self.dtype, (self.path,), self.offset, max(1, self.rows))
+        return StoredRows(dtype, (self.path,), self.offset, max(1, self.rows))
 
     def _blocks(self, block_rows: int) -> Iterator[Array]:
         for start in range(0, self.rows, block_rows):

@@ -81,14 +81,14 @@ class _ZarrSource(Source):
         """Read whole chunks; a block has several chunks or a part of one."""
         step = max(1, block_rows // self._chunk_rows) * self._chunk_rows
         for start in range(0, self.rows, step):
-            chunks = self._read(start, start + step)
+            chunks = self._read(start, start + step, self.dtype)
             for at in range(0, len(chunks), block_rows):
                 yield chunks[at : at + block_rows]
 
-    def _read(self, start: int, stop: int) -> Array:
+    def _read(self, start: int, stop: int, dtype: str) -> Array:
         with parsing(self.path, "zarr array", Exception):
             chunks = self._array[start:stop]
-        return np.ascontiguousarray(chunks, ELEMENT_TYPES[self.dtype].stored)
+        return np.ascontiguousarray(chunks, ELEMENT_TYPES[dtype].stored)
 
     def stored(self) -> StoredRows | StoredChunks | None:
         """Return plain chunks that can be mapped end to end, or else chunks to decode.
@@ -99,13 +99,15 @@ class _ZarrSource(Source):
             return None
         step, files = self._chunk_rows, _chunk_files(self.path, self._array)
         nbytes = step * self.dim * self._array.dtype.itemsize
+        dtype = self.dtype if ELEMENT_TYPES[self.dtype].as_bits else self._array.dtype.name
         whole = len(files) == 1 or nbytes % mmap.PAGESIZE == 0
         if whole and _is_plain(self._array) and _have_size(files, nbytes):
-            return StoredRows(self.dtype, tuple(each for (each,) in files), 0, step)
+            return StoredRows(dtype, tuple(each for (each,) in files), 0, step)
 
-        return StoredChunks(
-            self.dtype, files, step, lambda number: self._read(number * step, (number + 1) * step)
-        )
+        def decode(number: int) -> Array:
+            return self._read(number * step, (number + 1) * step, dtype)
+
+        return StoredChunks(dtype, files, step, decode)
 
     @cached_property
     def keys(self) -> Keys | None:
@@ -134,10 +136,9 @@ class _ZarrSource(Source):
 
 def _element(array: Any) -> str | None:
     """Return the name of the element type if tables support it."""
-    for name in (str(array.attrs.get("dtype")), array.dtype.name):
-        element = ELEMENT_TYPES.get(name)
-        if element is not None and array.dtype.newbyteorder("<") == element.stored:
-            return name
+    name = str(array.attrs.get("dtype"))
+    if name in ELEMENT_TYPES and array.dtype.newbyteorder("<") == ELEMENT_TYPES[name].stored:
+        return name
     return element_of(array.dtype.name)
 
 
@@ -261,7 +262,12 @@ def _open_node(where: Any, path: Path, wanted: Wanted, allowance: Allowance) -> 
         arrays = {"": node} if isinstance(node, zarr.Array) else dict(sorted(node.arrays()))
         described = {n: f"{a.dtype} {tuple(a.shape)}" for n, a in arrays.items()}
         matrices = {n: described[n] for n, a in arrays.items() if a.ndim == 2 and _element(a)}
-        floats = {n: matrices[n] for n in matrices if str(arrays[n].dtype) not in ("int8", "uint8")}
+        floats = {
+            n: matrices[n]
+            for n in matrices
+            if _element(arrays[n]) == arrays[n].attrs.get("dtype")
+            or str(arrays[n].dtype) not in ("int8", "uint8")
+        }
     name = choose(path, wanted, floats, described, matrices)
     with parsing(path, "zarr array", Exception):
         return _ZarrSource(path, arrays[name], arrays, allowance)

@@ -15,7 +15,7 @@ from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table.address import Ids, host_ids, is_torch
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
-from tierstore._table.values import from_bytes
+from tierstore._table.values import from_bytes, raw_rows
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
@@ -239,6 +239,8 @@ class KeyedTable(RowsByNumber):
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: Any = None,
+        raw: bool = False,
         out: Any = None,
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
@@ -250,25 +252,33 @@ class KeyedTable(RowsByNumber):
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = 0
         ids = self._like(rows.reshape(asked.shape), kind)
-        found = self.by_row.read(ids, field, cache=cache, as_tensor=as_tensor, out=out)
+        found = self.by_row.read(
+            ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+        )
         if unknown.size:
             records = first_records(self.spec, asked.codes[unknown])
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
             for name, values in parts.items():
-                self._fill(name, values, unknown, records)
+                self._fill(name, values, unknown, records, raw=raw)
         return found
 
     def _fill(
-        self, name: str, values: Any, at: npt.NDArray[np.intp], records: npt.NDArray[np.uint8]
+        self,
+        name: str,
+        values: Any,
+        at: npt.NDArray[np.intp],
+        records: npt.NDArray[np.uint8],
+        *,
+        raw: bool,
     ) -> None:
         """Put a field of first records at positions of an answer."""
         item, lo, hi = self._spans[name]
-        kind = "torch" if is_torch(values) else "numpy"
+        ids = Ids(at, at.shape, "torch" if is_torch(values) else "numpy")
         data = np.ascontiguousarray(records[:, lo:hi])
-        first = from_bytes(data, item, Ids(at, at.shape, kind))
-        flat = values.reshape(-1, item.dim)
-        if kind == "torch":
-            first = first.to(values.device)
+        first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
+        flat = values.reshape(-1, values.shape[-1])
+        if ids.kind == "torch":
+            first = first.to(values)
         flat[at] = first
 
     def _like(self, rows: npt.NDArray[np.int64], kind: str) -> Any:

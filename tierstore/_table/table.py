@@ -16,19 +16,27 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import INTERNAL, Door, internal_error, internal_errors
+from tierstore._dtypes import DTypeName
 from tierstore._table.address import Ids, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.host import Access, HostAccess, Lease, assembled
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
-from tierstore._table.values import check_out, from_bytes, read_dtype, writable_bytes
+from tierstore._table.values import (
+    check_out,
+    from_bytes,
+    raw_rows,
+    read_dtype,
+    writable_bytes,
+)
 from tierstore._tiers.space import Extent, Nearest, Space
 from tierstore.errors import CorruptStoreError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import Occupancy, TableInformation, TierInformation, TierStats
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from tierstore._store.store import Store
@@ -219,6 +227,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[False] = False,
+        dtype: DTypeName | np.dtype[Any] | type | None = None,
+        raw: bool = False,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[np.floating[Any]]: ...
     @overload
@@ -229,6 +239,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[False] = False,
+        dtype: DTypeName | np.dtype[Any] | type | None = None,
+        raw: bool = False,
         out: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> dict[str, npt.NDArray[np.floating[Any]]]: ...
     @overload
@@ -239,6 +251,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[True],
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Tensor | None = None,
     ) -> Tensor: ...
     @overload
@@ -249,6 +263,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: Literal[True],
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]: ...
     @overload
@@ -259,6 +275,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Tensor | None = None,
     ) -> Tensor: ...
     @overload
@@ -269,6 +287,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: DTypeName | np.dtype[Any] | type | torch.dtype | None = None,
+        raw: bool = False,
         out: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]: ...
     def read(
@@ -278,6 +298,8 @@ class Table:
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: Any = None,
+        raw: bool = False,
         out: Any = None,
     ) -> Any:
         """Read the rows of `ids` as a fresh array of shape `ids.shape + (dim,)`.
@@ -289,6 +311,10 @@ class Table:
             cache: False reads rows without keeping them in memory: for rows that are read once.
             as_tensor: return torch tensors on the table's device for NumPy ids too, which spares
                 the wait for a GPU.
+            dtype: the floats to convert to, such as torch.bfloat16 or "float32"; rows of a field
+                with scales are multiplied in float32 and rounded once.
+            raw: return the bytes as they are stored, uint8 `ids.shape + (nbytes,)`: of a field with
+                scales its elements, then its scales.
             out: the array or tensor to read into and return, of the shape, dtype and device of the
                 result, contiguous; for a list of fields a dict of them. After an error its contents
                 are undefined.
@@ -299,6 +325,10 @@ class Table:
         and the next call that waits raises.
         """
         try:
+            if dtype is not None or raw:
+                if out is not None or (raw and dtype is not None):
+                    raise InvalidInputError("give one of dtype=, raw= and out=")
+                return self._read_as(ids, field, dtype, cache=cache, as_tensor=as_tensor)
             if isinstance(field, (list, tuple)):  # a union would be made each time
                 return self._read_fields(ids, field, out, cache=cache, as_tensor=as_tensor)
             access = self._access  # before its fields; see `_attach`
@@ -311,6 +341,30 @@ class Table:
             return access.to_array(data, item, batch)
         except INTERNAL as error:
             raise internal_error(error) from error
+
+    def _read_as(
+        self,
+        ids: object,
+        field: str | Sequence[str] | None,
+        dtype: Any,
+        *,
+        cache: bool,
+        as_tensor: bool,
+    ) -> Any:
+        """Read fields as `dtype`, or as their bytes if it is None."""
+        access = self._access  # before its fields; see `_attach`
+        names = [self._named(field)] if isinstance(field, str | None) else map(self._named, field)
+        batch = self._batch(ids, record=cache)
+        batch = batch.for_tensors() if as_tensor else batch
+        found = {}
+        for name in names:
+            item, lo, hi = self._spans[name]
+            data = access.read(batch, lo, hi, admit=cache)
+            if dtype is None:
+                found[name] = raw_rows(data, item, batch)
+            else:
+                found[name] = access.to_array(data, item, batch, dtype)
+        return found.popitem()[1] if isinstance(field, str | None) else found
 
     def _read_into(self, out: Any, batch: Ids, name: str, *, cache: bool) -> Any:
         """Read a field into `out`: straight to its memory where that holds what is stored."""
@@ -712,6 +766,7 @@ class Table:
             fields=tuple(
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 | ({"init": item.init.text} if item.init and item.init.text else {})
+                | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in self._layout.fields
             ),
             backend=self.spec.backend,

@@ -42,8 +42,8 @@ class RowsLayer(torch.nn.Module):
         item = table.spec.layout.field(field)
         if not item.element.trainable:
             raise InvalidTypeError(
-                f"field {field!r} of table {table.name!r} is {item.dtype}, and torch trains "
-                "floats alone; read it with table.read"
+                f"field {field!r} of table {table.name!r} is {item.dtype}, which is only read: "
+                "weights that train are float32 or bfloat16; read it with table.read"
             )
         self._dtype = item.element.torch_dtype()
         self._device: str = table.device
