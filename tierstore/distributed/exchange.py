@@ -84,9 +84,7 @@ class Exchange:
         """Return the oldest request of these ids that was announced, or None."""
         return next((each for each in self.announced if each.is_for(given, tag, lengths)), None)
 
-    def announce(
-        self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]
-    ) -> None:
+    def announce(self, wanted: Wanted, window: int, fetch: Callable[[Tensor], object]) -> None:
         """Ask for the rows of a coming batch without waiting. Collective.
 
         Those of the batch announced before are asked for in full by now; `fetch` is called with the
@@ -280,7 +278,7 @@ class _Known:
         if ids.device != self._ids.device or ids.shape != self._ids.shape:
             return False
         if ids.device.type == "cpu":
-            return torch.equal(ids, self._ids)
+            return bool(torch.equal(ids, self._ids))
         return self._where is not None and self._where == memory_of(ids)
 
 
