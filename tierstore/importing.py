@@ -23,7 +23,7 @@ from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
-from tierstore.spec import Field, Scale, TableSpec
+from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -406,11 +406,10 @@ def _equal(keys: Keys, others: Any) -> bool:
 
 
 def _new_field(source: Source, dtype: str) -> Field:
-    """Return the field for the rows of a file: floats as whole numbers get a scale for each row."""
+    """Return the field for the rows of a file."""
     stored = source.stored()
-    whole = stored is not None and stored.dtype == dtype
-    scale = Scale("float32") if ELEMENT_TYPES[dtype].integer and not whole else None
-    return Field(source.dim, dtype, scale=scale)
+    whole = stored is not None and stored.dtype == dtype  # 8-bit numbers, which are read as floats
+    return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
 
 
 def _new_spec(source: Source, name: str, field: Field) -> TableSpec:
