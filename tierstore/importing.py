@@ -21,6 +21,7 @@ from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
 from tierstore.spec import Field, TableSpec
@@ -47,7 +48,7 @@ class ImportResult:
     Attributes:
         table: name of the table.
         field: name of the field.
-        rows: number of rows loaded, all rows of the table.
+        rows: number of rows loaded: all rows of the table, or of an upsert those of the file.
         dim: number of elements per row.
         dtype: element type of the field.
         created: whether the table was created by the import.
@@ -57,6 +58,7 @@ class ImportResult:
         read_as: what was decided about a file in text, such as 'header yes, keys from "item", 128
             numbers'; None for other files.
         notes: what was left out, kept or narrowed, a sentence each.
+        added: of an upsert, the number of rows that the table did not have.
     """
 
     table: str
@@ -70,6 +72,7 @@ class ImportResult:
     overflowed: int
     read_as: str | None = None
     notes: tuple[str, ...] = ()
+    added: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +150,7 @@ def import_table(
     decimal: str | None = None,
     null: Sequence[str] = (),
     duplicates: Literal["error", "first", "last"] = "error",
+    upsert: bool = False,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
     progress: Progress | None = None,
@@ -180,6 +184,9 @@ def import_table(
         decimal: what is before the decimals of a number in text, "." or ",".
         null: cells that are read as NaN, such as "" or "NA"; otherwise they are errors.
         duplicates: which row stays of those with equal keys, "first" or "last"; or "error".
+        upsert: write the rows over those of their keys and append the others, whose other fields
+            get initial values. A table without keys takes row ids for keys. To append, the table is
+            written anew, with the rows to replace in memory.
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
@@ -204,7 +211,8 @@ def import_table(
     if isinstance(keys, str | os.PathLike):
         keys = read_keys(os.fspath(keys), memory=memory)
     with _opened(store, allow_untested) as opened:
-        return _load(opened, src, table, field, keys, dtype, text, duplicates, memory, progress)
+        where = table, field
+        return _load(opened, src, *where, keys, dtype, text, duplicates, upsert, memory, progress)
 
 
 @contextmanager
@@ -234,6 +242,7 @@ def _load(
     dtype: str | None,
     text: TextOptions,
     duplicates: str,
+    upsert: bool,
     memory: Size,
     progress: Progress | None,
 ) -> ImportResult:
@@ -258,25 +267,30 @@ def _load(
             notes.append(f"left out {len(keys) - int(kept.sum()):,} rows whose key came twice")
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
+        rows, added = source.rows, 0
         if existing is None:
             spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
         else:
-            spec = dataclasses.replace(existing.spec, sparse=False)
+            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
         converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
         if existing is None:
             records = _new_records(spec, field, source, converter)
-            loaded = store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
+            store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
+        elif upsert:
+            added = upsert_rows(
+                store, existing, field, source, keys, converter, memory=memory, progress=progress
+            )
         else:
             _check_fit(existing, field, source, keys)
-            records = _merged_records(existing, field, source, converter)
-            loaded = store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
+            records = merged(existing._records(), existing, field, source, converter)
+            store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
     converter.overflowed += opened.overflowed
     converter.warn(str(src))
     return ImportResult(
         table=name,
         field=field,
-        rows=loaded.rows,
+        rows=rows,
         dim=spec.fields[field].dim,
         dtype=spec.fields[field].dtype,
         created=existing is None,
@@ -285,6 +299,7 @@ def _load(
         overflowed=converter.overflowed,
         read_as=read_as,
         notes=tuple(notes),
+        added=added,
     )
 
 
@@ -385,7 +400,8 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
     if (source.rows, source.dim) != (table.rows, dim):
         raise InvalidInputError(
             f"{source.path} holds {source.rows} rows of {source.dim}, but field {field!r} of table "
-            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table"
+            f"{table.name!r} is {table.rows} rows of {dim}; load it into another table, or "
+            "only its rows, by key (--upsert, upsert=True)"
         )
     if keys is None or table.keys is None or len(table.fields) == 1:
         return
@@ -426,22 +442,4 @@ def _new_records(
     for block in source.blocks(block_rows_for(width)):
         records = np.zeros((len(block), width), np.uint8)
         spec.layout.view(records, field)[:] = converter(block)
-        yield records
-
-
-def _merged_records(
-    table: Table, field: str, source: Source, converter: Converter
-) -> Iterator[Records]:
-    """Yield the table's records with one field replaced from the source, row for row."""
-    blocks = source.blocks()
-    rest = next(blocks)
-    for records in table._records():
-        values = table.spec.layout.view(records, field)
-        filled = 0
-        while filled < len(values):
-            part = rest[: len(values) - filled]
-            values[filled : filled + len(part)] = converter(part)
-            filled, rest = filled + len(part), rest[len(part) :]
-            if not len(rest):
-                rest = next(blocks, rest)
         yield records

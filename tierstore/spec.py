@@ -61,6 +61,8 @@ RECORD_ALIGNMENT = 16
 MAX_ROWS = 2**40
 MAX_RECORD_BYTES = 2**24
 MAX_TABLE_BYTES = 2**50
+EXTENT_ROWS = 1 << 16
+"""Least rows by which a table without a capacity grows, and those that it has at first."""
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
@@ -275,7 +277,7 @@ class TableSpec:
     Field.
 
     Args:
-        rows: number of rows, 1..2**40.
+        rows: number of rows, 1..2**40. Left out for a table by key, the table `grows`.
         dim: number of elements of `weight`.
         dtype: element type of `weight`, one of DTYPES; float32 if None.
         init: the initializer of `weight`, or of the first of `fields`.
@@ -288,9 +290,12 @@ class TableSpec:
         keys: "int64" or "text" for a table by key: `rows` is how many keys it can hold. A key gets
             a row when it is first written or trained, and starts from a row drawn from the seed of
             `init` and the key. Rows without a key take no space on the disk.
+        grows: whether rows are added as keys arrive, an eighth of the table at a time; True for a
+            table by key without `rows`. The numbers of rows are multiples of 65,536 then. Only for
+            memmap.
     """
 
-    rows: int
+    rows: int = None  # type: ignore[assignment]  # may be left out, and is filled in
     dim: int | None = None
     dtype: DTypeName | None = None
     init: Initializer | None = field(default=None, compare=False)
@@ -300,10 +305,17 @@ class TableSpec:
     compression: CompressionName | None = None
     chunk_rows: int | None = None
     keys: KeyName | None = None
+    grows: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the spec and normalize it: `fields` is always filled in."""
+        """Validate the spec and normalize it: `rows` and `fields` are always filled in."""
+        given: int | None = self.rows
+        if given is None and self.keys is not None:
+            object.__setattr__(self, "grows", True)
+            object.__setattr__(self, "rows", EXTENT_ROWS)
         object.__setattr__(self, "rows", _check_count(self.rows, "rows", MAX_ROWS))
+        if self.grows:
+            self._check_growing()
         object.__setattr__(self, "fields", self._resolved_fields())
         first = next(iter(self.fields.values()))
         object.__setattr__(self, "dim", first.dim)
@@ -351,6 +363,16 @@ class TableSpec:
         if self.sparse and self.keys is None and drawn:
             raise InvalidInputError("sparse=True starts from zeros; leave init out")
 
+    def _check_growing(self) -> None:
+        if self.keys is None:
+            raise InvalidInputError("grows=True is for tables by key; store.grow adds rows by id")
+        if self.backend != "memmap":
+            raise InvalidInputError(
+                f"backend {self.backend!r} has a fixed number of rows: give rows=, the keys that "
+                "the table can hold, or use backend='memmap'"
+            )
+        object.__setattr__(self, "rows", -(-self.rows // EXTENT_ROWS) * EXTENT_ROWS)
+
     def _check_keys(self) -> None:
         if self.keys not in get_args(KeyName):
             raise InvalidInputError(f"keys are 'int64' or 'text', not {self.keys!r}")
@@ -376,6 +398,10 @@ class TableSpec:
     def layout(self) -> RecordLayout:
         """The layout of a record."""
         return RecordLayout(tuple(self.fields.items()))
+
+    def with_rows(self, rows: int) -> TableSpec:
+        """Return the spec of a table that has grown to at least so many rows."""
+        return self if rows <= self.rows else replace(self, rows=rows)
 
     def bound(self, table: str) -> TableSpec:
         """Return the spec with the initializers that a new table of this name uses."""

@@ -41,6 +41,16 @@ def spec(kind: str, rows: int = CAPACITY) -> TableSpec:
     return TableSpec(rows, fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
 
 
+def growing(kind: str) -> TableSpec:
+    return TableSpec(fields={"weight": Field(DIM, init=INIT), "age": Field(1)}, keys=kind)
+
+
+def grow(table: KeyedTable) -> None:
+    """Add an extent, as if the keys were too many for the table."""
+    with table._owner.door.use(write=True):
+        table._grow(table.capacity + 1)
+
+
 def given(kind: str, keys: list) -> object:
     return np.array(keys, np.int64) if kind == "int64" else keys
 
@@ -49,12 +59,13 @@ class KeyedMachine(RuleBasedStateMachine):
     """Every key has its own row, through commits, rollbacks, restores and readers."""
 
     kind = "int64"
+    spec = staticmethod(spec)
 
     @initialize()
     def make(self) -> None:
         self.path = Path(tempfile.mkdtemp()) / "s"
         budget = Budget(host_rows=8)
-        self.store = tierstore.create(self.path, {"t": spec(self.kind)}, budget=budget, keep=5)
+        self.store = tierstore.create(self.path, {"t": self.spec(self.kind)}, budget=budget, keep=5)
         self.truth: dict[object, np.ndarray] = {}
         self.versions = {self.store.version: ({}, [])}
         self.committed = self.store.version
@@ -164,7 +175,21 @@ class TextMachine(KeyedMachine):
     kind = "text"
 
 
-@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine])
+class GrowingMachine(KeyedMachine):
+    spec = staticmethod(growing)
+
+    @rule(data=st.data())
+    def write_more(self, data: st.DataObject) -> None:
+        with self.table.lease([next(iter(self.truth), 0)]) as lease:
+            if not self.truth:
+                self.order.append(0)
+            self.truth.setdefault(next(iter(self.truth), 0), np.asarray(lease.read("weight"))[0])
+            grow(self.table)
+            self.write(data)
+            assert np.array_equal(lease.read("weight")[0], self.truth[next(iter(self.truth))])
+
+
+@pytest.mark.parametrize("machine", [KeyedMachine, TextMachine, GrowingMachine])
 @pytest.mark.filterwarnings("ignore")
 def test_a_table_by_key_is_a_dict(machine):
     few = settings(
@@ -214,6 +239,54 @@ def test_first_rows_depend_on_seed_and_key_alone(tmp_path, kind):
     assert all(np.array_equal(each, found[0]) for each in found)
     assert len(np.unique(found[0], axis=0)) == 50
     assert 0.05 < found[0].std() < 0.2
+
+
+@pytest.mark.parametrize("budget", [None, Budget(host=0), Budget(host_rows=999)])
+def test_a_table_without_a_capacity_grows(tmp_path, kind, budget):
+    rng, count = np.random.default_rng(3), 70_000
+    rows = rng.standard_normal((3, count, DIM), np.float32)
+    with tierstore.create(tmp_path / "s", {"t": growing(kind)}, budget=budget) as store:
+        table, before = store["t"], [*tmp_path.glob("s/t/*")]
+        assert table.capacity == 65536
+        for number in range(3):
+            table.write(some(kind, count, number * count), rows[number])
+            if number == 1:
+                store.commit()
+                reader = tierstore.open(tmp_path / "s")
+        assert (table.rows, table.capacity) == (210_000, 262_144)
+        assert [*tmp_path.glob("s/t/*")] == before
+        store.rollback()
+        assert table.rows == 140_000
+        table.write(some(kind, count, 2 * count), rows[2])
+        store.commit()
+        with reader:
+            assert (reader["t"].rows, reader["t"].capacity) == (140_000, 196_608)
+            reader.refresh()
+            assert (reader["t"].rows, reader["t"].capacity) == (210_000, 262_144)
+            assert np.array_equal(reader["t"].read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        store.fold()
+        grow(table)
+        table.write(some(kind, 1, 3 * count), ones(1))
+        store.commit()
+    with tierstore.open(tmp_path / "s", "r+", budget=budget) as store:
+        table = store["t"]
+        assert store.verify().ok
+        assert table.capacity == 327_680
+        assert np.array_equal(table.read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        store.fold()
+        assert np.array_equal(table.read(some(kind, 3 * count)), rows.reshape(-1, DIM))
+        file = np.load(next(tmp_path.glob("s/t/*/rows.npy")), mmap_mode="r")
+        assert len(file) == table.capacity
+
+
+def test_what_cannot_grow():
+    with pytest.raises(InvalidInputError, match="by key"):
+        TableSpec(5, 2, grows=True)
+    with pytest.raises(InvalidInputError, match="fixed number of rows"):
+        TableSpec(dim=2, keys="int64", backend="zarr")
+    with pytest.raises(InvalidTypeError):
+        TableSpec(dim=2)
+    assert TableSpec(70_000, 2, keys="text", grows=True).rows == 131_072
 
 
 def test_reading_takes_no_place(store, kind):
@@ -270,6 +343,29 @@ def test_what_cannot_be(store, kind):
         TableSpec(5, 2, init=tierstore.from_array(np.ones((5, 2))), keys=kind)
     with pytest.raises(InvalidInputError, match="int64"):
         TableSpec(5, 2, keys="float")
+
+
+def test_schema_changes_leave_a_table_that_grows(tmp_path, kind):
+    specs = {"t": growing(kind)}
+    with tierstore.open_or_create(tmp_path / "s", specs) as store:
+        grow(store["t"])
+        store["t"].write(some(kind, 30), ones(30))
+        store.commit()
+        store.add_fields("t", {"state": Field(2)})
+        store.rename("t", "u")
+        store.rename("u", "t")
+        store.save(tmp_path / "copy")
+    for path in (tmp_path / "s", tmp_path / "copy"):
+        with tierstore.open_or_create(path, specs) as store:
+            table = store["t"]
+            assert (table.spec.grows, table.capacity) == (True, 131_072)
+            assert np.array_equal(table.read(some(kind, 30)), ones(30))
+            grow(table)
+            store.alter_table("t", backend="zarr")
+            assert (store["t"].spec.grows, store["t"].capacity) == (False, 196_608)
+    other = "text" if kind == "int64" else "int64"
+    with pytest.raises(InvalidInputError, match="keys"):
+        tierstore.open_or_create(tmp_path / "s", {"t": growing(other)})
 
 
 def test_schema_changes_and_copies_keep_keys(store, kind, tmp_path):

@@ -162,6 +162,7 @@ class TableInfo:
             "keys": None if self.keys is None else vars(self.keys),
             "digest": None if self.digest is None else vars(self.digest),
             **({} if spec.keys is None else {"by": spec.keys}),
+            **({"grows": True} if spec.grows else {}),
         }
         return canonical(content)
 
@@ -477,7 +478,7 @@ def _known(tables: Section, key: str, known: Mapping[str, TableInfo]) -> TableIn
 def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableInfo:
     section.only(
         {"rows", "fields", "backend", "sparse", "compression", "chunk_rows"}
-        | {"generation", "deltas", "scalars", "keys", "by"}
+        | {"generation", "deltas", "scalars", "keys", "by", "grows"}
         | (set() if is_first else {"digest"})
     )
     spec = _spec(section)
@@ -522,6 +523,7 @@ def _spec(section: Section) -> TableSpec:
             compression=section.value("compression"),
             chunk_rows=section.value("chunk_rows"),
             keys=cast(Any, section.text("by")) if "by" in section else None,
+            grows="grows" in section and section.flag("grows"),
         )
     except FormatError:
         raise

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from tierstore.errors import ExistsError, InvalidInputError, MissingExtraError
+from tierstore._io import unreachable
+from tierstore.errors import ExistsError
 
 __all__ = ["RemoteFile", "publish_remote"]
 
@@ -50,14 +51,9 @@ def publish_remote(url: str, *, force: bool) -> Iterator[RemoteFile]:
         import fsspec
 
         system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install fsspec and the package for "
-            "this kind of store, such as s3fs"
-        ) from error
-    except ValueError as error:
-        raise InvalidInputError(f"{url} cannot be reached: {error}") from error
-    exists = system.exists(path)
+        exists = system.exists(path)
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
     if exists and not force:
         raise ExistsError(f"{url} exists; choose another name, or replace it (force=True, --force)")
     file = RemoteFile(system, path, replaces=exists)

@@ -266,7 +266,8 @@ class Content:
     Attributes:
         rows, dim, dtype: shape and element type of the matrix in the file.
         block_rows: rows of every block except the last, which may have fewer.
-        field: name of the matrix, if the format has names.
+        fields: name of the matrix and `dim`; formats with `several` may get more, side by side in
+            the blocks, each with its number of columns.
         keys: the key of each row, or None.
         first_row: number of the first row, for formats that write row numbers in place of keys.
     """
@@ -275,9 +276,14 @@ class Content:
     dim: int
     dtype: str
     block_rows: int
-    field: str
+    fields: Mapping[str, int]
     keys: KeyColumn | None
     first_row: int
+
+    @property
+    def field(self) -> str:
+        """Name of the matrix, if the format has names; of several, the first."""
+        return next(iter(self.fields))
 
     @property
     def storage(self) -> np.dtype[Any]:
@@ -308,6 +314,7 @@ class Format(ABC):
         takes_stores: whether the format supports zarr stores in addition to paths.
         is_directory: whether what is written is a directory; others are streams of bytes.
         is_text: whether files are text: read with `TextOptions`, and packed ones too.
+        several: whether a written file can hold several matrices.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -316,6 +323,7 @@ class Format(ABC):
     takes_stores: ClassVar[bool] = False
     is_directory: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    several: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Register the format under its suffixes."""
@@ -338,6 +346,10 @@ class Format(ABC):
 
     def claims(self, directory: Path) -> bool:
         """Whether a directory of any name holds files of this format."""
+        return False
+
+    def wrote(self, directory: Path) -> bool:
+        """Whether a directory looks like one that `write` made, and may be replaced by another."""
         return False
 
     @abstractmethod

@@ -68,9 +68,12 @@ class _ZarrSource(Source):
         shapes = {n: a.shape for n, a in siblings.items() if n not in (_KEYS, _OFFSETS)}
         self.notes = note_unread(rows, shapes, "save it under the name 'keys'")
         if left_out:
-            self.notes += (
-                f"{left_out} chunks are not stored and read as {array.fill_value}, the fill value",
+            which = (
+                "1 chunk is not stored and reads"
+                if left_out == 1
+                else (f"{left_out} chunks are not stored and read")
             )
+            self.notes += (f"{which} as {array.fill_value}, the fill value",)
         if _KEYS in siblings:
             self.called_keys = f"an array of {siblings[_KEYS].dtype} {siblings[_KEYS].shape}"
 
@@ -322,6 +325,11 @@ class Zarr(Format):
     suffixes = (".zarr",)
     takes_stores = True
     is_directory = True
+
+    def wrote(self, directory: Path) -> bool:
+        """Whether it is a group or array of zarr, and no store of tables."""
+        names = {each.name for each in directory.iterdir()}
+        return bool(names & _METADATA) and "STORE.json" not in names
 
     def open(self, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in a directory, checking the size of its metadata first."""

@@ -25,7 +25,15 @@ from tierstore.errors import (
     TierStoreError,
 )
 
-__all__ = ["ObjectDirectory", "ObjectFile", "Objects", "locate", "reach", "read_ranges"]
+__all__ = [
+    "ObjectDirectory",
+    "ObjectFile",
+    "Objects",
+    "locate",
+    "reach",
+    "read_ranges",
+    "unreachable",
+]
 
 T = TypeVar("T")
 
@@ -76,13 +84,23 @@ def reach(url: str, *, write: bool = False) -> Any:
 
     try:
         return FsspecStore.from_url(url, read_only=not write)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} cannot be reached ({error}); pip install 'zarr[remote]' and "
-            "the package for this kind of store"
-        ) from error
-    except ValueError as error:
-        raise InvalidInputError(f"{url} cannot be reached: {error}") from error
+    except Exception as error:  # every kind of place has its own errors
+        raise unreachable(url, error) from error
+
+
+def unreachable(url: str, error: Exception) -> TierStoreError:
+    """Return the error to raise for a URL that fsspec cannot open."""
+    if isinstance(error, ImportError):
+        return MissingExtraError(
+            f"{url} cannot be reached ({error}); pip install 'tierstore[s3]' for s3://, or fsspec "
+            "and its package for another kind of place"
+        )
+    if isinstance(error, ValueError):
+        return InvalidInputError(f"{url} cannot be reached: {error}")
+    return StoreIOError(
+        f"{url} cannot be reached: {type(error).__name__}: {error}; check the address, the "
+        "credentials, and that the package of this kind of place is recent"
+    )
 
 
 def locate(where: Any) -> Path | Objects:
@@ -110,8 +128,8 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
         raise
     except Exception as error:  # every kind of store has its own errors
         raise StoreIOError(
-            f"cannot {action} {path}: {type(error).__name__}: {error}; if the last save was "
-            "interrupted, save again"
+            f"cannot {action} {path}: {type(error).__name__}: {error}; check the network and the "
+            "credentials, and if the last save was interrupted, save again"
         ) from error
     return found
 

@@ -185,6 +185,7 @@ def altered(
         compression=compression,
         chunk_rows=chunk_rows,
         keys=table.spec.keys,
+        grows=table.spec.grows and backend == table.spec.backend,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 

@@ -271,6 +271,15 @@ class State:
         """
         self.spaces.check_fit({**self._specs(), **changed})
 
+    def grow(self, name: str, rows: int) -> None:
+        """Have more rows in a table that grows; they are part of the next commit."""
+        self.spaces.grow(
+            self,
+            name,
+            rows,
+            lambda: self._specs() | {each.name: each.spec for each in self.tables.values()},
+        )
+
     def reopen(self, names: Collection[str]) -> None:
         """Open new generations of tables after releasing the memory of the old ones.
 

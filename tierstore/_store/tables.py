@@ -253,6 +253,25 @@ class Spaces:
         space = self._of.get(next(iter(names)))
         return space is not None and {extent.table for extent in space.extents} == names
 
+    def grow(
+        self, owner: Owner, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
+    ) -> None:
+        """Have more rows in a table, whose uncommitted ones stay.
+
+        Its leases and cached rows stay too, but where it has a GPU tier. `specs` returns those of
+        all tables of the store then.
+        """
+        table, space = self._tables[name], self._of[name]
+        if space.can_grow:
+            table._disk.grow(rows)
+            space.grow(rows)
+            table._move(space, table._extent)
+            return
+        space.flush()
+        table._disk.grow(rows)
+        self.vacate([name])
+        self.place(owner, {}, specs())
+
     def vacate(self, names: Iterable[str]) -> None:
         """Close the spaces of tables, after writing changed rows of other tables to their files."""
         going = set(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,23 @@ from tierstore._disk.generation import first_records
 from tierstore._keys.growing import Asked, KeyMap
 from tierstore._table.address import Ids, host_ids, is_torch
 from tierstore._table.host import Lease
-from tierstore._table.table import Table
+from tierstore._table.table import Owner, Table
 from tierstore._table.values import from_bytes, raw_rows
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.spec import EXTENT_ROWS, TableSpec
 
 __all__ = ["KeyedTable"]
 
 _BLOCK_ROWS = 1 << 16
+_GROWTH = 8
+"""A table without a capacity grows by one part in so many."""
+
+
+class Grower(Owner, Protocol):
+    """What tables that grow share besides."""
+
+    def grow(self, name: str, rows: int) -> None:
+        """Have more rows in a table, while no other thread is in a call."""
 
 
 class KeyBatch(Ids):
@@ -62,7 +72,16 @@ class RowKeys(Sequence[Any]):
         return self._table.keys_of(rows[operator.index(index)]).item()
 
 
-class KeyedTable(Table):
+class RowsByNumber(Table):
+    """The rows of a table by key by their numbers."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """What the table is made of, with the rows that it has grown to."""
+        return self._generation.spec
+
+
+class KeyedTable(RowsByNumber):
     """A table whose rows belong to keys; `store["user"]` of `TableSpec(keys="int64")`.
 
     Keys are integers of 64 bits (uint64 by their bits) or texts, in arrays, tensors or lists of any
@@ -84,14 +103,14 @@ class KeyedTable(Table):
 
     @property
     def capacity(self) -> int:
-        """Number of keys that the table can hold; `store.grow` changes it."""
+        """Number of keys that the table can hold; `store.grow` changes it, or it grows itself."""
         return self.spec.rows
 
     @property
     def by_row(self) -> Table:
         """The same table by row numbers; those from `rows` on belong to no key yet."""
         if "_by_row" not in self.__dict__:
-            view = Table.__new__(Table)
+            view = RowsByNumber.__new__(RowsByNumber)
             view.__dict__ = self.__dict__
             self._by_row = view
         return self._by_row
@@ -302,10 +321,7 @@ class KeyedTable(Table):
     def _write_first(self, rows: npt.NDArray[np.int64]) -> None:
         """Write the first records of keys that were just added."""
         if len(self._map) > self.capacity:
-            raise InvalidInputError(
-                f"table {self.name!r} holds {self.capacity} keys, and these would be "
-                f"{len(self._map)}: commit, then store.grow({self.name!r}, rows)"
-            )
+            self._grow(len(self._map))
         for start in range(0, rows.size, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             records = first_records(self.spec, self._map.codes_of(block))
@@ -314,6 +330,34 @@ class KeyedTable(Table):
                 for name, item in self._layout.fields
             }
             self.by_row.write(block, values)
+
+    def _grow(self, keys: int) -> None:
+        """Have places for so many keys, by an eighth more rows or as many as are needed."""
+        if not self.spec.grows:
+            raise InvalidInputError(
+                f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
+                f"commit, then store.grow({self.name!r}, rows)"
+            )
+        more = max(self.capacity // _GROWTH, EXTENT_ROWS)
+        spec = self.spec.with_rows(max(keys, self.capacity + more))
+        cast(Grower, self._owner).grow(self.name, spec.rows)
+
+    def _known_or_first(
+        self, keys: object, field: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], Any]:
+        """Return row numbers in the shape of keys, which have none, and first values of those.
+
+        Those have the number 0; their values are `(n, dim)`, a tensor.
+        """
+        asked, _ = self._asked(keys)
+        rows = self._map.find(asked)
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = 0
+        item, lo, hi = self._spans[field]
+        records = first_records(self.spec, asked.codes[unknown], [field])
+        data = np.ascontiguousarray(records[:, lo:hi])
+        values = from_bytes(data, item, Ids(unknown, unknown.shape, "torch"))
+        return rows.reshape(asked.shape), unknown, values
 
     def _rows_for(self, keys: object) -> Any:
         """Return row numbers in the shape of keys, as a tensor; keys without one get one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -455,7 +456,10 @@ class Table:
             ]
             if len(pieces) == len(layout.fields):
                 pieces = [assembled(access, pieces, layout.record_bytes)]
-            access.write(self._placed(batch), pieces)
+            placed = self._placed(batch)
+            if placed is not batch and self._layout is layout:
+                access = self._access  # the table may have grown
+            access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
 
@@ -616,7 +620,8 @@ class Table:
 
         Returns scores `(n, k)`, float32, and row ids `(n, k)`, int64, the best first and of equal
         ones the lowest row first: tensors for tensors. Where fewer rows are left than `k`, the rest
-        is -inf and -1. Uncommitted rows count. Products are float32, on the CPU.
+        is -inf and -1. Uncommitted rows count. Products are float32, and computed on the GPU of a
+        store that was opened with one.
         """
         name, k = self._named(field), _whole(k, "k")
         dim = self._layout.field(name).dim
@@ -629,16 +634,25 @@ class Table:
         if metric not in ("dot", "cosine"):
             raise InvalidInputError(f"metric must be 'dot' or 'cosine', not {metric!r}")
         cosine = metric == "cosine"
-        best = Best(wanted, k, excluded_pairs(exclude, len(wanted), self.rows), cosine=cosine)
-        rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
-        for number, block in enumerate(self.scan(name, block_rows=rows)):
-            best.add(number * rows, np.asarray(block, np.float32))
+        excluded = excluded_pairs(exclude, len(wanted), self.rows)
+        gpu = self._space.gpu
+        with nullcontext() if gpu is None else gpu.device.current():
+            arrays = np if gpu is None else gpu.device.arrays
+            best = Best(wanted, k, excluded, cosine=cosine, arrays=arrays)
+            rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
+            for number, block in enumerate(self.scan(name, block_rows=rows)):
+                best.add(number * rows, np.asarray(block, np.float32))
+            scores, ids = best.scores, best.ids
+            if gpu is not None:
+                scores, ids = gpu.device.download(scores), gpu.device.download(ids)
         if not is_torch(queries):
-            return best.scores, best.ids
+            return scores, ids
         import torch
 
-        scores, ids = torch.from_numpy(best.scores), torch.from_numpy(best.ids)
-        return scores.to(queries.device), ids.to(queries.device)
+        return (
+            torch.from_numpy(scores).to(queries.device),
+            torch.from_numpy(ids).to(queries.device),
+        )
 
     def _records(self, damaged: list[int] | None = None) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all records in order, in blocks `(n, record_bytes)`; `scan` says of `damaged`."""
@@ -677,6 +691,7 @@ class Table:
             else:
                 bad = _read_sound(space.nearest, held, out, lo, hi)
                 damaged += [row - extent.start for row in bad]
+            extent.tier.let_go(rows)
         return out
 
     @property
@@ -783,6 +798,9 @@ class Table:
         Returns the rows of its space that its tiers are to forget.
         """
         changed = self._generation.follow(info, deltas, folded)
+        if self._disk.rows > self._space.nearest.rows and self.spec.grows:
+            self._space.grow(self._disk.rows)
+            self._move(self._space, self._extent)
         self._reset_scalars()
         return self._extent.in_space(changed)
 

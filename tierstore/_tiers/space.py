@@ -209,6 +209,15 @@ class Space:
                 raise
             raise meaning from error
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether its table may grow where it is, with its leases and cached rows."""
+        return self.gpu is None and (self.host is None or self.host.grows)
+
+    def grow(self, rows: int) -> None:
+        """Have more rows of its only table, whose lowest tier has them by now."""
+        self.nearest.grow(rows)
+
     def flush_gpu(self) -> None:
         """Have the tiers below the GPU know every record that changed there; waits for it."""
         if self.gpu is not None:

@@ -45,6 +45,7 @@ from tierstore_cli.text import some_rows
 @FORMAT
 @TABLE
 @FIELD
+@click.option("--fields", metavar="A,B,…", help="Several fields, as columns of one file.")
 @click.option("--rows", type=RowRange(), help="Export only rows A to B-1.")
 @click.option(
     "--ids", "id_file", metavar="FILE", help="Export the rows in a file of ids, in its order."
@@ -74,6 +75,7 @@ def export(
     suffix: str | None,
     table: str | None,
     field: str | None,
+    fields: str | None,
     rows: Rows | None,
     id_file: str | None,
     key_file: str | None,
@@ -97,6 +99,9 @@ def export(
     standard output and needs --format. Processes that share an export write one --part each, to
     files of their own and of the same --version.
 
+    --fields writes several fields, each a column of a .parquet, .arrow or .feather file, in the
+    narrowest element type that holds them all exactly.
+
     --ids, --keys-from and --since write some rows only, with their keys; of a table without keys
     the ids are the keys. Versions that --since and --if-changed compare with must be kept, see
     `tierstore keep`. If nothing has changed, nothing is written and the exit code is 10.
@@ -115,6 +120,7 @@ def export(
       tierstore export emb.tier - --format csv --table item | head
       tierstore export emb.tier changed.parquet --since yesterday
       tierstore export emb.tier some.tsv --table item --keys-from wanted.txt
+      tierstore export emb.tier trained.parquet --fields weight,exp_avg,exp_avg_sq
       tierstore export emb.tier s3://bucket/items.parquet --table item
     """
     streamed = str(target) == STREAM
@@ -122,6 +128,8 @@ def export(
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
         raise click.UsageError(f"--format is that of {STREAM}; the suffix of OUT names its format")
+    if field is not None and fields is not None:
+        raise click.UsageError("give one of --field and --fields")
     given = [each for each in (rows, id_file, key_file, since) if each is not None]
     if len(given) > 1:
         raise click.UsageError("give one of --rows, --ids, --keys-from and --since")
@@ -134,7 +142,7 @@ def export(
     ):
         version = opened.version if isinstance(opened, Store) else None
         chosen = choose_table(opened, table)
-        field = choose_field(chosen, field)
+        names = fields.split(",") if fields is not None else [choose_field(chosen, field)]
         picked: Any
         if id_file is not None:
             picked = ids_in(id_file)
@@ -149,7 +157,7 @@ def export(
         done = export_table(
             chosen,
             place,
-            field=field,
+            field=names,
             rows=picked,
             dtype=dtype,
             keys=keys,
@@ -162,7 +170,7 @@ def export(
         "store": full_name(store),
         "version": version,
         "table": chosen.name,
-        "field": field,
+        "fields": names,
         "out": full_name(target),
         "rows": done.rows,
         "dim": done.dim,
