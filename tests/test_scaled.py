@@ -257,3 +257,26 @@ def test_what_has_no_scale_says_so(tmp_path):
         half = table.read(torch.arange(5), dtype=torch.bfloat16)
         assert bits_or_nan(half, expected[:5].bfloat16())
         assert table.read([[1, 2]], raw=True).shape == (1, 2, 16)
+
+
+def test_altering_keeps_drops_and_makes_scales(tmp_path):
+    values = np.random.default_rng(4).standard_normal((60, 12)).astype("f4") * 900
+    spec = TableSpec(60, fields={"w": Field(12), "n": Field(2)})
+    with tierstore.create(tmp_path / "s", {"t": spec}) as store:
+        store["t"].write(np.arange(60), values)
+        store.commit()
+        store.alter_table("t", dtype="int8")
+        assert store["t"].fields["w"] == Field(12, "int8", scale=Scale())
+        found = store["t"].read(np.arange(60))
+        assert (np.abs(found - values) <= bound("int8", "float32", values, "row")).all()
+        store.alter_table("t", dtype="float32")
+        assert store["t"].fields["w"] == Field(12)
+        assert np.array_equal(store["t"].read(np.arange(60)), found)
+        with pytest.raises(InvalidInputError, match="do not fit in float8_e4m3fn"):
+            store.alter_table("t", dtype="float8_e4m3fn")  # without scales it ends at 448
+        store.add_fields("t", {"q": Field(8, "int8", scale=Scale("e8m0", 4))})
+        assert not store["t"].read([3], "q").any()
+        store["t"].write([3], np.full((1, 8), 2.0, np.float32), "q")
+        store.commit()
+        assert store["t"].read([3], "q").tolist() == [[2.0] * 8]
+    assert tierstore.verify(tmp_path / "s").ok

@@ -263,7 +263,7 @@ class _Float8(ElementType):
 
     def decode(self, stored: Array) -> Array:
         """Convert to a new float32 array."""
-        return np.asarray(self._values[stored])
+        return np.asarray(self._values.take(stored))
 
     def overflowed(self, values: Array, stored: Array) -> int:
         """Count the `values` beyond the largest; infinities where there are none."""

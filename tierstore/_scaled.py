@@ -130,9 +130,13 @@ class ScaledElements(ElementType):
         rows = np.ascontiguousarray(stored).reshape(-1, self.nbytes)
         elements = np.ascontiguousarray(rows[:, : self.dim]).view(self.element.stored)
         scales = np.ascontiguousarray(rows[:, self.scales_at :]).view(self.scale.stored)
-        values = self.element.decode(elements).astype(np.float32)
+        values = self.element.decode(elements).astype(np.float32, copy=not self.element.as_bits)
+        scales = self.scale.decode(scales)
         with np.errstate(over="ignore", invalid="ignore"):
-            values *= self._spread(self.scale.decode(scales))
+            if self.dim % self.block:
+                values *= self._spread(scales)
+            else:
+                values.reshape(-1, self.blocks, self.block)[:] *= scales[:, :, None]
         return values.reshape(*stored.shape[:-1], self.dim)
 
     def overflowed(self, values: Array, stored: Array) -> int:

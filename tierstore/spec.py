@@ -147,6 +147,17 @@ class Field:
         block = self.dim if self.scale.block == "row" else min(self.scale.block, self.dim)
         return ScaledElements(element, SCALE_TYPES[self.scale.dtype], self.dim, block)
 
+    def of_dtype(self, dtype: DTypeName) -> Field:
+        """Return the field for the same values in another element type.
+
+        Scales stay where the type can have some. Floats that become whole numbers get one a row.
+        """
+        element = ELEMENT_TYPES[check_dtype(dtype)]
+        scale = self.scale if element.largest is not None else None
+        if scale is None and element.integer and not ELEMENT_TYPES[self.dtype].integer:
+            scale = Scale()
+        return replace(self, dtype=element.name, scale=scale)
+
     @property
     def scaled(self) -> ScaledElements | None:
         """The elements and scales of a scaled field, otherwise None."""

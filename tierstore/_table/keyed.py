@@ -209,7 +209,10 @@ class KeyedTable(RowsByNumber):
             elif on_conflict == "mean" and known.any():
                 own = self.read(keys[known], list(self.fields))
                 for name, each in values.items():
-                    each[known] = (each[known] + own[name]) / 2
+                    if each.dtype.kind in "iu":  # whose sum would wrap
+                        each[known] = np.rint((each[known] + own[name].astype(np.float32)) / 2)
+                    else:
+                        each[known] = (each[known] + own[name]) / 2
             self.write(keys, values)
             if progress is not None:
                 progress(int(rows[-1]) + 1, other.rows)

@@ -227,7 +227,7 @@ def _opening_line(table: Table, base: str) -> str:
     layout = table.spec.layout
     _, field = layout.fields[0]
     line = BACKENDS[table.spec.backend].opening_line(layout, base)
-    return f"{line}  # {field.dtype}, as bits" if field.element.as_bits else line
+    return f"{line}  # {field.form}, as bits" if field.element.as_bits else line
 
 
 def _versions(versions: list[dict[str, Any]]) -> Grid:
