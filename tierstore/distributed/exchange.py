@@ -290,7 +290,8 @@ class Known:
     def _is_same(own: Tensor, where: object, ids: Tensor) -> bool:
         if ids.device != own.device or ids.dtype != own.dtype or ids.shape != own.shape:
             return False
-        return torch.equal(ids, own) if on_host(ids) else bool(where == _where(ids))
+        same: bool = torch.equal(ids, own) if on_host(ids) else where == _where(ids)
+        return same
 
 
 def on_host(ids: Tensor) -> bool:
