@@ -296,7 +296,8 @@ class Known:
 
 def on_host(ids: Tensor) -> bool:
     """Tell whether ids are on the host, where they can be compared."""
-    return ids.device.type == "cpu"
+    kind: str = ids.device.type
+    return kind == "cpu"
 
 
 def _where(ids: Tensor) -> object:

@@ -126,14 +126,21 @@ class JointLayer(RowsLayer):
     def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
         self._own.settle()
+        if self._averages and self.is_shared:
+            averages: Tensor = self.table.read_with(rows, self._averaged)
+            return averages.to(self._anchor)
         if self._averages:
-            first = self._averages[0]
-            steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
-            values = self.table.read(rows, first.names, touched)
-            tables = self.table.location.tables_of(rows)
-            return first.after(steps[tables][:, None], values).to(self._anchor)
+            return self._averaged(rows, touched).to(self._anchor)
         found: Tensor = self.table.read(rows, self.field, touched)
         return found.to(self._anchor)
+
+    def _averaged(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+        """Return the averages of rows of this rank, `(n, dim)`."""
+        first = self._averages[0]
+        steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
+        values = self._shard.read(rows, first.names, touched)
+        tables = self._shard.location.tables_of(rows)
+        return first.after(steps[tables][:, None], values)
 
     def take_gradient(
         self,
@@ -149,8 +156,7 @@ class JointLayer(RowsLayer):
 
     def average(self) -> None:
         """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
-        self._check_own("averages")
-        averages = [Average(table, self.field) for table in self.table.tables]
+        averages = [Average(table, self.field) for table in self._shard.tables]
         for each in averages:
             each.check_kept()
         self._averages = averages
