@@ -128,14 +128,6 @@ class RowsLayer(torch.nn.Module):
             return False
         return _first_of(self.table)._space.gpu is None and nbytes <= _MUCH
 
-    def _check_own(self, what: str) -> None:
-        """Raise InvalidInputError for what cannot be looked up on other ranks."""
-        if self.is_shared:
-            raise InvalidInputError(
-                f"{what} of table {self.table.name!r}, whose rows {self.table.ranks} ranks share, "
-                "cannot be looked up yet; open the store with one rank, or tierstore.open(path)"
-            )
-
     # -- as a module
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

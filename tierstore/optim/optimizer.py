@@ -240,12 +240,6 @@ class TieredOptimizer(torch.optim.Optimizer):
                 f"stochastic rounding is for bfloat16; field {rows.field!r} of table "
                 f"{rows.table.name!r} is {element.name}"
             )
-        ranks = _ranks_of(rows.table)
-        if self._at_random and ranks > 1:
-            raise InvalidInputError(
-                f"table {rows.table.name!r} is shared by {ranks} ranks, where stochastic rounding "
-                "would depend on their number; keep its weights in float32"
-            )
         dtype = torch.float32 if self._at_random else element.torch_dtype()
         return probe(self._class, options, dim=item.dim, dtype=dtype, device=rows.table.device)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tierstore._table.joint import JointTable
 from tierstore._table.values import Columns
+from tierstore.distributed import DistributedStore
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Gradient
 from tierstore.nn.average import Average
@@ -238,10 +239,12 @@ class TrainedField:
 
     def _own_ids(self, gradient: Gradient) -> Tensor:
         """Return the id of each row of a gradient in its own table."""
-        rows = gradient.batch.distinct[: gradient.batch.lease.bound]
-        if not isinstance(self.rows.table, JointTable):
-            return rows
-        own: Tensor = self.rows.table.location.own(rows)
+        own = gradient.batch.distinct[: gradient.batch.lease.bound]
+        if isinstance(self.rows.table, JointTable):
+            own = self.rows.table.location.own(own)
+        owner = self.rows.table._owner
+        if isinstance(owner, DistributedStore) and owner.ranks > 1:
+            own = owner.ids_of(own)
         return own
 
     def _projected(self, project: Project, weights: Tensor) -> Tensor:
