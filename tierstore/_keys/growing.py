@@ -39,6 +39,11 @@ class Asked:
         self.shape = shape
         self.texts = texts
 
+    def take(self, at: npt.NDArray[np.intp]) -> Asked:
+        """Return the keys at some positions."""
+        texts = None if self.texts is None else self.texts.take(at)
+        return Asked(self.codes[at], at.shape, texts)
+
 
 class KeyMap(ABC):
     """A growing map from keys to rows; several threads may use it.
@@ -76,6 +81,10 @@ class KeyMap(ABC):
     @abstractmethod
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
+
+    @abstractmethod
+    def keep(self, rows: Rows) -> None:
+        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
 
     @abstractmethod
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
@@ -127,6 +136,10 @@ class _Integers(KeyMap):
         with self.lock:
             if rows < len(self):
                 self._map.truncate(rows)
+
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            self._map.keep(rows)
 
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:
@@ -210,6 +223,12 @@ class _Texts(KeyMap):
         with self.lock:
             if rows < len(self):
                 self._map.truncate(rows)
+
+    def keep(self, rows: Rows) -> None:
+        with self.lock:
+            texts = self._texts().take(rows)
+            self._blob, self._offsets = texts.blob, texts.offsets
+            self._map.keep(rows)
 
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:

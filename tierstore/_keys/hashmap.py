@@ -237,6 +237,13 @@ class HashMap:
         self._places, _ = build(self._codes[: self._rows], self._same_rows)
         self._before = self._next = None
 
+    def keep(self, rows: Rows) -> None:
+        """Keep the keys of these distinct rows alone, which are numbered in this order then."""
+        self._codes = self._codes[: self._rows][rows]
+        self._rows = rows.size
+        self._places, _ = build(self._codes, self._same_rows)
+        self._before = self._next = None
+
     def _enter(self, codes: Codes) -> Rows:
         """Give rows to keys that are not in the map, and may repeat."""
         start = self._rows
