@@ -28,6 +28,8 @@ PARTS = {"int64": ("int64",), "text": ("utf8", "ends")}
 """The endings of the files of each kind of keys; the last file has eight bytes a key."""
 
 _AHEAD = 1 << 22
+_LOADED = 1 << 17
+"""Keys that are loaded at a time."""
 
 
 class Asked:
@@ -157,10 +159,11 @@ class _Integers(KeyMap):
     def load(self, parts: Parts) -> None:
         codes = parts["int64"].view("<u8")
         with self.lock:
-            start = len(self)
-            found = self._map.add(codes[start:].astype(np.uint64))
-            if not np.array_equal(found, np.arange(start, codes.size)):
-                raise CorruptStoreError("a key occurs more than once")
+            self._map.reserve(codes.size)
+            for start in range(len(self), codes.size, _LOADED):
+                found = self._map.add(codes[start : start + _LOADED].astype(np.uint64))
+                if not np.array_equal(found, np.arange(start, start + found.size)):
+                    raise CorruptStoreError("a key occurs more than once")
 
 
 class _Texts(KeyMap):

@@ -416,9 +416,11 @@ class KeyedTable(RowsByNumber):
         that new keys use their places before the table grows. Final after `store.commit()`;
         `store.rollback()` brings them back, also after an error.
 
-        >>> for keys, rows in user.expire(unused_for=30):
-        ...     archive(keys, rows["weight"])
-        >>> store.commit()
+        >>> spec = tierstore.TableSpec(dim=16, keys="int64", track_uses=True)
+        >>> user = store.create_table("users", spec)
+        >>> user.write([7, -5], np.ones((2, 16), np.float32))
+        >>> [keys.tolist() for keys, rows in user.expire(keep_at_most=0)]
+        [[7, -5]]
 
         Raises InvalidInputError for a table that does not track uses.
         """
