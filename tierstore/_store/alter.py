@@ -29,7 +29,7 @@ from tierstore._table.table import Table
 from tierstore._table.values import to_bytes
 from tierstore.errors import ExistsError, InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import USES, Field, TableSpec
 
 __all__ = ["Rewrite", "altered", "appended", "grown", "renamed", "replaced", "rewrite", "set_keys"]
 
@@ -186,6 +186,8 @@ def altered(
         chunk_rows=chunk_rows,
         keys=table.spec.keys,
         grows=table.spec.grows and backend == table.spec.backend,
+        track_uses=table.spec.track_uses and USES in fields,
+        admit_after=table.spec.admit_after,
     )
     return Rewrite(table.name, spec, _converted(table, spec), table.scalars, _keys_of(table))
 

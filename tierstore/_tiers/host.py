@@ -327,6 +327,12 @@ class HostTier:
             with self._lock:
                 self.map.pins.give_back(slots)
 
+    def unpin(self) -> None:
+        """End every lease, of which none is given back then."""
+        if isinstance(self.map, CachedSlots):
+            with self._lock:
+                self.map.pins.clear()
+
     # -- rows that have a slot; the lock is held
 
     def _find(self, rows: Rows) -> tuple[Slots, Positions]:
