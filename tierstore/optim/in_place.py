@@ -135,7 +135,8 @@ class InPlace:
 
         def change(data: Any, part: slice) -> None:
             before = data.copy() if trained is not None else data
-            _update_adam(block.fields(data), gradient[part], numbers)
+            here = gradient if len(data) == len(gradient) else gradient[part]
+            _update_adam(block.fields(data), here, numbers)
             if trained is not None:
                 kept = ~trained[part].numpy()
                 np.copyto(data, before, where=kept)
@@ -233,10 +234,15 @@ class _Block:
             and all(start % size == 0 for start in (*starts, columns.hi))
         )
         self._places = [((start - columns.lo) // size, items[0].dim) for start in starts]
+        ends = [0, *(at + dim for at, dim in self._places)]
+        self._adjacent = all(at == end for (at, _), end in zip(self._places, ends, strict=False))
 
-    def fields(self, data: Any) -> list[Tensor]:
+    def fields(self, data: Any) -> Sequence[Tensor]:
         """Return the fields of records `(n, nbytes)`, views of them."""
         values = torch.from_numpy(data).view(self.dtype)
+        if self._adjacent:
+            parts: Sequence[Tensor] = values.split(self._places[0][1], 1)
+            return parts
         return [values.narrow(1, at, dim) for at, dim in self._places]
 
 
