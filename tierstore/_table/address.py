@@ -132,7 +132,7 @@ class Groups(NamedTuple):
         rows: the distinct rows `(m,)`, ascending.
         positions: which of them each id `(n,)` is of.
         order: the positions of the ids `(n,)`, row by row, ascending within a row.
-        starts: where each row's part of `order` begins, `(m,)`.
+        starts: where each row's part of `order` begins, and its end, `(m + 1,)`.
     """
 
     rows: npt.NDArray[np.int64]
@@ -156,14 +156,14 @@ def grouped(rows: npt.NDArray[np.int64]) -> Groups:
         ordered.sort()
         order = ordered & _LOW
         ordered >>= 32
-    first = np.ones(rows.size, np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    number = first.cumsum()
+    first = np.ones(rows.size + 1, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
+    number = first[:-1].cumsum()
     number -= 1
     positions = np.empty(rows.size, np.intp)
     positions[order] = number
     starts = first.nonzero()[0]
-    return Groups(ordered.take(starts), positions, order, starts)
+    return Groups(ordered.take(starts[:-1]), positions, order, starts)
 
 
 def last_of_each(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
