@@ -4,6 +4,7 @@
 #               that mount file systems (skipped otherwise)
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md and the layers in CONTRIBUTING.md
+# make docs-site  the documentation site, in build/site
 # make wheel    build the wheel and use it in fresh environments
 # make bench    the benchmarks;  make clean
 #
@@ -19,15 +20,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
 
-.PHONY: demo test test-all lint torture docs wheel bench clean
+.PHONY: demo test test-all lint torture docs docs-site wheel bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet 'pip>=25.1'  # which knows groups of dependencies
 	$(BIN)/pip install --quiet $(TORCH) -c $(CONSTRAINTS)
-	$(BIN)/pip install --quiet -e '.[all,dev]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet -e '.[torch,formats,cli,plot]' --group dev -c $(CONSTRAINTS)
 	touch $(READY)
 
 demo: $(READY)
@@ -40,7 +42,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n auto $(TESTS)
 
 test-all: $(READY)
-	$(BIN)/pip install --quiet -e '.[formats,integrations]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --group integrations --group writers -c $(CONSTRAINTS)
 	$(BIN)/python -m pytest -q -n auto --slow
 	$(BIN)/python -m pytest -q --thorough -m thorough
 
@@ -60,11 +62,16 @@ docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_layers.py
 
+# Strict: a warning is an error, and so is a link to a page or heading that is not there.
+docs-site: $(READY)
+	$(BIN)/pip install --quiet --group docs -c $(CONSTRAINTS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+
 wheel:
 	tests/wheel.sh $(PYTHON) $(TORCH)
 
 bench: $(READY)
-	$(BIN)/pip install --quiet -e '.[bench]' -c $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --group bench -c $(CONSTRAINTS)
 	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
