@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SOURCE = PROJECT["urls"]["Source"] + "/blob/main"
 
 project = "tierstore"
-author = copyright = "tierstore contributors"  # noqa: A001
+author = copyright = "tierstore contributors"
 release = re.search(
     r'^__version__ = "(.*)"', (ROOT / "tierstore/__init__.py").read_text(encoding="utf-8"), re.M
 )[1]
@@ -56,7 +56,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "inherited
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 
-# Types in signatures are those of Python, NumPy and torch, whose pages are not fetched, or internal.
+# Types in signatures are internal, or of Python, NumPy and torch, whose pages are not fetched.
 nitpicky = True
 nitpick_ignore_regex = [("py:(class|obj)", ".*")]
 
@@ -75,7 +75,7 @@ def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
 def mark_examples(
     app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
-    """Make an indented paragraph of a docstring a block of code, or of text where it is a drawing."""
+    """Make an indented paragraph of a docstring a block: of text for a drawing, else of code."""
     marked: list[str] = []
     inside = False
     for number, line in enumerate(lines):
