@@ -19,11 +19,9 @@ if "RANK" in os.environ:
     dist.init_process_group("nccl" if gpu else "gloo")
 
 path = Path("ranks.tier")
-if rank == 0 and not path.exists():  # on one host; many hosts: see the docs
+if not path.exists():  # all ranks call create, which makes the store once a host
     spec = tierstore.TableSpec(50_000, 16, init=tierstore.normal(std=0.1))
     tierstore.distributed.create(path, {"item": spec}, partitions=8).close()
-if dist.is_initialized():
-    dist.barrier()
 
 with tierstore.distributed.open(path, "r+", budget="4MiB", device=device) as store:
     emb = tierstore.nn.TieredEmbedding(store["item"])
