@@ -148,7 +148,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     data = file_for(name, tmp_path)
     given: list[object] = ["--data", data, "--device", "cpu"]
     if name == "word2vec":
-        given += [tmp_path / "demo", "--steps", 5]
+        given += ["--store", tmp_path / "demo/words.tier", "--epochs", 1]
     elif name == "click_model":
         given += CLICKS
     else:
