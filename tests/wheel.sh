@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 "$python" -m venv "$work/build"
-"$work/build/bin/pip" install --quiet build check-wheel-contents twine
+"$work/build/bin/pip" install --quiet build check-wheel-contents 'readme-renderer[md]' twine
 "$work/build/bin/python" -m build --outdir dist
 "$work/build/bin/twine" check --strict dist/*
 "$work/build/bin/check-wheel-contents" dist/*.whl
