@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,8 +21,9 @@ from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
+from tierstore._table.keyed import KeyedTable
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
-from tierstore.errors import InvalidInputError, UnknownNameError
+from tierstore.errors import InvalidInputError, TierStoreError, UnknownNameError
 from tierstore.spec import Field, TableSpec
 
 if TYPE_CHECKING:
@@ -259,7 +260,13 @@ def _load(
             keys = _chosen(keys, kept)
             source = stack.enter_context(SelectedSource(source, kept))
         converter = Converter(source.dtype, wanted or source.dtype)
-        if existing is None:
+        loaded: Table
+        if isinstance(existing, KeyedTable):
+            spec, before = existing.spec, existing.rows
+            _write_by_key(existing, field, source, keys, converter, progress)
+            loaded, new = existing, existing.rows - before
+            notes.append(f"added {new:,} keys and replaced the rows of {source.rows - new:,}")
+        elif existing is None:
             spec = _new_spec(source, field, wanted or source.dtype)
             records = _new_records(spec, field, source, converter)
             loaded = store.create_table(name, spec, blocks=records, keys=keys, progress=progress)
@@ -274,7 +281,7 @@ def _load(
     return ImportResult(
         table=name,
         field=field,
-        rows=loaded.rows,
+        rows=source.rows if isinstance(existing, KeyedTable) else loaded.rows,
         dim=spec.fields[field].dim,
         dtype=spec.fields[field].dtype,
         created=existing is None,
@@ -392,6 +399,41 @@ def _check_fit(table: Table, field: str, source: Source, keys: Keys | None) -> N
             f"the keys of {source.path} differ from those of table {table.name!r}, which has other "
             "fields; put the rows into the order of the table"
         )
+
+
+def _write_by_key(
+    table: KeyedTable,
+    field: str,
+    source: Source,
+    keys: Keys | None,
+    converter: Converter,
+    progress: Progress | None,
+) -> None:
+    """Add the rows of new keys and replace those of others, in a commit of its own."""
+    item, store, done = table.fields[field], table.store, 0
+    if keys is None:
+        raise InvalidInputError(
+            f"table {table.name!r} is by key, and {source.path} has no keys: give keys="
+        )
+    if source.dim != item.dim:
+        raise InvalidInputError(
+            f"{source.path} has rows of {source.dim}, field {field!r} of table {table.name!r} of "
+            f"{item.dim}"
+        )
+    if count := store.uncommitted_rows():
+        raise InvalidInputError(f"{count} rows are not committed; commit or roll back before")
+    try:
+        for block in source.blocks(block_rows_for(table.spec.layout.record_bytes)):
+            values = item.element.decode(converter(block))
+            table.write(keys[done : done + len(block)], values, field)
+            done += len(block)
+            if progress is not None:
+                progress(done, source.rows)
+        store.commit()
+    except BaseException:
+        with suppress(TierStoreError):
+            store.rollback()
+        raise
 
 
 def _equal(keys: Keys, others: Any) -> bool:
