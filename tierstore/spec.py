@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, ElementType, check_dtype
 from tierstore._registry import Registry
+from tierstore._scaled import SCALE_TYPES, ScaledElements
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.initializers import Initializer
 
@@ -33,6 +34,7 @@ __all__ = [
     "Field",
     "KeyName",
     "RecordLayout",
+    "Scale",
     "TableSpec",
     "check_name",
 ]
@@ -88,16 +90,39 @@ def _check_count(value: object, what: str, most: int) -> int:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The scales of a field of 8-bit elements, kept in the same record.
+
+    `dtype` is "float32", or "e8m0" for powers of two in a byte. `block` is the number of
+    neighbouring elements that share a scale, or "row".
+    """
+
+    dtype: Literal["float32", "e8m0"] = "float32"
+    block: int | Literal["row"] = "row"
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        if self.dtype not in SCALE_TYPES:
+            known = ", ".join(SCALE_TYPES)
+            raise InvalidInputError(f"not a type of scales: {self.dtype!r}; choose from {known}")
+        if self.block != "row":
+            block = _check_count(self.block, "block", MAX_RECORD_BYTES)
+            object.__setattr__(self, "block", block)
+
+
+@dataclass(frozen=True)
 class Field:
     """A named, typed vector in every record.
 
     `dim` is the number of elements, `dtype` one of DTYPES and `init` the initializer of the first
-    values (zeros if None). Comparisons of fields ignore `init`.
+    values (zeros if None). Comparisons of fields ignore `init`. `scale` is for 8-bit elements: rows
+    are then float32 to users, and an element times its scale in the file.
     """
 
     dim: int
     dtype: DTypeName = DEFAULT_DTYPE
     init: Initializer | None = field(default=None, compare=False)
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         """Validate the values and replace the dtype by its name."""
@@ -107,11 +132,43 @@ class Field:
             raise InvalidTypeError(
                 f"init must be an initializer such as tierstore.zeros(), not {self.init!r}"
             )
+        if self.scale is not None and not isinstance(self.scale, Scale):
+            raise InvalidTypeError(f"scale must be a tierstore.Scale, not {self.scale!r}")
+        if self.scale is not None and ELEMENT_TYPES[self.dtype].largest is None:
+            able = ", ".join(name for name, each in ELEMENT_TYPES.items() if each.largest)
+            raise InvalidInputError(f"{self.dtype} takes no scale; the types that do are {able}")
 
     @cached_property
     def element(self) -> ElementType:
-        """The type of one element."""
-        return ELEMENT_TYPES[self.dtype]
+        """The type of one element; of a scaled field, that of a row's elements and scales."""
+        element = ELEMENT_TYPES[self.dtype]
+        if self.scale is None:
+            return element
+        block = self.dim if self.scale.block == "row" else min(self.scale.block, self.dim)
+        return ScaledElements(element, SCALE_TYPES[self.scale.dtype], self.dim, block)
+
+    def of_dtype(self, dtype: DTypeName) -> Field:
+        """Return the field for the same values in another element type.
+
+        Scales stay where the type can have some. Floats that become whole numbers get one a row.
+        """
+        element = ELEMENT_TYPES[check_dtype(dtype)]
+        scale = self.scale if element.largest is not None else None
+        if scale is None and element.integer and not ELEMENT_TYPES[self.dtype].integer:
+            scale = Scale()
+        return replace(self, dtype=element.name, scale=scale)
+
+    @property
+    def scaled(self) -> ScaledElements | None:
+        """The elements and scales of a scaled field, otherwise None."""
+        return self.element if isinstance(self.element, ScaledElements) else None
+
+    @property
+    def form(self) -> str:
+        """The dtype, with the scales of a scaled field: two fields of one form store alike."""
+        if self.scale is None:
+            return self.dtype
+        return f"{self.dtype} * {self.scale.dtype}[{self.scale.block}]"
 
     @cached_property
     def storage(self) -> np.dtype[Any]:
@@ -121,7 +178,17 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Bytes of the field in one record."""
-        return self.dim * self.storage.itemsize
+        return self.width * self.storage.itemsize
+
+    @cached_property
+    def width(self) -> int:
+        """Stored elements of the field in one record; of a scaled field all bytes."""
+        return self.dim if self.scaled is None else self.scaled.nbytes
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which the field's offset in the record is a multiple."""
+        return (self.storage if self.scaled is None else self.scaled.scale.stored).itemsize
 
 
 USES = "uses"
@@ -133,8 +200,8 @@ USES_FIELD = Field(2, "float64")
 class RecordLayout:
     """The offset of each field in a record.
 
-    Fields are stored in order, each aligned to its element size. The record is padded with zeros to
-    a multiple of 16 bytes, the unit in which the GPU reads.
+    Fields are stored in order, each aligned to its element size, or to that of its scales. The
+    record is padded with zeros to a multiple of 16 bytes, the unit in which the GPU reads.
     """
 
     fields: tuple[tuple[str, Field], ...]
@@ -144,7 +211,7 @@ class RecordLayout:
         """Byte offset of each field in the record."""
         offsets, end = {}, 0
         for name, item in self.fields:
-            size = item.storage.itemsize
+            size = item.alignment
             offsets[name] = -(-end // size) * size
             end = offsets[name] + item.nbytes
         return offsets
@@ -179,7 +246,7 @@ class RecordLayout:
         return self._spans[name]
 
     def view(self, records: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
-        """View one field of records `(n, record_bytes)` as `(n, dim)`, without a copy."""
+        """View one field of records `(n, record_bytes)` as `(n, width)`, without a copy."""
         lo, hi = self.span(name)
         return records[:, lo:hi].view(self.field(name).storage)
 
@@ -194,7 +261,7 @@ class RecordLayout:
         return np.dtype(
             {
                 "names": [name for name, _ in self.fields],
-                "formats": [(item.storage, (item.dim,)) for _, item in self.fields],
+                "formats": [(item.storage, (item.width,)) for _, item in self.fields],
                 "offsets": [self.offsets[name] for name, _ in self.fields],
                 "itemsize": self.record_bytes,
             }
@@ -290,7 +357,7 @@ class TableSpec:
         if (self.dim or dim, self.dtype or dtype) != (dim, dtype):
             raise InvalidInputError("give dim and dtype, or fields, not both")
         if self.init is not None:
-            fields[first] = Field(dim, dtype, self.init)
+            fields[first] = replace(fields[first], init=self.init)
         return fields
 
     def _check_sizes(self) -> None:

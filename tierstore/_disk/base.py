@@ -205,6 +205,8 @@ class Base:
         out = np.empty((rows.size, self.record_bytes), np.uint8)
         try:
             bad: list[int] = rows[self._read(rows, out)].tolist()
+            for place in self.places(rows):
+                place.let_go()
             return bad
         except CorruptStoreError:
             if rows.size == 1:

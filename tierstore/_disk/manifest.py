@@ -18,7 +18,7 @@ from tierstore._disk.partitioning import MOST_PARTITIONS
 from tierstore._strictjson import MAX_SCALARS_BYTES, Section, canonical, seal, unseal
 from tierstore.errors import FormatError, TierStoreError
 from tierstore.initializers import from_call
-from tierstore.spec import TABLE_NAME, Field, TableSpec
+from tierstore.spec import TABLE_NAME, Field, Scale, TableSpec
 
 __all__ = [
     "FORMAT",
@@ -149,6 +149,7 @@ class TableInfo:
             "fields": [
                 {"name": name, "dim": item.dim, "dtype": item.dtype}
                 | ({"init": item.init.text} if item.init and item.init.text else {})
+                | ({} if item.scale is None else {"scale": vars(item.scale)})
                 for name, item in spec.fields.items()
             ],
             "backend": spec.backend,
@@ -497,16 +498,23 @@ def _table(section: Section, is_first: bool, *, is_partitioned: bool) -> TableIn
     )
 
 
+def _scale(section: Section) -> Scale:
+    section.only({"dtype", "block"})
+    block = "row" if section.value("block") == "row" else section.integer("block")
+    return Scale(cast(Any, section.text("dtype")), cast(Any, block))
+
+
 def _spec(section: Section) -> TableSpec:
     fields: dict[str, Field] = {}
     try:
         for item in section.items("fields"):
             part = Section(item, section.name)
-            part.only({"name", "dim", "dtype", "init"})
+            part.only({"name", "dim", "dtype", "init", "scale"})
             if part.text("name") in fields:
                 raise FormatError(f"{section.name}: field {part.text('name')!r} occurs twice")
             init = from_call(part.text("init")) if "init" in part else None
-            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init)
+            scale = _scale(part.section("scale")) if "scale" in part else None
+            fields[part.text("name")] = Field(part.integer("dim"), part.text("dtype"), init, scale)
         for key in ("compression", "chunk_rows"):
             if section.value(key) is not None:
                 (section.text if key == "compression" else section.integer)(key)

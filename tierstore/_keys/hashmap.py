@@ -157,8 +157,8 @@ def _claimed(
         asked = np.flatnonzero(known)
         known[asked] = same(rows[rest[asked]], others[asked])
     holders[rest[known]] = others[known]
-    on: npt.NDArray[np.intp] = rest[~known]
-    return on
+    left: Rows = rest[~known]
+    return left
 
 
 def build(

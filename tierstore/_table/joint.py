@@ -75,7 +75,7 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
 
 
 def _shape(layout: RecordLayout) -> tuple[object, ...]:
-    return tuple((name, item.dim, item.dtype, layout.span(name)) for name, item in layout.fields)
+    return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
 
 
 class Location:

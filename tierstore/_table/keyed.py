@@ -18,7 +18,7 @@ from tierstore._table import expiry
 from tierstore._table.address import Ids, host_ids, is_torch
 from tierstore._table.host import Lease
 from tierstore._table.table import Owner, Table
-from tierstore._table.values import from_bytes
+from tierstore._table.values import from_bytes, raw_rows
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
 from tierstore.spec import EXTENT_ROWS, USES, TableSpec
 from tierstore.stats import TableInformation, TierInformation
@@ -226,7 +226,12 @@ class KeyedTable(RowsByNumber):
                 own = self.read(keys[known], list(self.fields))
                 for name, each in values.items():
                     both = each[known], own[name]
-                    each[known] = np.maximum(*both) if name == USES else (both[0] + both[1]) / 2
+                    if name == USES:
+                        each[known] = np.maximum(*both)
+                    elif each.dtype.kind in "iu":  # whose sum would wrap
+                        each[known] = np.rint((both[0] + both[1].astype(np.float32)) / 2)
+                    else:
+                        each[known] = (both[0] + both[1]) / 2
             self.write(keys, values)
             if progress is not None:
                 progress(int(rows[-1]) + 1, other.rows)
@@ -256,6 +261,8 @@ class KeyedTable(RowsByNumber):
         *,
         cache: bool = True,
         as_tensor: bool = False,
+        dtype: Any = None,
+        raw: bool = False,
         out: Any = None,
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`; see `Table.read`.
@@ -267,25 +274,33 @@ class KeyedTable(RowsByNumber):
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = 0
         ids = self._like(rows.reshape(asked.shape), kind)
-        found = self.by_row.read(ids, field, cache=cache, as_tensor=as_tensor, out=out)
+        found = self.by_row.read(
+            ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
+        )
         if unknown.size:
             records = first_records(self.spec, asked.codes[unknown])
             parts = found if isinstance(found, dict) else {self._named(_one(field)): found}
             for name, values in parts.items():
-                self._fill(name, values, unknown, records)
+                self._fill(name, values, unknown, records, raw=raw)
         return found
 
     def _fill(
-        self, name: str, values: Any, at: npt.NDArray[np.intp], records: npt.NDArray[np.uint8]
+        self,
+        name: str,
+        values: Any,
+        at: npt.NDArray[np.intp],
+        records: npt.NDArray[np.uint8],
+        *,
+        raw: bool,
     ) -> None:
         """Put a field of first records at positions of an answer."""
         item, lo, hi = self._spans[name]
-        kind = "torch" if is_torch(values) else "numpy"
+        ids = Ids(at, at.shape, "torch" if is_torch(values) else "numpy")
         data = np.ascontiguousarray(records[:, lo:hi])
-        first = from_bytes(data, item, Ids(at, at.shape, kind))
-        flat = values.reshape(-1, item.dim)
-        if kind == "torch":
-            first = first.to(values.device)
+        first = raw_rows(data, item, ids) if raw else from_bytes(data, item, ids)
+        flat = values.reshape(-1, values.shape[-1])
+        if ids.kind == "torch":
+            first = first.to(values)
         flat[at] = first
 
     def _like(self, rows: npt.NDArray[np.int64], kind: str) -> Any:

@@ -150,7 +150,6 @@ class TieredEmbedding(RowsLayer):
         """
         if self._keyed is not None:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
-        self._check_own("averages")
         average = Average(self._shard, self.field)
         average.check_kept()
         layer = copy.deepcopy(self)
@@ -241,6 +240,10 @@ class TieredEmbedding(RowsLayer):
         """Return the rows of ids that take no part in training."""
         self._own.settle()
         if self._average is not None:
+            if self.is_shared:
+                shared: Any = self.table
+                found: Tensor = shared.read_with(ids, self._average.read)
+                return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
             return self._average.read(ids).to(self._anchor)
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
