@@ -67,7 +67,7 @@ class InPlace:
     ) -> None:
         """Compile nothing yet; `states` are the fields of the optimizer's states."""
         self._rule = _RULES.get(optimizer_class)
-        self._on_host = None if at_random else _ON_HOST.get(optimizer_class)
+        self._on_host = None if rounding else _ON_HOST.get(optimizer_class)
         self._table = table
         self._field = field
         self._states = states
