@@ -24,7 +24,7 @@ from tierstore._store.opening import open as open_store
 from tierstore._upsert import merged, upsert_rows
 from tierstore.budget import DEFAULT_MEMORY, Budget, Size
 from tierstore.errors import InvalidInputError, UnknownNameError
-from tierstore.spec import Field, TableSpec
+from tierstore.spec import Field, Scale, TableSpec
 
 if TYPE_CHECKING:
     from tierstore._store.store import Store
@@ -271,7 +271,7 @@ def _load(
         if existing is None:
             spec = _new_spec(source, field, _new_field(opened, wanted or source.dtype))
         else:
-            spec = existing.spec if upsert else dataclasses.replace(existing.spec, sparse=False)
+            spec = existing.spec
         converter = Converter(ELEMENT_TYPES[source.dtype], spec.fields[field].element)
         if existing is None:
             records = _new_records(spec, field, source, converter)
@@ -282,6 +282,7 @@ def _load(
             )
         else:
             _check_fit(existing, field, source, keys)
+            spec = dataclasses.replace(existing.spec, sparse=False)
             records = merged(existing._records(), existing, field, source, converter)
             store.replace_table(name, spec, blocks=records, keys=keys, progress=progress)
 
@@ -422,10 +423,11 @@ def _equal(keys: Keys, others: Any) -> bool:
 
 
 def _new_field(source: Source, dtype: str) -> Field:
-    """Return the field for the rows of a file."""
+    """Return the field for the rows of a file: floats as whole numbers get a scale for each row."""
     stored = source.stored()
-    whole = stored is not None and stored.dtype == dtype  # 8-bit numbers, which are read as floats
-    return Field(source.dim, dtype if whole else source.dtype).of_dtype(dtype)
+    whole = stored is not None and stored.dtype == dtype
+    scale = Scale("float32") if ELEMENT_TYPES[dtype].integer and not whole else None
+    return Field(source.dim, dtype, scale=scale)
 
 
 def _new_spec(source: Source, name: str, field: Field) -> TableSpec:

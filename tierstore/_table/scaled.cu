@@ -49,6 +49,17 @@ __device__ float value(Float8<M, INFINITIES> x) {
     return __uint_as_float(sign | __float_as_uint(steps));
 }
 
+// A product that keeps subnormals, whether or not the source is compiled to flush them.
+__device__ float product(float x, float y) {
+#ifdef __CUDA_ARCH__
+    float found;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(x), "f"(y));
+    return found;
+#else
+    return x * y;
+#endif
+}
+
 extern "C" __global__ void tierstore_unscale(const Scaled work, const Nothing nothing) {
     for (u64 i = wide_thread(); i < work.count * DIM; i += wide_threads()) {
         const u64 row = i / DIM;
@@ -56,6 +67,6 @@ extern "C" __global__ void tierstore_unscale(const Scaled work, const Nothing no
         const u8 *const bytes = work.rows + row * BYTES;
         const ELEMENT element = {bytes[within]};
         const SCALE scale = *(const SCALE *)(bytes + SCALES + within / BLOCK * sizeof(SCALE));
-        set(((OUT *)work.out)[i], value(element) * value(scale));
+        set(((OUT *)work.out)[i], product(value(element), value(scale)));
     }
 }

@@ -215,7 +215,9 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
                 )
         for number, part in enumerate(self._plan(names)):
             own = [given[name] for name in part.features.names]
-            ids, lengths = concatenated(part.features.names, [each.values for each in own])
+            flat = [each.values for each in own]
+            found = part.layer.coming.find(flat)
+            ids, lengths = found or concatenated(part.features.names, flat)
             offsets = self._joined_offsets(own, lengths, ids.device)
             weights = _joined_weights(own)
             parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))

@@ -199,7 +199,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         for part in parts:
             names = part.features.names
             given = [features[name] for name in names]
-            ids, lengths = concatenated(names, given)
+            ids, lengths = part.layer.coming.find(given) or concatenated(names, given)
             rows = part.layer.look_up(ids, part.features, lengths)
             found.update(zip(names, rows, strict=True))
             for name, each in zip(names, given, strict=True):
@@ -279,7 +279,10 @@ class TieredEmbeddingCollection(torch.nn.Module):
             wanted = []
             for part in self._plan(tuple(features)):
                 names = part.features.names
-                ids, own = concatenated(names, [torch.as_tensor(features[name]) for name in names])
+                given = [torch.as_tensor(features[name]) for name in names]
+                ids, own = concatenated(names, given)
+                if part.layer.is_shared:
+                    part.layer.coming.keep(given, (ids, own), window)
                 wanted.append((part, ids, own))
         for part, ids, lengths in wanted:
             rows = part.layer.in_space(ids, part.features, lengths)

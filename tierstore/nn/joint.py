@@ -21,6 +21,7 @@ from torch import Tensor
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
+from tierstore.distributed.exchange import memory_of
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch, accumulates
@@ -31,11 +32,42 @@ from tierstore.nn.remote import RemoteBatch, RemoteLease
 __all__ = ["JointLayer", "KeyedJointLayer"]
 
 
+class Coming:
+    """Ids of coming batches on a device, one tensor of those of all features.
+
+    Of ids that were announced a lookup gets the same tensor again, by which other ranks' answer to
+    it is found.
+    """
+
+    def __init__(self) -> None:
+        """Keep none."""
+        self._kept: dict[Any, tuple[list[Tensor], tuple[Tensor, list[int]]]] = {}
+
+    def keep(self, given: list[Tensor], joined: tuple[Tensor, list[int]], window: int) -> None:
+        """Keep the ids of features, as given and as one tensor with their lengths."""
+        if joined[0].device.type == "cpu":
+            return  # those are known by their values
+        while len(self._kept) >= window:
+            del self._kept[next(iter(self._kept))]
+        self._kept[tuple(map(memory_of, given))] = given, joined
+
+    def find(self, given: list[Tensor]) -> tuple[Tensor, list[int]] | None:
+        """Return these ids as one tensor, and their lengths, if they are kept; keep them no more.
+
+        Raises nothing: what is no tensor is not kept.
+        """
+        if not self._kept or any(type(each) is not Tensor for each in given):
+            return None
+        found = self._kept.pop(tuple(map(memory_of, given)), None)
+        return None if found is None else found[1]
+
+
 class JointLayer(RowsLayer):
     """A layer over a field of tables that are looked up and trained as one.
 
     Attributes:
         table: the tables, by rows of their space.
+        coming: ids that were announced to tables which ranks share.
     """
 
     table: Any
@@ -44,6 +76,7 @@ class JointLayer(RowsLayer):
         """Put a layer over a field of a joint table."""
         super().__init__(table, field)
         self._averages: list[Average] = []
+        self.coming: Coming = Coming()
 
     def look_up(
         self, ids: Tensor, features: Features, lengths: Sequence[int]
